@@ -71,7 +71,7 @@ def test_a_rank_that_died_is_named_and_said_to_be_dead_and_nothing_more_is_issue
         assert well
         text, collective, sequence, present, missing = failure
         assert (collective, sequence, present, missing) == ("barrier", 2, (0, 1), (2,)), text
-        assert "rank 2 did not come (no sign of life, last in barrier number 1)" in text
+        assert "rank 2 did not come (no heartbeat, last in barrier number 1)" in text
         assert "all-reduce (flat) cannot be issued: barrier number 2 failed before it" in after[0]
 
 
@@ -135,7 +135,7 @@ def is_made_without_one(state):
 def test_a_rank_that_never_makes_the_communicator_is_named(three_ranks):
     for text, collective, sequence, present, missing in three_ranks.run(is_made_without_one)[:2]:
         assert (collective, sequence, present, missing) == ("making the communicator", 0, (0, 1), (2,)), text
-        assert "rank 2 did not come (it never made this communicator)" in text
+        assert "rank 2 did not come (it never created this communicator)" in text
 
 
 def has_made_more_groups(state):
@@ -153,7 +153,7 @@ def has_made_more_groups(state):
 def test_ranks_that_know_unequally_many_groups_are_told_and_do_not_hang(three_ranks):
     first, second, _ = three_ranks.run(has_made_more_groups)
     for text in (first, second):
-        assert "rank 0 knows" in text and "rank 1 knows" in text and "equally many on each" in text
+        assert "rank 0 has " in text and "rank 1 has " in text and "each rank has the same number" in text
 
 
 def makes_a_part(state):

@@ -24,16 +24,16 @@ def joined(server, rank, size=3):
 def test_who_beats_lives_who_stops_does_not_and_who_never_came_is_unknown(server):
     first, second = joined(server, 0), joined(server, 1)
     first.enter(7, "barrier")
-    mine, other, nobody = first.look()
-    assert mine.lives and mine.line.sequence == 7 and mine.line.collective == "barrier"
-    assert other.lives and other.came_to(0) and not other.came_to(1)
-    assert nobody.line is None and not nobody.lives and not nobody.came_to(0)
+    mine, other, nobody = first.observe()
+    assert mine.is_alive and mine.line.sequence == 7 and mine.line.collective == "barrier"
+    assert other.is_alive and other.has_entered(0) and not other.has_entered(1)
+    assert nobody.line is None and not nobody.is_alive and not nobody.has_entered(0)
     second._stop.set()  # as a process that is frozen: it ends without a word
     second._run = lambda: None
     second._thread.join()
     server.set("1", "9 7 0 all-gather (flat)")
-    frozen = first.look()[1]
-    assert frozen.line == Line(9, 7, "all-gather (flat)") and not frozen.lives and not frozen.came_to(7)
+    frozen = first.observe()[1]
+    assert frozen.line == Line(9, 7, "all-gather (flat)") and not frozen.is_alive and not frozen.has_entered(7)
     first.close()
 
 
@@ -41,8 +41,8 @@ def test_who_left_in_order_after_a_collective_came_to_it(server):
     first, second = joined(server, 0, 2), joined(server, 1, 2)
     second.enter(4, "broadcast (tree)")
     second.close()
-    left = first.look()[1]
-    assert left.line.left and left.came_to(4) and not left.came_to(5)
+    left = first.observe()[1]
+    assert left.line.left and left.has_entered(4) and not left.has_entered(5)
     first.close()
 
 
@@ -58,8 +58,8 @@ def test_who_gave_up_came_to_it_and_is_told_from_who_left_in_order(server):
     error = Witness([0, 1], "rank 0 on node0", first).explained(
         Ticket("barrier", 4), 0.1, RuntimeError("[gloo] closed")
     )
-    assert "failed after 0.1 s; 1 came and gave up waiting; there: 0, 1; the network said: [gloo] closed" in str(error)
-    assert error.fix == "see the log of rank 1: it names the rank that it was waiting for"
+    assert "failed after 0.1 s; 1 came and gave up waiting; there: 0, 1; network error: [gloo] closed" in str(error)
+    assert error.fix == "see the log of rank 1, which names the missing rank"
     first.close()
 
 
@@ -70,6 +70,6 @@ def test_a_store_that_is_gone_is_said_to_be_gone():
     del server
     start = time.monotonic()
     error = issuer.explained(Ticket("barrier", 3), 1.0)
-    assert "barrier number 3 did not finish in 1.0 s, and the store does not answer: rank 0" in str(error)
+    assert "barrier number 3 did not finish in 1.0 s, and the store does not respond: rank 0" in str(error)
     assert (error.present, error.missing) == ((), ()) and time.monotonic() - start < 5
     issuer.close()

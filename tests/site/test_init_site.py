@@ -10,7 +10,7 @@ from slurm_of_a_site import CONFIG, install
 
 from toolkit.config.request import resolve_job
 from toolkit.config.shipped import find_job
-from toolkit.site import host
+from toolkit.site import init
 from toolkit.site.load import load_site
 
 
@@ -26,7 +26,7 @@ def ours(tmp_path, monkeypatch):
     (tmp_path / "usr/lib/libmpi.so.40").touch()
     (bin_folder / "mpirun").write_text("#!/bin/sh\n")
     (bin_folder / "mpirun").chmod(0o755)
-    monkeypatch.setattr(host, "NETWORKS", networks)
+    monkeypatch.setattr(init, "NETWORKS", networks)
     for name, value in {
         "PATH": f"{bin_folder}:/usr/bin:/bin",
         "HOME": str(tmp_path),

@@ -111,7 +111,7 @@ def test_an_allocation_has_its_partition(toolkit, ours, monkeypatch, words):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "9")
     monkeypatch.setenv("TOOLKIT_SITE", "ours")
     monkeypatch.setattr(
-        "toolkit.cli.run_foreground.live_here", lambda run, job, start: print(job.job.nodes, repr(job.job.partition))
+        "toolkit.cli.submit.live_here", lambda run, job, start: print(job.job.nodes, repr(job.job.partition))
     )
     said = toolkit("run", ours, *words)
     assert (said.out, said.err) == ("9 ''\n", "")

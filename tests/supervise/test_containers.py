@@ -18,7 +18,7 @@ from toolkit.config.request import resolve_job
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.site.load import load_site
-from toolkit.supervise.containers import rank_command
+from toolkit.supervise.launch import rank_command
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUN = RunDirectory(Path("/runs of/all/train/20261120-142233-9f3a"))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.topology.packing import NOWHERE, pack
+from toolkit.topology.placement import NOWHERE, pack
 
 
 @st.composite

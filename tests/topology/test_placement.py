@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.machine_facts import PLANS, topology_of_machine
+from toolkit.topology.machine_facts import machines, topology_of_machine
 from toolkit.topology.mesh_choices import nearest_meshes
 from toolkit.topology.placement import DIMENSIONS, as_launched, groups_of, place
 from toolkit.topology.tiers import Link, Tiers, tiers_of
@@ -62,8 +62,8 @@ def test_each_dimension_lies_where_it_belongs(machine, leaves, sizes, where, lau
 @st.composite
 def meshes(draw: st.DrawFn) -> tuple[Tiers, dict[str, int]]:
     """Any cluster of any machines' nodes with any mesh that fills it, ranks dealt in any order."""
-    machine = draw(st.sampled_from(sorted(PLANS)))
-    gpus = len(PLANS[machine].numa_of)
+    machine = draw(st.sampled_from(sorted(machines())))
+    gpus = len(machines()[machine]["gpu_numa"])
     tiers = cluster_of(machine, draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     left, sizes = tiers.size, {}
     for name in draw(st.permutations(("tp", "shard", "pp", "cp"))):

@@ -16,8 +16,7 @@ from toolkit.topology.facts import Claimed, Fact, contradictions, facts_of
 from toolkit.topology.links.nodes import cliques_of, nearest_nics_of
 from toolkit.topology.nccl.node import AdapterPort, read_ports
 from toolkit.topology.probe import probe_node, settle
-from toolkit.topology.sources.commands import run_command
-from toolkit.topology.sources.nvidia_smi import answer_of_matrix
+from toolkit.topology.sources.commands import answer_of_matrix, run_command
 from toolkit.topology.sources.nvml import ask_nvml
 from toolkit.topology.sources.system_files import ask_system_files, pci_link
 
@@ -144,7 +143,7 @@ def test_links_and_counts_that_differ_are_unknown(tmp_path):
                     "GPU0-GPU1: NVML says NV17, nvidia-smi topo -m says NV18")  # fmt: skip
 
 
-COMMANDS = ("nvidia-smi", "ibstat", "lscpu", "numactl")
+COMMANDS = ("nvidia-smi", "lscpu")
 
 
 def test_commands_run_only_if_nvml_and_system_files_have_none_of_their_facts(on_path, tmp_path):
@@ -161,7 +160,7 @@ def test_commands_run_only_if_nvml_and_system_files_have_none_of_their_facts(on_
     probe(nvml, system)
     assert ran() == set()
     probe(nvml, tmp_path / "nowhere")
-    assert ran() == {"ibstat", "lscpu", "numactl"}
+    assert ran() == {"lscpu"}
     nvml.level = 99  # a level that NVML does not name, so that no link is known
     for gpu in nvml.gpus:
         gpu["links"] = []
@@ -270,22 +269,18 @@ def test_an_answer_without_a_matrix_says_why(on_path, tmp_path):
 
 
 def test_warnings_name_their_source(on_path, tmp_path):
-    on_path("ibstat", "echo \"CA 'mlx5_0'\"; echo oops")
+    on_path("lscpu", "echo 'Socket(s): 2'; echo oops")
     environ = {"SLURM_TOPOLOGY_ADDR": "leaf2.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
-    node = probe_node(HOST, environ, nvml=FakeNvml([]), system_root=write_system(tmp_path / "sys"))
-    assert [nic.name for nic in node.hardware.nics.value] == ["mlx5_0"]
-    assert node.warnings[0] == "ibstat: line 2: not part of an adapter: 'oops'"
+    node = probe_node(HOST, environ, nvml=FakeNvml([]), system_root=tmp_path / "nowhere")
+    assert node.warnings[0].startswith("lscpu: line 2: ") and "'oops'" in node.warnings[0]
     assert node.switches.value.leaf == "leaf2"
 
 
-@pytest.mark.parametrize(
-    ("said", "value", "missing"),
-    [("echo", (), ""), ("echo banner", None, "expected the output of ibstat, got 'banner'")],
-)
-def test_no_adapters_and_no_answer_of_ibstat_are_told_apart(said, value, missing, on_path, tmp_path):
-    on_path("ibstat", said)
-    nics = probe_node(HOST, {}, nvml=FakeNvml([]), system_root=tmp_path / "nowhere").hardware.nics
-    assert nics.value == value and missing in nics.missing
+def test_no_adapters_and_unknown_adapters_are_told_apart(on_path, tmp_path):
+    nics = probe(FakeNvml([]), write_system(tmp_path / "sys")).hardware.nics
+    assert nics.value == () and not nics.missing
+    nics = probe(FakeNvml([]), tmp_path / "nowhere").hardware.nics
+    assert nics.value is None and nics.missing == "/sys: lists no NUMA node and no device"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from toolkit.topology.facts import Fact, LinkFact, Topology, unknown
 from toolkit.topology.links.matrix import disjoint_cliques
-from toolkit.topology.machine_facts import PLANS, topology_of_machine
+from toolkit.topology.machine_facts import machines, topology_of_machine
 from toolkit.topology.tiers_found import tiers_of_topology
 from toolkit.topology.traffic import Traffic, dimension_cost
 
@@ -100,8 +100,8 @@ def test_latencies_are_those_of_the_page_whatever_the_hardware():
     page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"Latencies are nominal, too: (.*?),\s+whatever", page, re.DOTALL)
     on_page = {float(number) for number in re.findall(r"\d+", said)}
-    machines = [topology_of_machine(machine, [2, 2]) for machine in PLANS]
-    levels = [level for machine in machines for level in found(machine)[0].levels]
+    known = [topology_of_machine(machine, [2, 2]) for machine in machines()]
+    levels = [level for machine in known for level in found(machine)[0].levels]
     assert {round(level.link.latency_s * 1e6, 6) for level in levels} == on_page
 
 

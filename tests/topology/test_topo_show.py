@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from machine_fakes import h100_pair
 
-from toolkit.cli import topo_show
+from toolkit.cli import topo
 from toolkit.config.train import ParallelTable
 from toolkit.observe.pictures.topology_drawing import Box, Drawing, draw
 from toolkit.parallel.rank_order import order_ranks
@@ -91,7 +91,7 @@ def test_show_asks_this_node_and_keeps_warnings_off_its_answer(toolkit, contradi
     said = toolkit("topo", "show", "--json")
     assert (said.code, said.err) == (0, "warning: lscpu: odd\n")
     assert json.loads(said.out)["nodes"][0]["warnings"] == ["lscpu: odd"] and said.out.count("\n") == 1
-    assert topo_show.show.name == "show"
+    assert topo.show.name == "show"
 
 
 def test_groups_of_facts_are_those_of_the_machine(toolkit, tmp_path):

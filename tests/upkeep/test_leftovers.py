@@ -127,7 +127,7 @@ def test_old_runs_go_on_request_and_never_what_another_run_begins_from(toolkit, 
 def test_a_run_that_lives_again_before_its_turn_stays(toolkit, squeue, monkeypatch):
     squeue(("9", "RUNNING", "None"))
     run = age(ended(toolkit, "7", "bad"), 40)
-    import toolkit.cli.gc as command
+    import toolkit.cli.doctor as command
     from toolkit.runs.status.reconcile_submission import close_submission
 
     monkeypatch.setattr(command, "_ask", lambda found, yes: close_submission(run, 1, "9"))
@@ -196,7 +196,7 @@ def test_what_cannot_be_removed_is_said_and_is_no_half_run(toolkit, squeue, monk
 def test_what_somebody_else_removed_meanwhile_is_no_failure(toolkit, squeue, monkeypatch):
     squeue()
     runs = [age(ended(toolkit, str(number), f"job{number}"), 40) for number in (7, 8)]
-    monkeypatch.setattr("toolkit.cli.gc._ask", lambda found, yes: shutil.rmtree(found[0].path / "checkpoints"))
+    monkeypatch.setattr("toolkit.cli.doctor._ask", lambda found, yes: shutil.rmtree(found[0].path / "checkpoints"))
     monkeypatch.setattr(Path, "rename", _without(runs[1], Path.rename))
     assert toolkit("gc", "--older-than", "1d").code == 0 and not runs[0].path.exists()
 

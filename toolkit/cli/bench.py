@@ -7,23 +7,26 @@ import json
 import os
 import re
 import sys
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.bench_step import step
-from toolkit.cli.options import RUN, echo_log, runs_option
+from toolkit.cli.options import JOB, RUN, SITE, echo_log, job_options, request_of, runs_option
 from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:
     from toolkit.comm.bench.request import BenchRequest
+    from toolkit.config.request import JobRequest
     from toolkit.config.resolved import ResolvedJob
     from toolkit.metrics.collectives import Measurement
+    from toolkit.metrics.step_profile import StepProfile
     from toolkit.world.facts import World
 
-JOB = "bench_collectives"
+_COLLECTIVES_JOB = "bench_collectives"
 _OF_THE_TABLE = re.compile(r"#| *[0-9]+ +[0-9]+ +float ")
 _OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # of arguments with another name than theirs
 
@@ -35,9 +38,6 @@ def bench() -> None:
     \b
     toolkit bench collectives --ranks 4
     """
-
-
-bench.add_command(step)
 
 
 @bench.command()
@@ -212,7 +212,7 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
     try:
         if ranks is not None:
             request.check_ranks(ranks)
-        asked = JobRequest(str(shipped_jobs()[JOB]), runs=runs, settings=_settings(request), ranks=ranks)
+        asked = JobRequest(str(shipped_jobs()[_COLLECTIVES_JOB]), runs=runs, settings=_settings(request), ranks=ranks)
         resolved = resolve_here(asked)
         _check_job(request, resolved)
     except ToolkitError as error:
@@ -257,3 +257,83 @@ def _echo(line: str) -> None:
         echo_log(text)
     else:
         echo_log(line, err=True)
+
+
+USUAL_JOB = "train_lm"
+
+
+@bench.command()
+@click.argument("job", type=JOB, default=USUAL_JOB)
+@click.option("--steps", default=20, help="Steps that are profiled [20].")
+@click.option("--warmup", default=5, help="Steps before them [5].")
+@click.option(
+    "--result",
+    type=RUN,
+    metavar="RUN",
+    help="Measure nothing: print what a run, or a file of metrics/profile.json, has.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One object; docs/bench.md has the keys.")
+@click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@runs_option
+@job_options
+def step(
+    job: str, steps: int, warmup: int, result: str | None, as_json: bool, site: str | None, runs: Path | None,
+    settings: tuple[str, ...], **values: Any,
+) -> None:  # fmt: skip
+    """Profile some training steps of JOB [train_lm], here and now as `toolkit run` does, and say what to change.
+
+    \b
+    toolkit bench step
+    toolkit bench step my_job.toml -n 4 --set train.micro_batch=8 --json
+    salloc -N 2 --ntasks-per-node 4 toolkit bench step
+    """
+    if result is not None:
+        _print_profile(_stored_profile(result, runs), as_json=as_json)
+        return
+    found, code = _measured(request_of(job, values, site=site, runs=runs, settings=settings), steps, warmup)
+    _print_profile(found, as_json=as_json)
+    sys.exit(code)
+
+
+def _stored_profile(result: str, runs: Path | None) -> StepProfile:
+    """What a run, or a file, has."""
+    from toolkit.metrics.step_profile import FILE, read_profile
+    from toolkit.rundir.files import typed_path
+
+    path = typed_path(result)
+    return read_profile(path if path.is_file() else find(result, runs).metrics / FILE)
+
+
+def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile, int]:
+    """Run the job for `warmup` and `steps` steps; return (the profile, the exit code)."""
+    from toolkit.metrics.step_profile import FILE, read_profile
+    from toolkit.submission.run_here import follow_here, make_here, resolve_here
+
+    for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
+        if value < least:
+            raise ToolkitError(f"{value} steps", where=name, fix=f"give {least} or more")
+    # The run saves when its last step has ended, so that one is not among the profiled ones.
+    length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
+    later = " ".join(f"--set {setting}" for setting in length[1:])
+    resolved = resolve_here(
+        replace(request, settings=(*request.settings, *length, "restart.crashes=0")),
+        fix_for_several=f"`toolkit submit {request.job} {later}`, then `toolkit bench step --result last`",
+    )
+    directory = make_here(request, resolved)
+    code = follow_here(directory, resolved, 0, partial(echo_log, err=True), partial(click.echo, err=True))
+    path = directory.metrics / FILE
+    if code and not path.exists():
+        sys.exit(code)  # the run has told why
+    return read_profile(path), code
+
+
+def _print_profile(found: StepProfile, *, as_json: bool) -> None:
+    from toolkit.metrics.step_advice import advise
+    from toolkit.metrics.step_table import lines_of
+
+    if as_json:
+        advice = [asdict(one) for one in advise(found)]
+        click.echo(json.dumps(asdict(found) | {"advice": advice}, allow_nan=False))
+        return
+    for line in lines_of(found):
+        click.echo(line)

@@ -69,6 +69,7 @@ def export(
     toolkit ckpt export last model.safetensors
     """
     from toolkit.checkpoint.convert.destination import resolve_destination
+    from toolkit.checkpoint.convert.selection import ExportRequest
 
     kind = _format_of_destination(dest, kind)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
@@ -80,27 +81,17 @@ def export(
     def report() -> None:
         say(_summary(selection, manifest, folder, kind))
 
+    request = ExportRequest(folder, manifest, selection, dest, force, report)
     with naming_other_steps(folder):
         if kind == "safetensors":
             from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 
-            most = _bytes(max_shard_size or "5GB")
-            export_safetensors(
-                folder,
-                manifest,
-                selection,
-                dest,
-                dtype=dtype,
-                most_shard_bytes=most,
-                replace=force,
-                before_reading=report,
-            )
+            export_safetensors(request, dtype, _bytes(max_shard_size or "5GB"))
         else:
             _need_torch(kind)
             from toolkit.checkpoint.convert.export_torch import export_dcp, export_torch
 
-            write = export_torch if kind == "torch" else export_dcp
-            write(folder, manifest, selection, dest, replace=force, before_reading=report)
+            (export_torch if kind == "torch" else export_dcp)(request)
     click.echo(dest)
 
 

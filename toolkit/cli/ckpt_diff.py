@@ -83,8 +83,8 @@ def diff(a: str, b: str, runs: Path | None, only: tuple[str, ...], most: int | N
 
 def _compare(a: Side, b: Side, only: tuple[str, ...]) -> Compared:
     from toolkit.checkpoint.contents.differences import keys_of, tensor_differences, value_differences, value_keys
-    from toolkit.checkpoint.contents.keys import refuse_unknown
     from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+    from toolkit.checkpoint.contents.tensor_tree import refuse_unknown
 
     known = [key for side in (a, b) for key in (*side.manifest.tensors, *value_keys(side.manifest))]
     refuse_unknown(only, known)

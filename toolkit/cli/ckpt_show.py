@@ -51,7 +51,7 @@ def show(
     toolkit ckpt show last
     toolkit ckpt show last:400 --norms
     """
-    from toolkit.checkpoint.contents.keys import matches, refuse_unknown
+    from toolkit.checkpoint.contents.tensor_tree import matches, refuse_unknown
     from toolkit.checkpoint.format.manifest_file import manifest_text
 
     folder = one_folder(run, runs, step)

@@ -124,7 +124,7 @@ def sites(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 def sessions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Names of sessions."""
-    from toolkit.rundir.session_names import session_names
+    from toolkit.rundir.layout import session_names
 
     return _plain(session_names(), incomplete)
 

@@ -1,14 +1,22 @@
-"""`doctor`: is all well here."""
+"""`doctor` and `gc`: check this installation, and remove unused files and runs."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from toolkit.cli.options import SITE, json_option, print_command_option, runs_option
-from toolkit.runs.named_runs import site_runs
+from toolkit.runs.named_runs import folder_of_runs, site_runs
+from toolkit.terminal.ages import Age
+
+if TYPE_CHECKING:
+    from toolkit.upkeep.leftovers import Leftover
 
 
 @click.command()
@@ -38,3 +46,77 @@ def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps([sign.as_json() for sign in signs], indent=1))
     return CHECK_FAILED if any(sign.level == ERROR for sign in signs) else 0
+
+
+@click.command()
+@runs_option
+@click.option("--older-than", type=Age(), help="Also whole runs that ended so long ago: 30d, 12w.")
+@click.option("--keep-checkpoints", is_flag=True, help="With --older-than: leave runs that have a checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@print_command_option
+def gc(
+    runs: Path | None, older_than: timedelta | None, keep_checkpoints: bool, dry_run: bool, yes: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Remove runs that were rendered and never started, and what cut off saves of ended runs left behind.
+
+    Whole runs go only by --older-than. Nothing goes of a run that lives, that another run begins from, or that changed
+    within the last hour.
+
+    \b
+    toolkit gc --dry-run
+    toolkit gc --older-than 30d --keep-checkpoints
+    """
+    from toolkit.upkeep.leftovers import find_leftovers
+
+    if keep_checkpoints and older_than is None:
+        raise click.UsageError("--keep-checkpoints is of --older-than")
+    folder = folder_of_runs(runs)
+    found = find_leftovers(folder, older_than=older_than, keep_checkpoints=keep_checkpoints)
+    if as_json:
+        click.echo(json.dumps([one.as_json() for one in found], indent=1))
+    else:
+        _print(found, folder)
+    if dry_run or not found:
+        return 0
+    _ask(found, yes=yes)
+    return _remove(found)
+
+
+def _print(found: Sequence[Leftover], folder: Path) -> None:
+    from toolkit.cli.ckpt_print import size
+    from toolkit.errors import counted
+    from toolkit.terminal.talk import plain
+
+    for one in found:
+        click.echo(plain(f"{size(one.size_bytes):>9}  {one.path.relative_to(folder)}  {one.why}"))
+    click.echo(
+        f"{size(sum(one.size_bytes for one in found))} in {counted(len(found), 'folder')} below {plain(str(folder))}"
+    )
+
+
+def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
+    from toolkit.errors import ToolkitError, counted
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ToolkitError("nothing was removed: there is no terminal to ask on", fix="give --yes, or --dry-run")
+    click.confirm(f"Remove {counted(len(found), 'folder')}?", abort=True, err=True)
+
+
+def _remove(found: Sequence[Leftover]) -> int:
+    """Remove each sequentially; 1 if one could not be removed, which is printed."""
+    from toolkit.errors import CHECK_FAILED, ToolkitError
+    from toolkit.terminal.talk import say
+    from toolkit.upkeep.leftovers import remove
+
+    left = 0
+    for one in found:
+        try:
+            remove(one)
+        except ToolkitError as error:
+            say(str(error))
+            left += 1
+    return CHECK_FAILED if left else 0

@@ -1,15 +1,17 @@
-"""`explain`: why a run is in the state it is in, and what to do."""
+"""`explain`, `efficiency` and `timeline`: why a run is in its state, what it used, and where its time went."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import click
 
 from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
 from toolkit.runs.named_runs import find
-from toolkit.terminal.talk import plain
+from toolkit.terminal.talk import has_unicode, is_plain, plain
 
 
 @click.command()
@@ -32,3 +34,50 @@ def explain(run: str, runs: Path | None, as_json: bool) -> None:
     else:
         for line in lines_of(explanation):
             click.echo(plain(line.replace("\n", " ")))  # a path that it quotes may hold anything
+
+
+@click.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+@print_command_option
+def efficiency(run: str, runs: Path | None, as_json: bool) -> None:
+    """Say what RUN used of what it asked for: walltime, CPUs, memory, GPUs, steps; and which flags to change.
+
+    \b
+    toolkit efficiency last
+    """
+    from toolkit.runs.efficiency.count import efficiency_of
+    from toolkit.runs.efficiency.rendering import lines_of
+
+    efficiency_report = efficiency_of(find(run, runs))
+    if as_json:
+        click.echo(json.dumps(efficiency_report.as_json(), indent=1))
+    else:
+        for line in lines_of(efficiency_report):
+            click.echo(line)
+
+
+@click.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+@print_command_option
+def timeline(run: str, runs: Path | None, as_json: bool) -> None:
+    """What RUN did with its time, drawn: in the queue, starting, running, saving, and steps that were lost.
+
+    \b
+    toolkit timeline last
+    toolkit timeline 123_4 --json
+    """
+    from toolkit.runs.timeline.picture import Pen, lines_of
+    from toolkit.runs.timeline.timeline import timeline_of
+
+    found = timeline_of(find(run, runs))
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+        return
+    columns = shutil.get_terminal_size((100, 24)).columns
+    pen = Pen(columns, has_unicode() and not is_plain(), colour=sys.stdout.isatty() and not is_plain())
+    for line in lines_of(found, pen):
+        click.echo(line)

@@ -22,7 +22,7 @@ from toolkit.version import VERSION
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("toolkit.cli.submit", "submit", "Submit a job."),
-    "run": ("toolkit.cli.run_foreground", "run", "Run a job on this machine, in the foreground."),
+    "run": ("toolkit.cli.submit", "run", "Run a job on this machine, in the foreground."),
     "render": ("toolkit.cli.submit", "render", "Print a job's Slurm script."),
     "preflight": ("toolkit.cli.submit", "preflight", "Check whether a job can run, and estimate its cost."),
     "resume": ("toolkit.cli.resume", "resume", "Continue a run from its newest checkpoint."),
@@ -36,9 +36,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "save": ("toolkit.cli.control", "save", "Save a checkpoint of a running run."),
     "requeue": ("toolkit.cli.control", "requeue", "Save a run and put its job back into the queue."),
     "watch": ("toolkit.cli.watch", "watch", "Follow the progress of runs."),
-    "timeline": ("toolkit.cli.timeline", "timeline", "Draw how a run spent its time."),
+    "timeline": ("toolkit.cli.explain", "timeline", "Draw how a run spent its time."),
     "explain": ("toolkit.cli.explain", "explain", "Explain the state of a run, and what to do."),
-    "efficiency": ("toolkit.cli.efficiency", "efficiency", "Compare what a run used with what it requested."),
+    "efficiency": ("toolkit.cli.explain", "efficiency", "Compare what a run used with what it requested."),
     "rehearse": ("toolkit.cli.rehearse", "rehearse", "Inject a failure into a run, and measure what it costs."),
     "history": ("toolkit.cli.follow", "history", "List all runs, newest first."),
     "session": (
@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "session",
         "Hold nodes for interactive work: start, ls, exec, attach, notebook, stop.",
     ),
-    "gc": ("toolkit.cli.gc", "gc", "Remove runs that never started, leftovers and old runs."),
+    "gc": ("toolkit.cli.doctor", "gc", "Remove runs that never started, leftovers and old runs."),
     "doctor": (
         "toolkit.cli.doctor",
         "doctor",

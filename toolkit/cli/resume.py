@@ -17,8 +17,7 @@ from toolkit.cli.options import (
     request_of,
     runs_option,
 )
-from toolkit.cli.run_foreground import live_here
-from toolkit.cli.submit import announce, follow, force_option, parsable_option, wait_option
+from toolkit.cli.submit import announce, follow, force_option, live_here, parsable_option, wait_option
 
 
 @click.command()

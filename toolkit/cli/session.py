@@ -53,8 +53,7 @@ def start(
     from toolkit.site.load import choose_site
     from toolkit.site.partitions import resolve_on
     from toolkit.submission.create import check_sbatch_options
-    from toolkit.submission.preflight.checks import look
-    from toolkit.submission.preflight.report import FORCED, report_cost, require_good
+    from toolkit.submission.preflight.checks import FORCED, look, report_cost, require_good
 
     check_name(name)
     if job is None:

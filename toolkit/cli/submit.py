@@ -1,19 +1,30 @@
-"""`submit`, `render` and `preflight`: from a job to a run."""
+"""`submit`, `render`, `preflight` and `run`: from a job to a run."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from toolkit.cli.options import after_option, asks_for_job, json_option, print_command_option, sweep_options
+from toolkit.cli.options import (
+    SESSION,
+    after_option,
+    asks_for_job,
+    echo_log,
+    json_option,
+    print_command_option,
+    sweep_options,
+)
 from toolkit.errors import CHECK_FAILED
 from toolkit.terminal.talk import is_plain, say
 
 if TYPE_CHECKING:
     from toolkit.config.request import JobRequest
+    from toolkit.config.resolved import ResolvedJob
     from toolkit.rundir.layout import RunDirectory
     from toolkit.submission.run_handle import Run
 
@@ -112,3 +123,35 @@ def preflight(request: JobRequest, as_json: bool) -> None:
         if found.cost is not None:
             click.echo(in_words(found.cost))
     sys.exit(CHECK_FAILED if found.refusals else 0)
+
+
+@click.command()
+@asks_for_job
+@click.option("--session", type=SESSION, metavar="NAME", help="On the nodes of this session (`toolkit session ls`).")
+@print_command_option
+def run(request: JobRequest, session: str | None) -> None:
+    """Run JOB in the foreground: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
+
+    An allocation sets the nodes, and the tasks on each node that the user requested from salloc.
+
+    \b
+    toolkit run mpi_hello -n 4
+    toolkit run train_lm --session dev
+    salloc -N 2 --ntasks-per-node 4 toolkit run train_lm
+    """
+    from toolkit.submission.run_here import make_here, resolve_here
+
+    inside = None
+    if session:
+        from toolkit.session.session import enter
+
+        inside = enter(session, os.environ)
+    resolved = resolve_here(request, inside=inside)
+    live_here(make_here(request, resolved), resolved, 0)
+
+
+def live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
+    """Run one start in the foreground; the exit code is the job's."""
+    from toolkit.submission.run_here import follow_here
+
+    sys.exit(follow_here(directory, job, start, echo_log, partial(click.echo, err=True)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from toolkit.cli.options import JOB, mesh_options, request_of
 from toolkit.cli.topo_check import check
-from toolkit.cli.topo_plot import plot
-from toolkit.cli.topo_show import show
 
 if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
@@ -29,8 +28,6 @@ def topo() -> None:
 
 
 topo.add_command(check)
-topo.add_command(show)
-topo.add_command(plot)
 
 
 @topo.command()
@@ -180,3 +177,86 @@ def _ranges(ranks: list[int]) -> str:
     from toolkit.topology.names import short_ranges
 
     return ", ".join(short_ranges(ranks))
+
+
+@topo.command()
+@click.option("--facts", metavar="FILE", help="Nodes that told their facts before, instead of this one; - is stdin.")
+@click.option("--json", "as_json", is_flag=True, help="One object on one line; docs/topology.md has the keys.")
+def show(facts: str | None, as_json: bool) -> None:
+    """Show this node's facts, each with its source; what is unknown says why.
+
+    \b
+    toolkit topo show --json > $(hostname).json
+    """
+    import socket
+
+    from toolkit.cli.topo_facts import read_facts
+    from toolkit.topology.facts import Fact
+    from toolkit.topology.probe import probe_node
+    from toolkit.topology.topology_json import topology_of_node, write_topology
+
+    if facts is None:
+        topology = topology_of_node(probe_node(Fact(socket.gethostname(), "gethostname", "direct")))
+    else:
+        topology = read_facts(facts)
+    if as_json:
+        click.echo(write_topology(topology))
+    else:
+        from toolkit.cli.ckpt_print import print_out
+        from toolkit.topology.show import tree_of
+
+        for tree in tree_of(topology):
+            print_out(tree)
+    for node in topology.nodes:
+        for warning in node.warnings:
+            click.echo(f"warning: {node.host.value}: {warning}" if facts else f"warning: {warning}", err=True)
+
+
+@topo.command()
+@click.option("--facts", metavar="FILE", help="What `topo show --json` printed on each node; - is stdin.")
+@click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
+@click.option("--leaves", metavar="N,N", help="Nodes of --machine below each leaf switch [1].")
+@click.option("--input", "matrix", metavar="FILE", help="What `nvidia-smi topo -m` printed; - is stdin.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf.")
+def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str | None, output: Path) -> None:
+    """Draw nodes with their GPUs, NICs and links, and the leaves above them; this node, when nothing else is given.
+
+    \b
+    toolkit topo plot --machine dgx-a100 --leaves 4,4 -o cluster.svg
+    """
+    from toolkit.errors import ToolkitError
+    from toolkit.observe.pictures.formats import check_picture
+    from toolkit.observe.pictures.topology import save_picture
+    from toolkit.observe.pictures.topology_drawing import draw
+
+    check_picture(output)
+    given = [name for name, value in (("--facts", facts), ("--machine", machine), ("--input", matrix)) if value]
+    if len(given) > 1:
+        raise ToolkitError("expected one input to draw", where=" and ".join(given), fix="omit all but one")
+    if leaves and not machine:
+        raise ToolkitError("says nothing without a machine", where="--leaves", fix="give --machine, too")
+    topology, title = _what(facts, machine, leaves, matrix)
+    save_picture(draw(topology, title), output)
+    click.echo(str(output))
+
+
+def _what(facts: str | None, machine: str | None, leaves: str | None, matrix: str | None) -> tuple[Topology, str]:
+    import socket
+
+    from toolkit.cli.topo_facts import leaves_of, machine_of, matrix_topology, read_facts
+    from toolkit.topology.facts import Fact
+    from toolkit.topology.machine_facts import topology_of_machine
+    from toolkit.topology.probe import probe_node
+    from toolkit.topology.topology_json import topology_of_node
+
+    if machine:
+        below = leaves_of(leaves) if leaves else [1]
+        words = f"{machine}: {sum(below)} nodes below {len(below)} {'leaves' if len(below) > 1 else 'leaf'}"
+        return topology_of_machine(machine_of(machine), below), words if sum(below) > 1 else machine
+    if facts:
+        topology = read_facts(facts)
+        return topology, facts if len(topology.nodes) == 1 else f"{facts}: {len(topology.nodes)} nodes"
+    if matrix:
+        return matrix_topology(matrix), matrix
+    host = socket.gethostname()
+    return topology_of_node(probe_node(Fact(host, "gethostname", "direct"))), host

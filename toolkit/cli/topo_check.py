@@ -170,7 +170,7 @@ def _here(local: bool, ports: tuple[AdapterPort, ...] | None) -> Any:
 
 
 def _facts(path: Path | None) -> tuple[AdapterPort, ...] | None:
-    from toolkit.topology.nccl.facts_file import read_facts_file
+    from toolkit.topology.nccl.node import read_facts_file
 
     return read_facts_file(path) if path else None
 
@@ -208,7 +208,7 @@ def _settings(givens: list[Given]) -> list[FabricSetting]:
 
 
 def _ours(givens: list[Given]) -> set[str]:
-    from toolkit.topology.nccl.names import is_ours
+    from toolkit.topology.nccl.lint import is_ours
 
     return {given.name for given in givens if is_ours(given.name) or given.name == "GLOO_SOCKET_IFNAME"}
 

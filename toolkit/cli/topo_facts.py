@@ -35,7 +35,7 @@ def matrix_topology(path: str) -> Topology:
     from toolkit.errors import ToolkitError
     from toolkit.topology.facts import Fact
     from toolkit.topology.probe import settle
-    from toolkit.topology.sources.nvidia_smi import answer_of_matrix
+    from toolkit.topology.sources.commands import answer_of_matrix
     from toolkit.topology.topology_json import topology_of_node
 
     fix = "give what `nvidia-smi topo -m` printed"
@@ -56,13 +56,13 @@ def machine_of(name: str | None) -> str:
         ToolkitError: it is none.
     """
     from toolkit.errors import ToolkitError
-    from toolkit.topology.machine_facts import PLANS
+    from toolkit.topology.machine_facts import machines
 
-    if name not in PLANS:
+    if name is None or name not in machines():
         raise ToolkitError(
             "nothing says what the nodes are" if name is None else f"no machine {name!r} is known",
             where="--machine",
-            fix=f"give one of {', '.join(PLANS)}"
+            fix=f"give one of {', '.join(machines())}"
             + (", or --facts FILE with what `toolkit topo show --json` printed on each node" if name is None else ""),
         )
     return name

@@ -1,6 +1,6 @@
-"""The table of all-reduce algorithms. All have one signature, so that they can be measured and chosen by name.
+"""The table of all-reduce algorithms. All have the same signature, so that callers can measure and select them by name.
 
-Without torch until one is run: the login side reads the names, which layout of ranks each needs, and what it sends.
+Imports torch only when an algorithm runs: the login node reads the names, required layouts and schedules without it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
     from toolkit.comm.peers import Peers
 
-    # Reduce `data` in place over all peers; every rank ends with the same bits. `data` is contiguous, of shape
-    # (elements,) and not empty; its type and the op ("sum", "min", "max", "product") are what `reductions.to_working`
-    # leaves.
+    # Reduce `data` in place over all peers; every rank gets the same bits. `data` is contiguous, of shape
+    # (elements,) and not empty; `reductions.to_working` determines its type and the op ("sum", "min", "max", "product").
     AllReduce = Callable[[torch.Tensor, str, Peers], None]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to all-reduce, a function of a module beside this one.
+    """An all-reduce algorithm: a function in a module of this package.
 
-    `schedule` is what it sends, round by round. `needs` says what `Peers` must know: nothing, the nodes, or an even layout
-    of them.
+    `schedule` models the messages of each round. `needs` is what `Peers` must provide: "" (nothing), "nodes", or
+    "even nodes".
     """
 
     module: str
@@ -41,7 +40,7 @@ class Algorithm:
 
     @property
     def run(self) -> AllReduce:
-        """The function itself."""
+        """The function that runs the algorithm."""
         found: AllReduce = getattr(importlib.import_module(f"toolkit.comm.{self.module}"), self.function)
         return found
 
@@ -67,7 +66,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
 
 
 def layouts_allow(name: str, nodes: int, ranks_per_node: int) -> bool:
-    """Whether the algorithm can run on this number of nodes with this number of ranks each, whose places are known."""
+    """Whether the algorithm can run on `nodes` nodes with `ranks_per_node` ranks each, if the nodes of the ranks are known."""
     return ALGORITHMS[name].needs != "even nodes" or (nodes > 1 and ranks_per_node > 1)
 
 
@@ -78,10 +77,10 @@ def available(peers: Peers) -> tuple[str, ...]:
 
 
 def find_algorithm(name: str, peers: Peers) -> Algorithm:
-    """Look up an algorithm that these peers can run.
+    """Return the algorithm called `name`, if these peers can run it.
 
     Raises:
-        ToolkitError: there is none of that name, or the layout of ranks does not allow it.
+        ToolkitError: the name is unknown, or the layout of ranks does not allow the algorithm.
     """
     if name not in ALGORITHMS:
         raise ToolkitError(f"all-reduce algorithm {name!r} is not known", fix=f"one of {', '.join(ALGORITHMS)}")

@@ -1,4 +1,4 @@
-"""Asynchronous collectives: each starts at once and returns a handle. communicator.py has the synchronous ones."""
+"""Asynchronous collectives: each call starts the operation and returns a handle. communicator.py has the synchronous ones."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from toolkit.comm.tree import tree_broadcast, tree_reduce
 from toolkit.errors import ToolkitError
 
 T = TypeVar("T")
-_BETWEEN_TWO = 1  # the tag of send and receive: their messages do not meet those of algorithms
+_BETWEEN_TWO = 1  # tag of send and receive: separates their messages from those of the algorithms
 
 
 class AsynchronousCollectives:
-    """What `Communicator.start` holds. The methods are those of the communicator; they return handles."""
+    """The type of `Communicator.start`: the methods of the communicator, but each returns a handle."""
 
     def __init__(self, peers: Peers, issuer: Issuer, backend: Callable[[torch.device], str]) -> None:
-        """Run over `peers` by `issuer`; `backend` names what carries a device's tensors, for errors."""
+        """Run collectives of `peers` through `issuer`; `backend` returns the name of a device's backend, for errors."""
         self._peers = peers
         self._issuer = issuer
         self._backend = backend
-        self.choice: Choice | None = None  # of "fastest"
+        self.choice: Choice | None = None  # the algorithms that "fastest" selects
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> Handle[torch.Tensor]:
-        """Reduce in place; the handle gives `tensor`."""
+        """Reduce `tensor` in place; the handle returns `tensor`."""
         reductions.check_reducible(tensor.dtype, op, self._backend(tensor.device))
         if algorithm == "fastest":
             algorithm = self._fastest(tensor)
@@ -59,26 +59,26 @@ class AsynchronousCollectives:
     def _fastest(self, tensor: torch.Tensor) -> str:
         if self.choice is None:
             raise ToolkitError(
-                "which algorithm is the fastest was not measured",
-                fix="call communicator.choose_by_measurement() before",
+                "algorithm 'fastest' requires a measurement of the links",
+                fix="call communicator.choose_by_measurement() first",
             )
         return self.choice.algorithm(tensor.nbytes)
 
     def buckets(self, op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None) -> Buckets:
-        """Tensors that the caller passes one by one, as gradients become ready."""
+        """Return buckets that all-reduce the tensors which the caller adds one by one, as gradients become ready."""
         return Buckets(lambda packed: self.all_reduce(packed, op, algorithm), bucket_bytes)
 
     def reduce_scatter(
         self, tensor: torch.Tensor, op: str = "sum", lengths: Sequence[int] | None = None
     ) -> Handle[torch.Tensor]:
-        """Reduce, and keep this rank's part along dimension 0."""
+        """Reduce and return this rank's part along dimension 0."""
         reductions.check_reducible(tensor.dtype, op, self._backend(tensor.device))
         parts_lengths = self._lengths(tensor, lengths)
         row = tensor[:1].numel() if tensor.shape[0] else 0
 
         def work() -> torch.Tensor:
             working = reductions.to_working(tensor, op, self._peers.size)
-            wide = working.numel() // max(tensor.numel(), 1)  # a complex number is two
+            wide = working.numel() // max(tensor.numel(), 1)  # a complex number is two real ones
             parts = list(working.split([length * row * wide for length in parts_lengths]))
             parts[self._peers.place] = parts[self._peers.place].clone()
             part = direct_reduce_scatter(parts, _left(op), self._peers)
@@ -90,7 +90,7 @@ class AsynchronousCollectives:
         return self._issuer.start("reduce-scatter (direct)", [tensor], work)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: str = "sum") -> Handle[torch.Tensor | None]:
-        """Reduce to the root; the others get None."""
+        """Reduce to the root; the handle returns None on the other ranks."""
         reductions.check_reducible(tensor.dtype, op, self._backend(tensor.device))
         self._check_rank(root)
 
@@ -105,7 +105,7 @@ class AsynchronousCollectives:
         return self._issuer.start("reduce (tree)", [tensor], work)
 
     def all_gather(self, tensor: torch.Tensor) -> Handle[torch.Tensor]:
-        """Join the tensors of all ranks along dimension 0."""
+        """Concatenate the tensors of all ranks along dimension 0."""
 
         def work() -> torch.Tensor:
             own = as_bytes(plain(tensor))
@@ -152,7 +152,7 @@ class AsynchronousCollectives:
         return self._issuer.start("scatter (direct)", [like, *(tensors or ())], work)
 
     def all_to_all(self, tensor: torch.Tensor) -> Handle[torch.Tensor]:
-        """Send the i-th of equal parts along dimension 0 to rank i, and join what comes."""
+        """Send the i-th of equal parts along dimension 0 to rank i, and concatenate the received parts."""
         self._lengths(tensor, None)
 
         def work() -> torch.Tensor:
@@ -167,37 +167,37 @@ class AsynchronousCollectives:
         return self._issuer.start("all-to-all (flat)", [tensor], work)
 
     def all_to_all_unequal(self, tensor: torch.Tensor, lengths: Sequence[int]) -> Handle[list[torch.Tensor]]:
-        """Send parts of these lengths along dimension 0, and get those of all ranks."""
+        """Send parts of these lengths along dimension 0 to the ranks, and return the part received from each rank."""
         parts_lengths = self._lengths(tensor, lengths)
 
         def work() -> list[torch.Tensor]:
             parts = plain(tensor).split(parts_lengths)
             sent = torch.tensor([[length, _form(tensor)] for length in parts_lengths], device=tensor.device)
-            told = torch.empty_like(sent)
+            announced = torch.empty_like(sent)
             if self._peers.size > 1:
-                dist.all_to_all_single(told, sent, group=self._peers.group)
+                dist.all_to_all_single(announced, sent, group=self._peers.group)
             else:
-                told.copy_(sent)
-            received = self._room(told, tensor)
+                announced.copy_(sent)
+            received = self._receive_buffers(announced, tensor)
             return self._swap(parts, received)
 
         return self._issuer.start("all-to-all (direct)", [tensor], work)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Handle[torch.Tensor]:
-        """Bring the root's tensor to all ranks, in place."""
+        """Copy the root's tensor to all ranks, in place."""
         self._check_rank(root)
         return self._issuer.start("broadcast (tree)", [tensor], lambda: self._broadcast([tensor], [root])[0])
 
     def broadcast_many(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> Handle[list[torch.Tensor]]:
-        """Bring each tensor from its own root to all ranks, at the same time, in place."""
+        """Copy each tensor from its own root to all ranks concurrently, in place."""
         if len(tensors) != len(roots):
-            raise ToolkitError(f"{len(tensors)} tensors, but {len(roots)} roots", fix="name one root for each tensor")
+            raise ToolkitError(f"{len(tensors)} tensors, but {len(roots)} roots", fix="pass one root for each tensor")
         for root in roots:
             self._check_rank(root)
         return self._issuer.start("broadcast (trees)", tensors, lambda: self._broadcast(tensors, roots))
 
     def send(self, tensor: torch.Tensor, to: int) -> Handle[None]:
-        """Send to one rank, which calls `receive`."""
+        """Send to one rank, which must call `receive`."""
         self._check_other(to)
         peers = replace(self._peers, tag=_BETWEEN_TWO)
         return self._issuer.start_between_two(
@@ -205,7 +205,7 @@ class AsynchronousCollectives:
         )
 
     def receive(self, tensor: torch.Tensor, source: int) -> Handle[torch.Tensor]:
-        """Fill `tensor` with what one rank sends; shapes and types are equal."""
+        """Receive into `tensor` from one rank; both ranks must use the same shape and type."""
         self._check_other(source)
         peers = replace(self._peers, tag=_BETWEEN_TWO)
 
@@ -218,7 +218,7 @@ class AsynchronousCollectives:
         return self._issuer.start_between_two(f"receive from rank {source}", source, [tensor], work)
 
     def barrier(self) -> Handle[None]:
-        """Be done when every rank has come."""
+        """Return a handle that is done when every rank has entered the barrier."""
 
         def work() -> None:
             if self._peers.size > 1:
@@ -235,36 +235,36 @@ class AsynchronousCollectives:
         return list(tensors)
 
     def _gather_unequal(self, tensor: torch.Tensor, root: int | None) -> list[torch.Tensor]:
-        """On the root, or on all where there is none; elsewhere only the own tensor is of use."""
+        """The tensors of all ranks on `root`, or on every rank if `root` is None; other ranks get only their own tensor."""
         if tensor.dim() == 0:
             tensor = tensor.view(1)
-        told = torch.tensor([[tensor.shape[0], _form(tensor)]] * self._peers.size, device=tensor.device)
+        announced = torch.tensor([[tensor.shape[0], _form(tensor)]] * self._peers.size, device=tensor.device)
         if self._peers.size > 1:
-            all_gather_single(told, told[:1].clone(), group=self._peers.group)
+            all_gather_single(announced, announced[:1].clone(), group=self._peers.group)
         wanted = range(self._peers.size) if root is None or root == self._peers.place else [self._peers.place]
         for place in range(self._peers.size):
             if place not in wanted:
-                self._check_form(place, told[place], tensor)
-                told[place, 0] = 0
-        received = self._room(told, tensor)
+                self._check_form(place, announced[place], tensor)
+                announced[place, 0] = 0
+        received = self._receive_buffers(announced, tensor)
         own, nothing = plain(tensor), plain(tensor[:0])
         return self._swap(
             [own if root in (None, place) else nothing for place in range(self._peers.size)], received, own
         )
 
-    def _room(self, told: torch.Tensor, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Empty tensors for what the ranks told that they send, rows (length, form)."""
-        for place, line in enumerate(told):
+    def _receive_buffers(self, announced: torch.Tensor, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Empty tensors to receive into, one for each row (length, form) that a rank announced."""
+        for place, line in enumerate(announced):
             self._check_form(place, line, tensor)
-        lengths = told[:, 0].tolist()
+        lengths = announced[:, 0].tolist()
         return [torch.empty((n, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device) for n in lengths]
 
     def _check_form(self, place: int, line: torch.Tensor, tensor: torch.Tensor) -> None:
         if int(line[1]) != _form(tensor):
             raise ToolkitError(
-                f"rank {place} of the group hands in another type or other dimensions behind the first than rank "
-                f"{self._peers.place}, {tensor.dtype} of shape (n, {', '.join(map(str, tensor.shape[1:]))})",
-                fix="hand in tensors that differ in their first dimension only",
+                f"expected {tensor.dtype} of shape (n, {', '.join(map(str, tensor.shape[1:]))}), as on rank "
+                f"{self._peers.place} of the group, got another type or other trailing dimensions from rank {place} of the group",
+                fix="pass tensors that differ in their first dimension only",
             )
 
     def _swap(
@@ -277,7 +277,7 @@ class AsynchronousCollectives:
         return received
 
     def _agree_on_overflow(self, part: torch.Tensor, dtype: torch.dtype, op: str) -> None:
-        """Raise on all ranks where one of them holds a part that does not fit; the others would go on alone."""
+        """Raise on all ranks if one rank has a part that overflows; otherwise the other ranks would continue without it."""
         if not reductions.may_overflow(dtype, op):
             return
         found = torch.tensor([reductions.overflows(part, dtype, op)], dtype=torch.uint8, device=part.device)
@@ -294,7 +294,8 @@ class AsynchronousCollectives:
         if lengths is None:
             if rows % size:
                 raise ToolkitError(
-                    f"{rows} rows do not divide among {size} ranks", fix="pad them, or say the lengths of unequal parts"
+                    f"{rows} rows do not divide among {size} ranks",
+                    fix="pad them, or pass the lengths of unequal parts",
                 )
             return [rows // size] * size
         if len(lengths) != size or sum(lengths) != rows or min(lengths) < 0:

@@ -1,4 +1,4 @@
-"""The collectives of one group of ranks: every operation, numbered, counted, and explained when it fails."""
+"""The collectives of one group of ranks: numbers and counts each operation, and reports the missing ranks on failure."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ TIMEOUT_S = 600.0
 class Communicator:
     """Collectives over the ranks of one group.
 
-    All ranks make the same calls in the same order. `start` holds the same methods, which return a `Handle` at once:
+    All ranks make the same calls in the same order. `start` has the same methods, which return a `Handle` without waiting:
     `communicator.start.all_reduce(tensor).wait()`. Roots and peers are ranks of the group. Tensors may have any
-    strides, no elements or one; data is moved whatever its type, and reduced where that has a meaning.
+    strides and any number of elements, including zero. Any type can be moved; `check_reducible` decides what can be reduced.
 
-    A collective that does not finish within `timeout_s` raises a CollectiveError, which names the ranks that did not
-    come. The communicator cannot be used after that.
+    A collective that does not finish within `timeout_s` raises a CollectiveError, which names the missing ranks. The
+    communicator cannot be used after that.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Communicator:
         timeout_s: float = TIMEOUT_S,
         beat_s: float = BEAT_S,
     ) -> None:
-        """Make process groups of its own for the ranks of `group` (None: all). Collective over these ranks.
+        """Create separate process groups for the ranks of `group` (None: all). Collective over these ranks.
 
         Args:
             topology: where ranks run, from `gather_topology`; the leader and hierarchical all-reduce need it.
-            beat_s: how often each rank shows at the store that it lives.
+            beat_s: seconds between two heartbeats of a rank.
 
         Raises:
-            CollectiveError: a rank did not come within `timeout_s`.
+            CollectiveError: a rank did not join within `timeout_s`.
         """
         self.counters = counters or Counters()
         self.timeout_s = timeout_s
@@ -67,12 +67,13 @@ class Communicator:
         if world.size > 1 and not dist.is_initialized():
             raise OwnFailureError(
                 f"{world.size} ranks have no process group",
-                fix="start through `toolkit run`, or call toolkit.world.rendezvous.start_groups(world) before",
+                fix="start through `toolkit run`, or call toolkit.world.rendezvous.start_groups(world) first",
             )
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if dist.is_initialized() else [0]
         if world.rank not in ranks:
             raise ToolkitError(
-                f"rank {world.rank} is not in the group of ranks {ranks}", fix="make it on the ranks of the group only"
+                f"rank {world.rank} is not in the group of ranks {ranks}",
+                fix="create the communicator on the ranks of the group only",
             )
         self.rank = ranks.index(world.rank)
         self.size = len(ranks)
@@ -91,7 +92,7 @@ class Communicator:
 
     @property
     def peers(self) -> Peers:
-        """The ranks of the group, and where they run: for what measures the links between them."""
+        """The ranks of the group and their nodes, for measurements of the links between them."""
         return self._peers
 
     @property
@@ -100,9 +101,9 @@ class Communicator:
         return self.size > 1 and bool(self._peers.nodes) and self._world.device == "cpu"
 
     def choose_by_measurement(self, budget_s: float = BUDGET_S) -> Choice:
-        """Measure the links between the ranks; `algorithm="fastest"` then is the one that they make fastest. Collective.
+        """Measure the links between the ranks, so that `algorithm="fastest"` can select by the result. Collective.
 
-        In a run the measurement is kept in the run directory, and later attempts on the same nodes take it from there.
+        In a run, toolkit stores the result in the run directory; later attempts on the same nodes reuse it.
 
         Args:
             budget_s: seconds for each tier, the nodes and the network.
@@ -112,8 +113,8 @@ class Communicator:
         """
         if not self.can_measure:
             raise ToolkitError(
-                "links are measured between two or more ranks on the CPU whose nodes are known",
-                fix="give topology=gather_topology(world); NCCL measures for itself",
+                "measuring links requires two or more CPU ranks with known nodes",
+                fix="pass topology=gather_topology(world); on GPUs NCCL makes its own measurements",
             )
         run = RunDirectory(self._world.run_dir) if self._world.run_dir and self.size == self._world.size else None
         hosts = [self._host_of[node[0]] for node in self._peers.nodes]
@@ -126,11 +127,11 @@ class Communicator:
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """Bytes that this rank sent to each rank of the group; what backends send in "flat" ways is not known."""
+        """Bytes that this rank sent to each rank of the group, without the traffic of the backends' own collectives ("flat")."""
         return dict(self._peers.sent_bytes)
 
     def close(self) -> None:
-        """End its threads and leave the board; the process groups end with torch's."""
+        """Stop the threads and the heartbeat. torch closes the process groups."""
         self._issuer.close()
         if self._peers.reducer is not None:
             self._peers.reducer.close()
@@ -142,15 +143,15 @@ class Communicator:
         self.close()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> torch.Tensor:
-        """Reduce `tensor` in place over all ranks and return it; every rank ends with the same bits.
+        """Reduce `tensor` in place over all ranks and return it; every rank gets the same bits.
 
         Args:
-            op: "sum", "avg", "min", "max" or "product". A NaN on any rank makes a NaN. 8 and 16 bit integers never
-                wrap: a result that does not fit is an error on every rank, and the tensor stays as it was.
+            op: "sum", "avg", "min", "max" or "product". A NaN on any rank gives NaN. 8 and 16 bit integers never
+                wrap: an overflow raises an error on every rank and leaves the tensor unchanged.
             algorithm: one of `self.algorithms`, or "fastest" after `choose_by_measurement`.
 
         Raises:
-            ToolkitError: the op has no meaning for the type, the layout does not allow the algorithm, or an overflow.
+            ToolkitError: the type does not support the op, the layout does not allow the algorithm, or the result overflows.
         """
         return self.start.all_reduce(tensor, op, algorithm).wait()
 
@@ -159,7 +160,7 @@ class Communicator:
     ) -> None:
         """All-reduce many tensors in place: concatenated in one call for each type, or in buckets of the given bytes.
 
-        Buckets are filled from the last tensor to the first, as a backward pass makes gradients.
+        Buckets are filled from the last tensor to the first, the order in which a backward pass computes gradients.
         """
         buckets = self.start.buckets(op, algorithm, bucket_bytes)
         for tensor in reversed(tensors):
@@ -176,11 +177,11 @@ class Communicator:
         return self.start.reduce_scatter(tensor, op, lengths).wait()
 
     def reduce(self, tensor: torch.Tensor, root: int, op: str = "sum") -> torch.Tensor | None:
-        """Reduce over all ranks and return the result on the root, None elsewhere; `tensor` stays as it is."""
+        """Reduce over all ranks and return the result on the root, None elsewhere; `tensor` is unchanged."""
         return self.start.reduce(tensor, root, op).wait()
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Join the tensors of all ranks, equal in shape, along dimension 0; one number each makes a row of them."""
+        """Concatenate the tensors of all ranks, equal in shape, along dimension 0; scalars become a vector."""
         return self.start.all_gather(tensor).wait()
 
     def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -192,38 +193,38 @@ class Communicator:
         return self.start.gather(tensor, root).wait()
 
     def scatter(self, tensors: Sequence[torch.Tensor] | None, like: torch.Tensor, root: int) -> torch.Tensor:
-        """Return this rank's one of the root's `tensors`, which all have the shape and type of `like`."""
+        """Return this rank's tensor of the root's `tensors`, which all have the shape and type of `like`."""
         return self.start.scatter(tensors, like, root).wait()
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Send the i-th of equal parts along dimension 0 to rank i, and join what comes in the order of ranks."""
+        """Send the i-th of equal parts along dimension 0 to rank i, and concatenate the received parts in rank order."""
         return self.start.all_to_all(tensor).wait()
 
     def all_to_all_unequal(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Send parts of these lengths along dimension 0 to the ranks, and return what came from each."""
+        """Send parts of these lengths along dimension 0 to the ranks, and return the part received from each rank."""
         return self.start.all_to_all_unequal(tensor, lengths).wait()
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
-        """Bring the root's tensor to all ranks, in place, and return it."""
+        """Copy the root's tensor to all ranks, in place, and return it."""
         return self.start.broadcast(tensor, root).wait()
 
     def broadcast_many(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> list[torch.Tensor]:
-        """Bring each tensor from its own root to all ranks, in place; the trees work at the same time."""
+        """Copy each tensor from its own root to all ranks concurrently, in place."""
         return self.start.broadcast_many(tensors, roots).wait()
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Send to one rank; returns when the data may be changed."""
+        """Send to one rank; return when the caller may change the data."""
         self.start.send(tensor, to).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Fill `tensor`, which has the sender's shape and type, with what one rank sends, and return it."""
+        """Receive into `tensor`, which must have the sender's shape and type, and return it."""
         return self.start.receive(tensor, source).wait()
 
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Return when every rank has come.
+        """Return when every rank has entered the barrier.
 
         Raises:
-            CollectiveError: some did not within `timeout_s` (None: the communicator's); it names them.
+            CollectiveError: some ranks did not enter within `timeout_s` (None: the communicator's); the error names them.
         """
         self.start.barrier().wait(timeout_s)
 
@@ -232,7 +233,7 @@ class Communicator:
         return Presence(board, self.rank, self.size, beat_s=beat_s)
 
     def _join(self, ranks: list[int], topology: Topology | None) -> Peers:
-        """Make the groups, and explain it when a rank does not come."""
+        """Create the process groups; a failure names the missing ranks."""
         members = tuple(range(self.size))
         if self.size == 1:
             return Peers(None, members, 0)
@@ -258,7 +259,7 @@ class Communicator:
         if len(ranks) == dist.get_world_size():
             group: dist.ProcessGroup = dist.new_group(timeout=timeout)
             return group
-        # torch names such a group by how many a rank knows: ranks that know unequally many would never meet.
+        # torch names such a group by the rank's number of groups: with different numbers, the ranks would never connect.
         store = dist.PrefixStore("communicator/groups", world_store())
         key = f"{zlib.crc32(repr(ranks).encode())}/{store.add(f'{ranks}/{self._world.rank}', 1)}"
         store.set(f"{key}/{self._world.rank}", str(count_groups()))
@@ -266,9 +267,9 @@ class Communicator:
         counts = {rank: int(store.get(f"{key}/{rank}")) for rank in ranks}
         if len(set(counts.values())) > 1:
             raise ToolkitError(
-                "; ".join(f"rank {rank} knows {count} process groups" for rank, count in counts.items()),
+                "; ".join(f"rank {rank} has {count} process groups" for rank, count in counts.items()),
                 where=f"rank {self._world.rank} on {self._world.host}",
-                fix="make process groups and communicators of part of the ranks on all ranks, equally many on each",
+                fix="create process groups and communicators of subsets on all ranks, so that each rank has the same number",
             )
         own: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
         return own
@@ -281,7 +282,7 @@ class Communicator:
 
 
 def _nodes(ranks: Sequence[int], topology: Topology | None) -> RankGroups:
-    """The places in the group on each node, none where a rank's node is unknown."""
+    """The places in the group on each node; empty if the node of any rank is unknown."""
     if topology is None or topology.conflicts:
         return ()
     places = {rank: place for place, rank in enumerate(ranks)}

@@ -1,6 +1,6 @@
-"""Names of torch that differ between the versions that we run on, and the few that are private.
+"""Names of torch that differ between supported versions, and the private names that toolkit uses.
 
-torch 2.13 renames two collectives and warns at every use of the old names; torch 2.11 knows only the old ones.
+torch 2.13 renames two collectives and warns at every use of the old names; torch 2.11 has only the old names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ reduce_scatter_single = _first_of("reduce_scatter_single", "reduce_scatter_tenso
 
 
 def world_store() -> dist.Store:
-    """A connection of its own to the store through which the default process group met.
+    """A separate connection to the store of the default process group.
 
     `Store.clone` is public since torch 2.8, but is in no type stub.
     """
@@ -33,30 +33,29 @@ def world_store() -> dist.Store:
 
 
 def world_timeout() -> timedelta:
-    """How long the default process group waits; other groups would get torch's own half an hour."""
+    """The timeout of the default process group; torch would give other groups its default of 30 minutes."""
     timeout: timedelta = distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
     return timeout
 
 
 def count_groups() -> int:
-    """How many process groups this rank knows: torch names a group that only its members make by this number."""
+    """The number of process groups of this rank; torch uses it to name a group that only its members create."""
     return len(distributed_c10d._world.pg_names)
 
 
 def after_backward(check: Callable[[], None]) -> None:
-    """Call `check` when the backward pass that runs now is over, before `backward` returns; what it raises is raised there.
+    """Call `check` at the end of the current backward pass; `backward` raises its errors.
 
-    DDP ends its pass in such a callback, too, which it has not asked for yet: the one that is asked for from within
-    a callback comes behind it. FSDP2 and DDP's own hooks use the same private name.
+    DDP also finishes its pass in such a callback, which it registers later. A callback that another callback registers
+    runs after DDP's. FSDP2 and DDP's own hooks use the same private name.
     """
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(check))
 
 
 def when_computed(callback: Callable[[], None]) -> None:
-    """Call `callback` when the backward pass that runs now has computed its last gradient, before it waits for others.
+    """Call `callback` when the current backward pass has computed its last gradient, before it waits for other ranks.
 
-    DDP and FSDP2 wait in their own callbacks, which they register later than a caller of this in the hook of the
-    loss, with which a backward pass begins.
+    DDP and FSDP2 wait in callbacks that they register later than the hook of the loss, the first hook to run.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,4 +1,4 @@
-"""Bytes and seconds of the collectives that we issue. Each instance counts for its owner."""
+"""Bytes and seconds of the collectives that toolkit issues. Each owner has its own instance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 class Count:
     """Totals of one kind of collective.
 
-    `payload_bytes` is the size of the tensor that this rank puts in, not what crosses the wire. `seconds` is the
+    `payload_bytes` is the size of this rank's input tensor, not the traffic on the network. `seconds` is the
     time that this rank spent in `timed_calls`; calls on a GPU only enqueue work and are not timed.
     """
 
@@ -26,7 +26,7 @@ class Count:
 
 
 class Counters:
-    """Totals by kind. The thread that reduces writes, any thread may read."""
+    """Totals by kind. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Count] = {}
@@ -45,7 +45,7 @@ class Counters:
 
     @contextmanager
     def timed(self, kind: str, tensor: torch.Tensor) -> Iterator[None]:
-        """Count one call that puts `tensor` in; its seconds are those of the block, unless it runs on a GPU."""
+        """Count one call with input `tensor`, and time the block unless the tensor is on a GPU."""
         start = time.monotonic()
         yield
         seconds = time.monotonic() - start if tensor.device.type == "cpu" else None

@@ -1,4 +1,4 @@
-"""What a collective that did not finish says: which one, who was there, and who was not."""
+"""The error of a collective that did not finish: its name, the ranks that entered it, and those that did not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toolkit.comm.presence import Presence, Sighting
+from toolkit.comm.presence import Presence, RankObservation
 from toolkit.errors import OwnFailureError
 
-# What gloo, NCCL and the store say when a peer is late, gone or cut off; other errors are passed on as they are.
+# Errors of gloo, NCCL and the store for a late, exited or disconnected peer; other errors propagate unchanged.
 _TRANSPORT = re.compile(
     r"gloo|NCCL|[Tt]imed? ?out|Connection (closed|reset|refused)|Broken pipe|[Ss]ocket|store", re.ASCII
 )
@@ -19,9 +19,8 @@ _TIME_OUT = re.compile(r"[Tt]imed? ?out", re.ASCII)
 class CollectiveError(OwnFailureError):
     """A collective that did not finish on this rank.
 
-    `sequence` counts the communicator's collectives from 1; 0 is the making of it. All ranks are numbers in the
-    world. `missing` are those that had not come to this collective, or of which there is no sign of life;
-    `present` are the others.
+    `sequence` counts the communicator's collectives from 1; 0 is its creation. All ranks are world ranks. `missing` are
+    those that had not entered this collective, or whose heartbeat stopped; `present` are the others.
     """
 
     def __init__(
@@ -43,18 +42,18 @@ class CollectiveError(OwnFailureError):
 
 
 def is_transport_error(error: BaseException) -> bool:
-    """Whether the network or a peer is to blame, not the tensors that were handed in."""
+    """Whether the network or a peer caused the error, not the tensors of the caller."""
     return isinstance(error, (RuntimeError, OSError)) and bool(_TRANSPORT.search(str(error)))
 
 
 def is_time_out(error: BaseException) -> bool:
-    """Whether the transport itself has lost patience."""
+    """Whether the transport itself timed out."""
     return bool(_TIME_OUT.search(str(error)))
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """One call: its kind, its number among the collectives, and the peer when only two ranks take part."""
+    """One call: its kind, its number among the collectives, and the peer if only two ranks take part."""
 
     kind: str
     sequence: int
@@ -66,7 +65,7 @@ class Ticket:
 
 
 class Witness:
-    """Makes the errors of one rank, `where`, in a group of `ranks`, numbers in the world. No presence: it is alone."""
+    """Creates the errors of one rank, `where`, in a group of world `ranks`. `presence` is None for a single rank."""
 
     def __init__(self, ranks: Sequence[int], where: str, presence: Presence | None) -> None:
         self._ranks = ranks
@@ -75,14 +74,14 @@ class Witness:
         self._subject = presence.subject if presence is not None else "communicator"
 
     def explained(self, ticket: Ticket, seconds: float, error: BaseException | None = None) -> CollectiveError:
-        """The error of a call that did not finish in `seconds`, or that failed after them, with who is missing."""
+        """The error of a call that did not finish in `seconds`, or failed after `seconds`, with the missing ranks."""
         outcome = f"did not finish in {seconds:.1f} s" if error is None else f"failed after {seconds:.1f} s"
         try:
-            sightings = self._presence.look() if self._presence is not None else []
+            observations = self._presence.observe() if self._presence is not None else []
         except RuntimeError:
             return self._error(
-                f"{ticket} {outcome}, and the store does not answer: rank 0, or the agent that holds it, has ended "
-                "or is cut off",
+                f"{ticket} {outcome}, and the store does not respond: rank 0, or the agent that hosts it, has exited "
+                "or is disconnected",
                 ticket,
                 (),
                 (),
@@ -92,16 +91,16 @@ class Witness:
             others = [place for place in range(len(self._ranks)) if place != ticket.peer]
             missing = [ticket.peer]
         else:
-            missing = [place for place, seen in enumerate(sightings) if not seen.came_to(ticket.sequence)]
+            missing = [place for place, seen in enumerate(observations) if not seen.has_entered(ticket.sequence)]
             others = [place for place in range(len(self._ranks)) if place not in missing]
-        return self._named(ticket, outcome, sightings, missing, others, error)
+        return self._named(ticket, outcome, observations, missing, others, error)
 
     def refused(self, kind: str, sequence: int, before: CollectiveError) -> CollectiveError:
-        """The error of a call that is not made, since one before it failed."""
+        """The error of a call that is rejected because an earlier one failed."""
         return CollectiveError(
             f"{kind} cannot be issued: {before.collective} number {before.sequence} failed before it",
             where=self._where,
-            fix=f"make a new {self._subject}, or end this rank",
+            fix=f"create a new {self._subject}, or exit this rank",
             collective=kind,
             sequence=sequence,
             present=before.present,
@@ -112,27 +111,31 @@ class Witness:
         self,
         ticket: Ticket,
         outcome: str,
-        sightings: Sequence[Sighting],
+        observations: Sequence[RankObservation],
         missing: Sequence[int],
         present: Sequence[int],
         error: BaseException | None,
     ) -> CollectiveError:
         parts = [f"{ticket} {outcome}"]
-        parts += [f"rank {self._ranks[place]} did not come ({self._told(sightings[place])})" for place in missing[:8]]
+        parts += [
+            f"rank {self._ranks[place]} did not come ({self._last_seen(observations[place])})" for place in missing[:8]
+        ]
         if len(missing) > 8:
-            parts.append(f"nor did {len(missing) - 8} more")
+            parts.append(f"nor did {len(missing) - 8} other ranks")
         parts += [
             f"rank {self._ranks[place]} is in {line.collective} instead"
             for place in present
-            if (line := sightings[place].line) and line.sequence == ticket.sequence and line.collective != ticket.kind
+            if (line := observations[place].line)
+            and line.sequence == ticket.sequence
+            and line.collective != ticket.kind
         ][: 8 if ticket.peer is None else 0]
-        gave_up = [place for place in present if (line := sightings[place].line) and line.gave_up]
+        gave_up = [place for place in present if (line := observations[place].line) and line.gave_up]
         if gave_up and not missing:
             parts.append(f"{_listed([self._ranks[place] for place in gave_up])} came and gave up waiting")
         if ticket.peer is None:
             parts.append(f"there: {_listed([self._ranks[place] for place in present])}")
         if error is not None and not missing:
-            parts.append(f"the network said: {str(error).splitlines()[0]}")
+            parts.append(f"network error: {str(error).splitlines()[0]}")
         return self._error(
             "; ".join(parts),
             ticket,
@@ -144,16 +147,19 @@ class Witness:
     def _fix(self, missing: Sequence[int], gave_up: Sequence[int]) -> str:
         if missing:
             first = self._ranks[missing[0]]
-            return f"see the log of rank {first}: what it does instead, or why it ended; if it is only slow, a larger timeout_s"
+            return (
+                f"see the log of rank {first} for what it does or why it exited; if it is only slow, increase timeout_s"
+            )
         if gave_up:
-            return f"see the log of rank {self._ranks[gave_up[0]]}: it names the rank that it was waiting for"
+            return f"see the log of rank {self._ranks[gave_up[0]]}, which names the missing rank"
         return "all ranks entered the collective: check the network between them"
 
-    def _told(self, sighting: Sighting) -> str:
-        if sighting.line is None:
-            return f"it never made this {self._subject}"
-        life = "alive" if sighting.lives else "it has left" if sighting.line.left else "no sign of life"
-        return f"{life}, last in {Ticket(sighting.line.collective, sighting.line.sequence)}"
+    def _last_seen(self, observation: RankObservation) -> str:
+        line = observation.line
+        if line is None:
+            return f"it never created this {self._subject}"
+        state = "alive" if observation.is_alive else "it has left" if line.left else "no heartbeat"
+        return f"{state}, last in {Ticket(line.collective, line.sequence)}"
 
     def _error(
         self, message: str, ticket: Ticket, present: Sequence[int], missing: Sequence[int], fix: str
@@ -171,5 +177,5 @@ class Witness:
 
 def _listed(ranks: Sequence[int]) -> str:
     if not ranks:
-        return "nobody"
+        return "no rank"
     return ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

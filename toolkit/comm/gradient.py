@@ -1,4 +1,4 @@
-"""Reduce the gradients of DistributedDataParallel by other ways than its own, where the layout of ranks makes it worth it."""
+"""Communication hooks for DistributedDataParallel: reduce gradients in tiers, or by the fastest measured algorithm."""
 
 # No `from __future__ import annotations` here: DDP reads the annotations of its hook and rejects strings.
 
@@ -28,13 +28,13 @@ Hook = Callable[[None, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Reduction:
-    """A communication hook for DDP, None for its own way; and a line that says which reduction it is and why."""
+    """A communication hook for DDP (None: DDP's own reduction), and a log line with the reduction and its reason."""
 
     hook: Hook | None
     line: str
 
     def register_on(self, model: DistributedDataParallel) -> None:
-        """Have `model` reduce its gradients so. Call once."""
+        """Register the hook on `model`. Call once."""
         if self.hook is not None:
             model.register_comm_hook(None, self.hook)
 
@@ -49,19 +49,18 @@ def find_reduction(
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
 ) -> Reduction:
-    """How gradients are to be averaged over `group`; rank 0 says it on stderr. Collective.
+    """The reduction that averages gradients over `group`; rank 0 prints it to stderr. Collective.
 
-    `setting` is "auto" or "hierarchical" (two levels, where there are two), "flat" (DDP's own), or "measured": the links
-    between the ranks are measured for some seconds, and each bucket goes by the algorithm that is the fastest for it.
+    `setting` is "auto" or "hierarchical" (two tiers, if the layout has two), "flat" (DDP's own), or "measured": toolkit
+    measures the links between the ranks for some seconds and reduces each bucket by its fastest algorithm.
 
-    A backward pass that waits longer than `timeout_s` for a rank (None: as long as the default process group), or that
-    loses one, raises a CollectiveError, which names it; for that each rank shows at the store, once every `beat_s`, that
-    it lives.
+    A backward pass that waits longer than `timeout_s` for a rank (None: the timeout of the default process group), or
+    loses one, raises a CollectiveError that names the rank. `beat_s` is the interval of the ranks' heartbeats.
 
     Raises:
-        CollectiveError: a rank did not come.
+        CollectiveError: a rank did not join.
         ToolkitError: `setting` is "hierarchical" and the layout, or the model's group, does not allow it, or "measured"
-            and the links cannot be.
+            and toolkit cannot measure the links.
     """
     if setting == "measured":
         return _by_measurement(group, world, topology, counters, timeout_s, beat_s)
@@ -86,22 +85,22 @@ def _by_measurement(
     communicator = Communicator(world, group, topology=topology, counters=counters, timeout_s=patience_s, beat_s=beat_s)
     if not communicator.can_measure:
         raise ToolkitError(
-            "links are measured between two or more ranks on the CPU whose nodes are known",
+            "measuring links requires two or more CPU ranks with known nodes",
             where="parallel.reduction",
-            fix='set reduction = "auto"; on GPUs NCCL measures for itself',
+            fix='set reduction = "auto"; on GPUs NCCL makes its own measurements',
         )
     choice = communicator.choose_by_measurement()
     return Reduction(measured_hook(communicator), say(world, f"{GRADIENTS}: by measurement, {choice.line}"))
 
 
 def measured_hook(communicator: Communicator) -> Hook:
-    """Make a communication hook that averages each bucket by the algorithm that was measured to be the fastest for it."""
+    """A communication hook that averages each bucket by its fastest measured algorithm."""
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         reduced = communicator.start.all_reduce(gradients, "avg", "fastest")
-        # As below: an error is raised by `backward`, as it is.
+        # As in `hierarchical_hook`: `backward` raises the original error.
         reduced.when_done(lambda: future.set_result(gradients))
         after_backward(lambda: _raise_failure_of(reduced))
         return future
@@ -110,11 +109,11 @@ def measured_hook(communicator: Communicator) -> Hook:
 
 
 def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None = None) -> Hook:
-    """Make a communication hook for `register_comm_hook(None, hook)`; it averages as DDP does.
+    """A communication hook for `register_comm_hook(None, hook)`; it averages as DDP does.
 
-    Buckets are reduced while the backward pass continues: on the CPU by the reducer's threads, on a GPU on one stream
-    of their own. DDP passes buckets in the same order on all ranks, which the reducer requires. `calls`
-    explain what fails.
+    Buckets are reduced while the backward pass continues: on the CPU by the reducer's threads, on a GPU on one separate
+    stream. DDP passes buckets in the same order on all ranks, which the reducer requires. `calls`
+    adds the missing ranks to errors.
     """
     streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -128,7 +127,7 @@ def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None =
         if gradients.device.type == "cpu":
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             reduced = start(gradients)
-            # DDP would make a RuntimeError of any error in its future, so it gets none: `backward` raises it as it is.
+            # DDP would turn an error in its future into a RuntimeError; the callback raises the original one in `backward`.
             reduced.add_done_callback(lambda _: future.set_result(gradients))
             after_backward(lambda: _raise_failure_of(reduced))
             return future

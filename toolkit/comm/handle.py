@@ -1,4 +1,4 @@
-"""A collective that was started: wait for it, or ask whether it is done."""
+"""The handle of a started collective: wait for it, or test whether it is done."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class Handle(Generic[T]):
         patience_s: float,
         event: torch.cuda.Event | None = None,
     ) -> None:
-        """Keep `future`, and on a GPU the event after its work; `late` makes the error of a timeout in seconds."""
+        """Wrap `future`, and on a GPU the event recorded after its work; `late(seconds)` returns the error of a timeout."""
         self._future = future
         self._late = late
         self._patience_s = patience_s
         self._event = event
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Whether `wait` would return or raise without waiting."""
         return self._future.done() and (self._event is None or self._event.query())
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Have `call` called, in another thread, when this is done or has failed."""
+        """Run `call` in another thread when the collective is done or has failed."""
         self._future.add_done_callback(lambda _: call())
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Return the result when it is there. It may be asked for again, also after a time-out.
+        """Wait for the result and return it. The caller may call it again, also after a timeout.
 
-        Without `timeout_s` it waits as long as the communicator does; on a GPU it then lets the current stream wait
-        instead of the caller.
+        Without `timeout_s` the communicator's timeout applies; on a GPU the current stream then waits instead of the
+        caller.
 
         Raises:
-            CollectiveError: the time is over, or the collective failed; it names the ranks that did not come.
-            ToolkitError: what the collective found in the tensors.
+            CollectiveError: the timeout expired, or the collective failed; the error names the missing ranks.
+            ToolkitError: the tensors are invalid for the collective.
         """
         patience_s = self._patience_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + patience_s
@@ -67,5 +67,5 @@ class Handle(Generic[T]):
         stream.wait_event(self._event)
         for tensor in result if isinstance(result, list) else [result]:
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
-                tensor.record_stream(stream)  # it was made on the communicator's stream, and is used on this one
+                tensor.record_stream(stream)  # allocated on the communicator's stream, used on this one
         return result

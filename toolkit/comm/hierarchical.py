@@ -31,7 +31,7 @@ class HierarchicalReducer:
 
     Each stage has its own thread and its own process group, which nothing else uses. Work enters every stage in the
     order of the calls, and all ranks must make the same calls in the same order; then no rank can wait for another
-    in a circle, however many reductions are under way.
+    in a cycle, however many reductions are in progress.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HierarchicalReducer:
         segment_bytes: int = SEGMENT_BYTES,
         timeout_s: float | None = None,
     ) -> None:
-        """Make the groups of a hierarchical plan. Collective over all ranks; `timeout_s` None is the default process group's."""
+        """Create the groups of a hierarchical plan. Collective over all ranks; `timeout_s` None: the default group's timeout."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
         self._segment_bytes = segment_bytes
@@ -56,12 +56,12 @@ class HierarchicalReducer:
         self.size = self._local_size * self._cross_group.size()
 
     def close(self) -> None:
-        """Let the threads end. The groups stay torch's."""
+        """Stop the threads. torch closes the groups."""
         for stage in (self._scatter, self._cross, self._gather):
             stage.close()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
-        """Reduce `tensor` in place over all ranks; every rank ends with the same bits.
+        """Reduce `tensor` in place over all ranks; every rank gets the same bits.
 
         Any shape (the same on all ranks), strides and number of elements; any dtype that the backend adds up.
         "sum", "min", "max", "product", or "avg", which divides by the number of ranks before the sum, as DDP does, so
@@ -75,10 +75,10 @@ class HierarchicalReducer:
     def start(self, tensor: torch.Tensor, op: str = "sum") -> Future[torch.Tensor]:
         """Start `all_reduce`; the future returns `tensor`, which must not be touched before.
 
-        On a GPU everything is put on the current stream, and the future is done when that has happened.
+        On a GPU all work goes to the current stream, and the returned future is already done.
         """
         if op not in OPS:
-            raise ValueError(f"op {op!r} is none of {', '.join(OPS)}")
+            raise ValueError(f"expected an op of {', '.join(OPS)}, got {op!r}")
         if op == "avg" and not tensor.is_floating_point():
             raise ValueError(f"an average of {tensor.dtype} is not defined; use op 'sum'")
         tensor = tensor.detach()
@@ -100,7 +100,7 @@ class HierarchicalReducer:
         return self._gather.submit(finish) if tensor.device.type == "cpu" else _done(finish())
 
     def _segments(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Cut into pieces that divide among the node's ranks: none when empty, one on a GPU."""
+        """Split into segments that are divisible by the number of ranks per node: none if empty, one on a GPU."""
         if flat.numel() == 0:
             return ()
         if flat.device.type != "cpu":
@@ -144,7 +144,7 @@ def node_reduce_scatter(segment: torch.Tensor, op: str, group: dist.ProcessGroup
 
 
 def own_group(groups: RankGroups, timeout_s: float | None = None) -> dist.ProcessGroup:
-    """Make these groups and return this rank's. Collective over all ranks."""
+    """Create these groups and return this rank's group. Collective over all ranks."""
     timeout = world_timeout() if timeout_s is None else timedelta(seconds=timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups], timeout=timeout)
     return group

@@ -30,7 +30,7 @@ class Issuer:
     def __init__(
         self, ranks: Sequence[int], where: str, presence: Presence | None, counters: Counters, timeout_s: float
     ) -> None:
-        """Issue for a group of `ranks`, numbers in the world; `where` names this rank. No presence: it is alone."""
+        """Issue for a group of world `ranks`; `where` names this rank. `presence` is None for a single rank."""
         self.counters = counters
         self.timeout_s = timeout_s
         self._witness = Witness(ranks, where, presence)
@@ -52,20 +52,20 @@ class Issuer:
     def start_between_two(
         self, kind: str, peer: int, tensors: Sequence[torch.Tensor], work: Callable[[], T]
     ) -> Handle[T]:
-        """Queue what only this rank and the one at `peer` in the group take part in; each kind has its own queue."""
+        """Queue a call between this rank and the one at `peer` in the group; each kind has its own queue."""
         with self._lock:
             self._refuse_if_broken(kind)
             return self._queue(kind, Ticket(kind, self._sequence, peer), tensors, work)
 
     def close(self) -> None:
-        """Let the threads end when their work is done."""
+        """Stop the threads and the heartbeat after the queued work."""
         for lane in self._lanes.values():
             lane.close()
         if self._presence is not None:
             self._presence.close()
 
     def explained(self, ticket: Ticket, seconds: float, error: BaseException | None = None) -> CollectiveError:
-        """The error of a call that did not finish in `seconds`, or that failed after them, with who is missing."""
+        """The error of a call that did not finish in `seconds`, or failed after `seconds`, with the missing ranks."""
         return self._witness.explained(ticket, seconds, error)
 
     def _refuse_if_broken(self, kind: str) -> None:
@@ -117,5 +117,5 @@ class Issuer:
             future.set_result(self._do(ticket, tensors, work))
             event = stream.record_event()
         for tensor in tensors:
-            tensor.record_stream(stream)  # else its memory may be given away while the stream still reads it
+            tensor.record_stream(stream)  # otherwise torch may reuse its memory while the stream still reads it
         return future, event

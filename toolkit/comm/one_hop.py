@@ -1,6 +1,6 @@
-"""All-reduces in which data reaches its destination in few large messages: backend, direct and leader.
+"""All-reduce algorithms that move data in few large messages: backend, direct and leader.
 
-`direct` also is a reduce-scatter and an all-gather. Parts may have unequal lengths, including zero.
+`direct` is also available as a reduce-scatter and an all-gather. Parts may have unequal lengths, including zero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def leader_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
 
 
 def direct_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce with 2(p-1) messages in 2 latencies: each rank sums one part, and sends it to all; 2(p-1)/p S each."""
+    """All-reduce with 2(p-1) messages in 2 latencies: each rank sums one part and sends it to all others; 2(p-1)/p S each."""
     parts = data.tensor_split(peers.size)
     direct_reduce_scatter(parts, op, peers)
     direct_all_gather(parts, peers)

@@ -12,7 +12,7 @@ from typing import Any
 class OrderedThread:
     """Runs work in the order of `submit`, until it is closed or the process ends.
 
-    It is a daemon, unlike the threads of concurrent.futures: a rank that fails must be able to end while this
+    It is a daemon, unlike the threads of concurrent.futures: a rank that fails must be able to exit while this
     thread still waits in a collective for its peers.
     """
 
@@ -27,7 +27,7 @@ class OrderedThread:
         return future
 
     def close(self) -> None:
-        """Let the thread end when it has done what was submitted before."""
+        """Stop the thread after the submitted work."""
         self._waiting.put(None)
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""Which ranks live, and how far each has come: a board in the store, read only when something went wrong.
+"""Heartbeats of the ranks in the store, with the last collective of each; read only after a failure.
 
-Every rank writes one line on it each `beat_s`, from a thread: the number of the beat, the collective that it entered
-last. A rank that computes, sleeps or waits keeps beating; one that was killed or disconnected does not. So a rank whose
-collective fails can tell a late rank from a dead one, and no collective pays for it.
+A thread of every rank writes one line every `beat_s`: the heartbeat number and the last collective that the rank entered.
+A rank that computes, sleeps or waits continues its heartbeat; a killed or disconnected rank does not. So a rank whose
+collective fails can distinguish a late rank from a dead one, at no cost for the collectives.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch.distributed as dist
 from toolkit.comm.compat import world_store
 
 BEAT_S = 1.0
-_RANKS_A_SECOND = 1000.0  # beats that one store takes without being felt
+_RANKS_A_SECOND = 1000.0  # heartbeats that one store handles without a measurable slowdown
 _STORE_PATIENCE_S = 10.0
 _HERE, _LEFT, _GAVE_UP = "0", "1", "2"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one rank wrote last.
+    """The last line of one rank.
 
-    `left` means that it closed its communicator, or ended, in order; `gave_up` that it did so after a failure.
+    `left`: it closed its communicator or exited normally; `gave_up`: it did so after a failed collective.
     """
 
     beat: int
@@ -38,21 +38,21 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """One rank as seen from another: `line` is None when it never wrote one, `lives` if its beat continued."""
+class RankObservation:
+    """One rank as observed by another: `line` is None if it never wrote one; `is_alive` if its heartbeat continued."""
 
     line: Line | None
-    lives: bool
+    is_alive: bool
 
-    def came_to(self, sequence: int) -> bool:
-        """Whether it entered the collective and is still in it, or has left it."""
-        return self.line is not None and self.line.sequence >= sequence and (self.lives or self.line.left)
+    def has_entered(self, sequence: int) -> bool:
+        """Whether it entered the collective, and is alive or exited normally."""
+        return self.line is not None and self.line.sequence >= sequence and (self.is_alive or self.line.left)
 
 
 def new_board(name: str, rank: int) -> dist.Store:
-    """A board of its own, in a connection of its own, for the ranks that make one of this name together.
+    """A new board with its own store connection, for the ranks that create one of this name together.
 
-    `rank` is the world's: each counts how many it made, so that the second is not the first one's.
+    `rank` is the world rank. Each rank counts its boards of a name, so that a second board has its own keys.
     """
     store = world_store()
     return dist.PrefixStore(f"{name}/{store.add(f'{name}/made by {rank}', 1)}", store)
@@ -64,9 +64,9 @@ class Presence:
     def __init__(
         self, store: dist.Store, rank: int, size: int, *, beat_s: float = BEAT_S, subject: str = "communicator"
     ) -> None:
-        """Write the first line and start to beat. The store should not be shared: a wait in it delays beats.
+        """Write the first line and start the heartbeat. Do not share the store: another wait on it delays heartbeats.
 
-        `subject` is what the ranks made together, whose collectives these are.
+        `subject` names the object that the ranks created together, for messages.
         """
         self.subject = subject
         self._store = store
@@ -81,11 +81,11 @@ class Presence:
         self._write()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
         self._thread.start()
-        # At the end of the process, too: a thread that is inside the store then would end it with a crash.
+        # Also at process exit: a thread that is inside the store at that time would crash the process.
         self.close = weakref.finalize(self, _leave, self._stop, self._thread)
 
     def enter(self, sequence: int, collective: str) -> None:
-        """Note that this rank has come to a collective. Costs nothing: the next beat tells it."""
+        """Record that this rank has entered a collective. Sends nothing: the next heartbeat contains it."""
         self._entered = (sequence, collective)
 
     def give_up(self) -> None:
@@ -93,18 +93,18 @@ class Presence:
         self._gave_up = True
         self.close()
 
-    def look(self) -> list[Sighting]:
-        """See every rank. Takes two beats and a half, since only a second look shows who lives.
+    def observe(self) -> list[RankObservation]:
+        """The state of every rank. Takes 2.5 heartbeat intervals: only a second read shows which heartbeats continue.
 
         Raises:
-            RuntimeError: the store does not answer.
+            RuntimeError: the store does not respond.
         """
-        time.sleep(self.beat_s / 2)  # who came just now has told it by then
+        time.sleep(self.beat_s / 2)  # until then a rank that has just entered has written its line
         before = self._read()
         time.sleep(2 * self.beat_s)
         after = self._read()
         return [
-            Sighting(new, lives=new is not None and (old is None or new.beat != old.beat))
+            RankObservation(new, is_alive=new is not None and (old is None or new.beat != old.beat))
             for old, new in zip(before, after, strict=True)
         ]
 
@@ -115,7 +115,7 @@ class Presence:
             try:
                 self._write(left=left)
             except RuntimeError:
-                return  # the store went with rank 0's process; who looks for this rank finds no store either
+                return  # rank 0 exited, and the store with it: no rank can read this rank's line any more
 
     def _write(self, *, left: bool = False) -> None:
         self._beat += 1

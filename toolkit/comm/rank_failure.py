@@ -1,4 +1,4 @@
-"""The failure of one rank, in a form that travels to the other ranks. Needs no torch."""
+"""The failure of one rank, with its JSON form for the other ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _kind_of(error: ToolkitError) -> str:
 
 
 class RankFailure(Exception):  # noqa: N818 - an event, which the code catches before a user sees it
-    """The error that one rank raised. The same on every rank once all agreed on it."""
+    """The error that one rank raised; identical on every rank after they agreed on it."""
 
     def __init__(self, rank: int, error: Exception) -> None:
         super().__init__(f"rank {rank}: {error}")

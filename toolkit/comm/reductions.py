@@ -1,7 +1,7 @@
-"""What a reduction does to which type: who adds up, in which type, and what is refused.
+"""The type rules of reductions: supported ops, accumulation types and overflow checks.
 
-8 and 16 bit integers are summed in 32 bits and multiplied as float64, which is exact wherever the result fits; a
-result that does not fit is an error, never a wrapped number. 32 and 64 bit integers wrap, as in torch.
+8 and 16 bit integers are summed in 32 bits and multiplied as float64, which is exact if the result fits; an
+overflow is an error, never a wrapped number. 32 and 64 bit integers wrap, as in torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BACKEND_OPS = {
 
 
 def check_reducible(dtype: torch.dtype, op: str, backend: str) -> None:
-    """Refuse what has no meaning, or what the backend cannot reduce.
+    """Reject an op that the type or the backend does not support.
 
     Raises:
-        ToolkitError: names the op, the type and the backend, and what to do.
+        ToolkitError: with the op, the type, the backend and a fix.
     """
     if op not in OPS:
-        raise ToolkitError(f"op {op!r} is not known", fix=f"one of {', '.join(OPS)}")
+        raise ToolkitError(f"op {op!r} is not known", fix=f"use one of {', '.join(OPS)}")
     if dtype in _FLOATS:
         return
     fix = ""
@@ -47,15 +47,15 @@ def check_reducible(dtype: torch.dtype, op: str, backend: str) -> None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous, without a gradient, and with its values in memory as they are: the tensor itself where it can be."""
+    """The tensor without gradient, contiguous, with conjugation and negation resolved; not copied if already so."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def to_working(tensor: torch.Tensor, op: str, size: int) -> torch.Tensor:
-    """What goes into the reduction: contiguous, in a type that algorithms and backends add up.
+    """The input of the reduction: contiguous, of shape (elements,), in a type that algorithms and backends support.
 
-    Shape (elements,), and it shares the tensor's memory where it can. Averages are divided by `size` first, as DDP
-    does, so that half precision does not overflow; the op that is left is a sum.
+    It shares the tensor's memory if possible. Averages are divided by `size` first, as DDP
+    does, so that half precision does not overflow; the remaining op is a sum.
     """
     tensor = plain(tensor).view(-1)
     if tensor.dtype.is_complex:
@@ -70,19 +70,19 @@ def to_working(tensor: torch.Tensor, op: str, size: int) -> torch.Tensor:
 
 
 def from_working(result: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
-    """The result in the type that the caller handed in, shape (elements,); call `overflows` before."""
+    """The result in the caller's type, shape (elements,); call `overflows` first."""
     if dtype.is_complex:
         return torch.view_as_complex(result.view(-1, 2))
     if dtype is torch.bool:
         return result.view(torch.bool)
     if dtype in _SMALL_INTEGERS and op == "product":
-        # Infinity times zero: only a factor that is zero makes this of whole numbers.
+        # NaN is infinity times zero; for integers that requires a zero factor.
         return result.nan_to_num(nan=0.0).to(dtype)
     return result.to(dtype)
 
 
 def overflows(result: torch.Tensor, dtype: torch.dtype, op: str) -> bool:
-    """Whether a small integer type cannot hold the result. Waits for a GPU, for these types only."""
+    """Whether the result overflows a small integer type. Synchronizes with the GPU, for these types only."""
     if not may_overflow(dtype, op) or result.numel() == 0:
         return False
     limits = torch.iinfo(dtype)
@@ -90,12 +90,12 @@ def overflows(result: torch.Tensor, dtype: torch.dtype, op: str) -> bool:
 
 
 def may_overflow(dtype: torch.dtype, op: str) -> bool:
-    """Whether the result is checked against the type."""
+    """Whether the type and op require an overflow check."""
     return dtype in _SMALL_INTEGERS and op in ("sum", "product")
 
 
 def overflow_error(dtype: torch.dtype, op: str, size: int) -> ToolkitError:
-    """The same on every rank."""
+    """The error of an overflow; identical on every rank."""
     limits = torch.iinfo(dtype)
     return ToolkitError(
         f"the {op} of {size} ranks does not fit into {dtype} ({limits.min} to {limits.max})",
@@ -104,7 +104,7 @@ def overflow_error(dtype: torch.dtype, op: str, size: int) -> ToolkitError:
 
 
 def fold(into: torch.Tensor, other: torch.Tensor, op: str) -> None:
-    """Take `other` into `into`, element by element. NaN goes through "min" and "max"."""
+    """Reduce `other` into `into`, element by element. "min" and "max" propagate NaN."""
     if op == "sum":
         into.add_(other)
     elif op == "min":
@@ -128,7 +128,7 @@ def fold_rows(parts: torch.Tensor, op: str) -> torch.Tensor:
 def backend_all_reduce(flat: torch.Tensor, op: str, group: dist.ProcessGroup | None) -> None:
     """The backend's own all-reduce of a working tensor, in place.
 
-    gloo's "min" and "max" keep or drop a NaN by the order of ranks: a mask brings it to all of them.
+    gloo's "min" and "max" keep or drop a NaN depending on rank order; reducing a mask gives all ranks the NaN.
     """
     mask = torch.isnan(flat).to(torch.uint8) if op in ("min", "max") and flat.is_floating_point() else None
     dist.all_reduce(flat, op=BACKEND_OPS[op], group=group)

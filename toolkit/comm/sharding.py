@@ -1,10 +1,10 @@
-"""FSDP2's all-gather and reduce-scatter in two tiers, through the plugs that torch has for them.
+"""FSDP2's all-gather and reduce-scatter in two tiers, through torch's extension points.
 
-Each node hears the same number of bytes for every layout of ranks: with N nodes of L ranks and S bytes of parameters,
+Each node receives the same number of bytes for every layout of ranks: with N nodes of L ranks and S bytes of parameters,
 (N-1)/N S enter and leave a node. A flat ring moves (NL-1)/NL S over each node's edge when neighbours in rank are
 neighbours on nodes, L times as much when ranks are dealt to nodes round-robin.
 
-torch 2.11 and 2.13 have the same plugs, `FSDPModule.set_custom_all_gather` and `set_custom_reduce_scatter`. The
+torch 2.11 and 2.13 have the same extension points, `FSDPModule.set_custom_all_gather` and `set_custom_reduce_scatter`. The
 classes that these name as arguments are private; the two methods below are all that torch calls.
 """
 
@@ -44,21 +44,21 @@ def choose_sharding_collectives(
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
 ) -> str:
-    """Plug the two-tier collectives into `model` and all its shards when `setting` and `topology` say so.
+    """Install the two-tier collectives in `model` and all its shards if `setting` and `topology` select them.
 
     Collective, call once after `fully_shard`, for a model that is sharded over all ranks. `setting` is that of
-    `[parallel] reduction`. Returns one line that says which is used and why; rank 0 prints it on stderr too. A
-    forward or backward pass that waits longer than `timeout_s` for a rank (None: as long as the default process
-    group), or that loses one, raises a CollectiveError, which names it; for that each rank shows at the store, once
-    every `beat_s`, that it lives.
+    `[parallel] reduction`. Returns a log line with the choice and its reason; rank 0 also prints it to stderr. A
+    forward or backward pass that waits longer than `timeout_s` for a rank (None: the timeout of the default
+    process group), or loses one, raises a CollectiveError that names the rank. `beat_s` is the interval of the ranks'
+    heartbeats.
 
     Raises:
-        CollectiveError: a rank did not come.
+        CollectiveError: a rank did not join.
         ToolkitError: `setting` is "hierarchical" and the layout does not allow it, or "measured".
     """
     if setting == "measured":
         raise ToolkitError(
-            "measuring chooses among all-reduces, and a sharded model gathers and scatters",
+            'reduction = "measured" selects all-reduce algorithms, but a sharded model uses all-gather and reduce-scatter',
             where="parallel.reduction",
             fix='set reduction = "auto"',
         )
@@ -81,7 +81,7 @@ class ShardingTiers:
     def __init__(
         self, plan: GroupPlan, calls: WatchedCalls, counters: Counters | None = None, *, timeout_s: float | None = None
     ) -> None:
-        """Make the groups of a hierarchical plan. Collective over all ranks; `calls` explain what fails."""
+        """Create the groups of a hierarchical plan. Collective over all ranks; `calls` adds the missing ranks to errors."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
         self.calls = calls
@@ -110,7 +110,7 @@ class ShardingTiers:
 
 
 class _Allocates:
-    """Memory for one call, as torch's own plugs take it."""
+    """Allocates memory as torch's extension points require."""
 
     def __init__(self, tiers: ShardingTiers) -> None:
         self._tiers = tiers
@@ -157,7 +157,7 @@ class ReduceScatterInTiers(_Allocates):
         """
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ToolkitError(
-                f"the hierarchical reduce-scatter of FSDP has sum and avg, not {op}",
+                f"the hierarchical reduce-scatter of FSDP expected sum or avg, got {op}",
                 fix="call set_force_sum_reduction_for_comms(True) on the model",
             )
         tiers = self._tiers

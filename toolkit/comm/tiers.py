@@ -1,4 +1,4 @@
-"""Whether a model's exchanges go in two tiers, within nodes and across: as `[parallel] reduction` and the layout say."""
+"""The choice between flat collectives and two tiers (within and across nodes), from `[parallel] reduction` and the layout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from toolkit.world.facts import World
 
 
 def choose_tiers(what: str, ranks: int, world: World, setting: str, topology: Topology) -> tuple[GroupPlan, str]:
-    """The groups of both tiers, or none; and a line that says which it is and why, which rank 0 says on stderr.
+    """The groups of both tiers, or none, and a log line with the choice and its reason; rank 0 prints it to stderr.
 
     Args:
-        what: the exchanges, as the line names them.
-        ranks: how many make them together.
+        what: name of the collectives in the log line.
+        ranks: number of ranks that take part.
         setting: "auto", "flat" or "hierarchical".
 
     Raises:
@@ -31,7 +31,7 @@ def choose_tiers(what: str, ranks: int, world: World, setting: str, topology: To
 
 
 def say(world: World, line: str) -> str:
-    """Rank 0 says it on stderr; the line again."""
+    """Print `line` to stderr on rank 0; return it."""
     if world.rank == 0:
         sys.stderr.write(line + "\n")
     return line

@@ -1,7 +1,7 @@
-"""Trees: log2(p) rounds, in which half of the ranks that are left speak to the other half.
+"""Binomial trees: log2(p) rounds, in each of which half of the remaining ranks send to the other half.
 
-A binomial tree on places relative to the root. What comes in is added in the order of rounds, so that the result
-has the same bits however fast the ranks are.
+Places are relative to the root. Each rank adds in the order of rounds, so that the result has the same bits
+regardless of timing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from toolkit.comm.reductions import fold
 
 
 def tree_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """Reduce to the first rank, then broadcast: 2 log2(p) latencies, but the whole of S at every one."""
+    """Reduce to the first rank, then broadcast: 2 log2(p) latencies, but all of S in each."""
     tree_reduce(data, op, peers, root=0)
     tree_broadcast([data], [0], peers)
 
 
 def tree_reduce(data: torch.Tensor, op: str, peers: Peers, root: int) -> None:
-    """Reduce into `data` on the root; what it holds on other ranks is of no use afterwards."""
+    """Reduce into `data` on the root; its contents on other ranks are undefined afterwards."""
     place = (peers.place - root) % peers.size
     distance = 1
     while distance < peers.size:
@@ -36,7 +36,7 @@ def tree_reduce(data: torch.Tensor, op: str, peers: Peers, root: int) -> None:
 
 
 def tree_broadcast(tensors: Sequence[torch.Tensor], roots: Sequence[int], peers: Peers) -> None:
-    """Bring each tensor from its root to all ranks, in place. The trees grow together, round by round."""
+    """Copy each tensor from its root to all ranks, in place. All trees share the rounds."""
     distance = 1
     while distance < peers.size:
         distance *= 2

@@ -1,4 +1,4 @@
-"""The time that a rank stands still for others, as phases of a profile: what communication costs that nothing hides."""
+"""Phases of a profile for the time that a rank waits in communication, which computation does not hide."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from toolkit.metrics.step_profile import BACKWARD, COMMUNICATION
 
 @contextmanager
 def waits_noted(profile: Profile) -> Iterator[None]:
-    """Within, what torch's Python code waits for in a collective is a phase "communication" of `profile`.
+    """Record the waits of torch's Python code for collectives as phase "communication" of `profile` in this context.
 
-    That is every call of torch.distributed that is not asynchronous, the `wait` of those that are, FSDP2's on the CPU,
-    and DTensor's. All of them come through two functions, which are replaced while a profile looks. DDP waits in C++, at
-    the end of `backward`.
+    These are synchronous calls of torch.distributed, `wait` of asynchronous ones, FSDP2 on the CPU, and DTensor. All of
+    them call one of two functions, which this context replaces. DDP waits in C++, at the end of `backward`.
     """
     wait, wait_tensor = dist.Work.wait, _functional_collectives.wait_tensor
     dist.Work.wait = _noted(wait, profile)  # type: ignore[method-assign]
@@ -42,9 +41,9 @@ def _noted(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]
 
 
 def backward(loss: Tensor, profile: Profile) -> None:
-    """`loss.backward()` as a phase, whose end, from the last gradient on, is communication.
+    """Run `loss.backward()` as a phase; the part after the last gradient is communication.
 
-    There DDP waits for the buckets that are still under way, and FSDP2 sums up its last group.
+    In that part DDP waits for unfinished buckets, and FSDP2 reduces its last group.
     """
     if not profile.on:
         loss.backward()

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class WatchedCalls:
-    """The calls that all ranks of the world make for one `subject`. A rank shows that it lives until it ends."""
+    """The calls that all ranks of the world make for one `subject`. A rank sends heartbeats until it exits."""
 
     def __init__(self, world: World, subject: str, *, beat_s: float = BEAT_S) -> None:
-        """Begin to show that this rank lives, once every `beat_s`."""
+        """Start the heartbeat of this rank, every `beat_s` seconds."""
         board = new_board(subject, world.rank)
         self._presence = Presence(board, world.rank, world.size, beat_s=beat_s, subject=subject)
         self._witness = Witness(range(world.size), f"rank {world.rank} on {world.host}", self._presence)
@@ -33,36 +33,36 @@ class WatchedCalls:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Explain the failure of what all ranks make together before the first call."""
+        """Add the missing ranks to a failure while all ranks create the shared objects, before the first call."""
         with self._explaining(self._making):
             yield
 
     @contextmanager
     def watch(self, kind: str) -> Iterator[None]:
-        """Explain the failure of a call that is done when the block is left.
+        """Add the missing ranks to a failure of the call in this block.
 
         Raises:
-            CollectiveError: a peer or the network is to blame, or one call before failed.
+            CollectiveError: a peer or the network failed, or an earlier call did.
         """
         with self._explaining(self._enter(kind)):
             yield
 
     def start(self, kind: str, begin: Callable[[], Future[T]]) -> Future[T]:
-        """Begin a call; the future holds what that of `begin` does, or its failure explained.
+        """Start a call; return a future with the result of `begin`'s future, or its error with the missing ranks.
 
         Raises:
-            CollectiveError: a call before failed.
+            CollectiveError: an earlier call failed.
         """
-        ticket, told, began = self._enter(kind), Future[T](), time.monotonic()
+        ticket, outcome, began = self._enter(kind), Future[T](), time.monotonic()
 
-        def tell(done: Future[T]) -> None:
+        def forward(done: Future[T]) -> None:
             if error := done.exception():
-                told.set_exception(self._explained(ticket, time.monotonic() - began, error))
+                outcome.set_exception(self._explained(ticket, time.monotonic() - began, error))
             else:
-                told.set_result(done.result())
+                outcome.set_result(done.result())
 
-        begin().add_done_callback(tell)
-        return told
+        begin().add_done_callback(forward)
+        return outcome
 
     def _enter(self, kind: str) -> Ticket:
         if self._broken is not None:
@@ -83,7 +83,7 @@ class WatchedCalls:
             raise explained from error
 
     def _explained(self, ticket: Ticket, seconds: float, error: BaseException) -> BaseException:
-        """The error to raise: another one where the transport failed, the first one for calls under way with it."""
+        """The error to raise: after a transport failure a CollectiveError, the same for all calls in progress."""
         if not is_transport_error(error):
             return error
         if self._broken is None:

@@ -29,14 +29,14 @@ _OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
 
 
 def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
-    """Be one rank: discover, set up what the entry needs, run it, and end the process."""
+    """Run the entry as rank `rank`, record its error, and exit the process."""
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
     try:
         _run_entry(environ, rank)
     except SystemExit as leave:  # a script's own sys.exit()
         if leave.code:
             _leave_now(leave.code if isinstance(leave.code, int) else _fail_with(leave.code))
-    except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
+    except BaseException as error:  # noqa: BLE001  the rank's outermost frame records every error
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         try:
             record_error(error, code, attempt.error_file(rank), rank, environ)
@@ -64,36 +64,36 @@ def record_error(error: BaseException, code: int, path: Path, rank: int, environ
     from toolkit.supervise.secrets import hide
 
     secrets = _secrets_of(environ)
-    told = [hide(line, secrets) for line in _lines_of(error)]
-    _say("\n".join(told))
+    lines = [hide(line, secrets) for line in _lines_of(error)]
+    _say("\n".join(lines))
     reason = error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
     try:
         write_json(
             path,
             {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": hide(reason, secrets),
-             "exit_code": code, "fix": hide(getattr(error, "fix", ""), secrets), "traceback": told, "time": utc_now()},
+             "exit_code": code, "fix": hide(getattr(error, "fix", ""), secrets), "traceback": lines, "time": utc_now()},
         )  # fmt: skip
-    except OSError as problem:  # the guard tries for a while to write at least that this rank has failed
+    except OSError as problem:  # the guard retries with a short record of the failure
         _say(f"toolkit: cannot write {path}: {problem.strerror}")
 
 
 def _say(text: str) -> None:
-    """Into the rank's log; on a full disk that cannot be written, either, and nothing may keep the rank from leaving."""
+    """Write to the rank's log; ignore a full disk, so that the rank can exit."""
     with suppress(OSError):
         sys.stderr.write(text + "\n")
 
 
 def _kind(error: BaseException) -> str:
-    """What was refused would be refused again; what the machine or we failed at may pass."""
+    """The kind of the error record: "failed" may succeed on a retry, "refused" cannot."""
     if isinstance(error, OwnFailureError):
         return "failed"
     return "refused" if isinstance(error, ToolkitError) else "exception"
 
 
 def _leave_well() -> NoReturn:
-    """Exit a completed rank: threads, exit handlers and MPI finish, the interpreter's teardown is skipped.
+    """Exit a completed rank: finish threads, exit handlers and MPI, but skip the interpreter's teardown.
 
-    gloo's threads let go of Python objects late; one that does so while the interpreter ends aborts the process.
+    gloo's threads release Python objects late; a release during the teardown aborts the process.
     """
     end_threads()
     run_exit_handlers()
@@ -101,14 +101,14 @@ def _leave_well() -> NoReturn:
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
     _flush()
-    # The C library's exit, since MPICH takes leave of its launcher only there; without that Hydra kills every rank.
-    # PyDLL keeps the interpreter's lock: DTensor's caches let go of Python objects there, and abort without it.
+    # MPICH disconnects from its launcher only in the C library's exit; without that Hydra kills every rank.
+    # PyDLL keeps the GIL: DTensor's caches release Python objects there, and abort without it.
     ctypes.PyDLL(None).exit(0)
     raise AssertionError("exit() returned")
 
 
 def _leave_now(exit_code: int) -> NoReturn:
-    """End a rank that failed: MPI's and NCCL's own endings would wait for ranks that are not coming."""
+    """Exit a failed rank without the finalizers of MPI and NCCL, which would wait for the other ranks."""
     try:
         _flush()
     finally:
@@ -117,12 +117,12 @@ def _leave_now(exit_code: int) -> NoReturn:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a full disk loses lines of the log, and changes nothing else
+        with suppress(OSError):  # a full disk only loses log lines
             stream.flush()
 
 
 def _lines_of(error: BaseException) -> list[str]:
-    """What the rank's log says of an error: a traceback that begins in the user's code, or a mistake's one line."""
+    """The log lines of an error: a traceback that starts in the user's code, or the one line of a ToolkitError."""
     if isinstance(error, ToolkitError):
         return [f"toolkit: {error}"]
     frame = error.__traceback__
@@ -132,13 +132,13 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def _run_entry(environ: Mapping[str, str], rank: int) -> None:
-    # Plain JSON here: the typed job is for `main` alone, so that other entries start without pydantic.
+    # Plain JSON: only `main` receives the typed job, so that other entries start without importing pydantic.
     job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     entry = job["job"]["entry"]
     directory = Path(job.get("code_directory") or job["job_directory"])
     argv = [str(word) for word in job.get("argv") or []]
     if isinstance(entry, list):
-        # Several ranks with all cores each would fight; a value that the user gave wins. Python ranks see their CPUs.
+        # Ranks that each use all cores would compete; the user's value has priority. Python ranks set it in `prepare`.
         cpus = shape_of_job(job).component_of(rank).cpus_per_rank
         os.environ.setdefault("OMP_NUM_THREADS", str(cpus or 1))
         run_executable([*map(str, entry), *argv], directory)
@@ -175,7 +175,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
         value = main(world, config)
     except SystemExit as leave:
         if leave.code:
-            raise  # 0 and None are a return, also after `should_stop`
+            raise  # codes 0 and None mean success, also after `should_stop`
     except ToolkitError as error:
         config.placed(error)
         raise
@@ -185,7 +185,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     stopped = world.stop_watch.verdict
     if world.rank == 0 and world.run_dir is not None and not stopped:
         store_result(RunDirectory(world.run_dir), value, world.attempt)
-    if dist.is_initialized():  # a tidy `main` may have done this itself
+    if dist.is_initialized():  # `main` may have destroyed the group
         dist.barrier()  # rank 0 must not close the store while another rank needs it
         dist.destroy_process_group()
     if stopped and world.run_dir is not None:
@@ -194,14 +194,14 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
 
 
 def _await_saves() -> None:
-    """A save in the background that the job did not wait for needs the process group, and its failure is the job's."""
+    """Wait for background saves, which need the process group and whose failure fails the job."""
     background = sys.modules.get("toolkit.checkpoint.saving.background")
     if background is not None:
         background.wait_for_all()
 
 
 def load_function(entry: str, directory: Path) -> Any:
-    """The function that `file.py:name` (relative to `directory`) or `package.module:name` means."""
+    """The function of the entry `file.py:name` (relative to `directory`) or `package.module:name`."""
     module_name, _, function_name = entry.rpartition(":")
     sys.path.insert(0, str(directory))
     if module_name.endswith(".py"):
@@ -236,7 +236,7 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; it is something that it imports
+            raise  # the module exists, but one of its own imports failed
         raise ToolkitError(
             f"no module {error.name!r} on {socket.gethostname()}",
             where="job.entry",

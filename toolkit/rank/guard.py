@@ -1,7 +1,7 @@
-"""The small parent of each rank: it opens the log, waits, and tells how the rank ended even after a `kill -9`.
+"""The parent process of each rank: opens the log, waits, and records how the rank exited, even after a `kill -9`.
 
-The rank itself is a fork of it, made before anything heavy is imported. Launchers report a dead rank each in
-their own way, and some not at all; this is the same under all of them. Standard library only.
+The rank is a fork of the guard, created before any heavy import. Launchers report a killed rank differently or not at
+all; the guard's record is the same under all of them. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from toolkit.supervise.usage import usage_of_node
 from toolkit.terminal.talk import say_beside
 
 STACKS_PATIENCE_S = 2.0
-FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: only this process knows that the rank is done
-ROOM_PATIENCE_S = 60.0  # with a full disk: the user may be freeing space
+FILE_SYSTEM_PATIENCE_S = 600.0  # as in the supervisor: only this process knows that the rank is done
+ROOM_PATIENCE_S = 60.0  # on a full disk, while the user may be freeing space
 ERROR_PATIENCE_S = 5.0
 WRITE_PERIOD_S = 1.0
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -40,7 +40,7 @@ _RANK_VARIABLES = {
 
 
 def rank_by_launcher(environ: Mapping[str, str]) -> int:
-    """This process's rank as the launcher's environment gives it, without asking MPI."""
+    """This process's rank from the launcher's environment, without calling MPI."""
     launcher = environ.get("TOOLKIT_LAUNCHER", "")
     for name in _RANK_VARIABLES.get(launcher, ()):
         if environ.get(name, "").isdigit():
@@ -55,68 +55,68 @@ def rank_by_launcher(environ: Mapping[str, str]) -> int:
 def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, foreign: bool = False) -> int:
     """Run `body` as rank `rank` in a child process and record its end; returns the code for the launcher.
 
-    `body` returns the rank's exit code. A rank that saved and left on request has written its own done marker,
-    with "stopped" in it; no exit code could say so, since a user's program may end with any. Of a `foreign` program
-    the guard says it, by whether it was told to end before it did.
+    `body` returns the rank's exit code. A rank that saved and exited on request writes "stopped" to its done marker
+    itself, because a user's program may exit with any code. For a `foreign` program the guard writes "stopped" if the
+    program received a stop signal before it exited.
     """
     host = socket.gethostname()
     log = RankLog(attempt, rank, host)
-    os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that know no launcher's variables
+    os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
-    remove_left_behind(_start_began(os.environ))  # by an earlier attempt's ranks on this node
+    remove_left_behind(_start_began(os.environ))  # of an earlier attempt's ranks on this node
     guard_process, launcher = os.getpid(), os.getppid()
-    # Memory that has no name: a rank that never stalls makes no file.
+    # Anonymous memory: a rank that never stalls creates no file.
     stacks = os.memfd_create("stacks")
     child = os.fork()
     if child == 0:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        if foreign:  # where a launcher signals all processes: it must not die of what only its guard understands
+        if foreign:  # a launcher may signal all processes; SIGUSR2 is for the guard only
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal_on_parent_death(signal.SIGKILL)  # a rank must not outlive its guard
-        if os.getppid() != guard_process:  # it was gone before the kernel knew our wish
+        if os.getppid() != guard_process:  # the guard exited before prctl took effect
             os._exit(1)
         return body()
     log.begin()
-    heard = _pass_signals_to(child, foreign=foreign)
+    received = _pass_signals_to(child, foreign=foreign)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
     usage = usage_of_node(attempt, rank, os.environ)
     if usage is not None:
         usage.start()
     _, status = os.waitpid(child, 0)
-    for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the child's number may be another process's
+    for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
     log.end()
     code = os.waitstatus_to_exitcode(status)
-    _tell_end(attempt, rank, code, "stopped\n" if foreign and heard else "done\n")
-    if usage is not None:  # behind that: who waits for the rank need not wait for this
+    _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
+    if usage is not None:  # after the end is recorded: readers of the record need not wait for this
         usage.finish()
     return 128 - code if code < 0 else code
 
 
 def _start_began(environ: Mapping[str, str]) -> float:
-    """When this life of the allocation began, in seconds since the epoch; infinite for ranks of no supervisor."""
+    """Start time of this start of the job in seconds since the epoch; infinity for ranks without a supervisor."""
     with suppress(KeyError, OSError):
         return Path(environ["TOOLKIT_RESOLVED_JOB"]).stat().st_mtime
     return math.inf
 
 
-def _tell_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> None:
-    """Leave the done marker with `word`, or the error of a rank that left none itself."""
+def _record_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> None:
+    """Write the done marker with `word`, or the error of a rank that did not write one."""
     if code == 0:
         marker = attempt.done_marker(rank)
         _write_if_missing(marker, lambda: _mark_done(marker, word), patience_s=FILE_SYSTEM_PATIENCE_S)
         return
     error_file = attempt.error_file(rank)
     error = _silent_error(rank, socket.gethostname(), code)
-    # Not for long: where it cannot be written, the launcher's word of our own end is what the supervisor hears.
+    # A short timeout: without the file, the supervisor receives the exit code from the launcher.
     _write_if_missing(error_file, lambda: write_json(error_file, error), patience_s=ERROR_PATIENCE_S)
 
 
 def _mark_done(marker: Path, word: str) -> None:
-    """Leave the done marker. An empty one says done, too: a full disk mostly has room for a name."""
+    """Write the done marker. An empty one also means done: a full disk mostly allows an empty file."""
     try:
         write_text(marker, word)
     except OSError as error:
@@ -126,7 +126,7 @@ def _mark_done(marker: Path, word: str) -> None:
 
 
 def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: float) -> None:
-    """Write how the rank ended, unless it did so itself; a pause of the file system is waited out, a full disk briefly."""
+    """Write the record if the rank did not; retry for `patience_s`, on a full disk for at most `ROOM_PATIENCE_S`."""
     began = time.monotonic()
     is_told = False
     while True:
@@ -147,14 +147,14 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
 
 
 def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
-    """From now on the rank gets what this process gets; the list that is returned grows by each."""
-    heard: list[int] = []
+    """Forward signals to the rank; return the list to which the handler appends each received signal."""
+    received: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        is_told = bool(heard)
-        heard.append(number)
-        if foreign and number == signal.SIGUSR2:  # all that srun passes on, and nothing to a program
-            if is_told:  # by Slurm itself, say: a second TERM may mean that it need not save
+        is_stopping = bool(received)
+        received.append(number)
+        if foreign and number == signal.SIGUSR2:  # the only signal that srun forwards; programs do not handle it
+            if is_stopping:  # a second TERM may mean to a program that it must not save
                 return
             number = signal.SIGTERM
         with suppress(ProcessLookupError):
@@ -162,11 +162,11 @@ def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
 
     for number in _PASSED_ON:
         signal.signal(number, forward)
-    return heard
+    return received
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
-    """Have the rank write where its threads are, and keep that; one that is stopped or hangs in the kernel cannot."""
+    """Store the stacks of the rank's threads; a process that is stopped or hangs in the kernel cannot write them."""
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGUSR1)
     deadline = time.monotonic() + STACKS_PATIENCE_S
@@ -174,14 +174,14 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     while time.monotonic() < deadline:
         time.sleep(0.1)
         before, written = written, os.fstat(stacks).st_size
-        if 0 < written == before:  # it has come to an end
+        if 0 < written == before:  # complete
             break
     text = os.pread(stacks, written, 0).decode(errors="replace")
     write_text(path, text or f"no answer: process {child} is in state {_process_state(child)}\n")
 
 
 def _process_state(pid: int) -> str:
-    """The kernel's word for it, such as `T (stopped)` or `D (disk sleep)`; proc(5)."""
+    """The kernel's name of the state, such as `T (stopped)` or `D (disk sleep)`; proc(5)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -190,22 +190,22 @@ def _process_state(pid: int) -> str:
 
 
 def _end_with(launcher: int, child: int) -> None:
-    """Kill the rank, and what it started, when the process that launched us dies, even by `kill -9`."""
+    """Kill the rank and its processes when the launcher exits, even by `kill -9`."""
 
     def end_group(_number: int, _frame: FrameType | None) -> None:
-        if os.getppid() == launcher:  # a terminal's hang-up, or a mere thread of the launcher has ended
+        if os.getppid() == launcher:  # a terminal's hang-up, or only a thread of the launcher exited
             return
-        if os.getpgrp() == os.getpid():  # the group is ours: launchers start each rank in one of its own
+        if os.getpgrp() == os.getpid():  # launchers start each rank in its own process group
             os.killpg(0, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGHUP, end_group)
     signal_on_parent_death(signal.SIGHUP)
-    end_group(signal.SIGHUP, None)  # it may have died before the kernel knew our wish
+    end_group(signal.SIGHUP, None)  # the launcher may have exited before prctl took effect
 
 
 def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
-    """The error of a rank that could not write its own."""
+    """The error record of a rank that could not write one."""
     if code < 0:
         name = signal.Signals(-code).name
         reason = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

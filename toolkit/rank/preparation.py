@@ -1,8 +1,8 @@
-"""What a rank sets before it meets the others: its CPUs and threads, and the few settings of the fabric.
+"""Settings of a rank before it connects to the others: CPU affinity, threads, and the network fabric.
 
-It comes before torch is imported: threads that exist already keep the CPUs that they had, and OMP_NUM_THREADS and
-NCCL's variables are read once. Executables are left as the launcher started them: an MPI program binds itself, by rules
-that its users know, and a mask of ours would be the frame of theirs.
+This runs before torch is imported: existing threads keep their affinity, and libraries read OMP_NUM_THREADS and NCCL's
+variables once. toolkit does not change the affinity of executables: an MPI program binds itself, and a mask of toolkit
+would restrict its choice.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from toolkit.world.physical_gpu import PhysicalGpu, gpus_of_process
 
 
 def prepare(world: World, job: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Hold this process to its CPUs, and set what its environment leaves open.
+    """Bind this process to its CPUs, and set the variables that its environment does not set.
 
-    Collective where MPI started the ranks. `job` is the resolved job. What was set, and why, is said in the rank's log.
+    Collective if MPI started the ranks. `job` is the resolved job. The rank's log states each setting and its reason.
 
     Raises:
-        ToolkitError: the site's interface is not here.
+        ToolkitError: this node does not have the site's interface.
     """
     on_gpu, lines = world.device.startswith("cuda"), []
-    if on_gpu or world.nodes > 1:  # else ranks meet over loopback, and nothing is left to choose
-        from toolkit.rank.fabric import set_fabric  # its imports would keep a laptop waiting
+    if on_gpu or world.nodes > 1:  # otherwise ranks use loopback, without a choice
+        from toolkit.rank.fabric import set_fabric  # lazy: slow imports
 
         lines = set_fabric(world, str((job.get("network") or {}).get("interface") or ""), environ)
-    # After CUDA_DEVICE_ORDER is set, which numbers the GPUs.
+    # Requires CUDA_DEVICE_ORDER, which determines the GPU numbers.
     gpus = gpus_of_process(environ) if on_gpu else []
     masks = masks_of_node(world, environ)
     lines += set_processors(world, job, masks, gpus, environ)
@@ -54,11 +54,11 @@ def set_processors(
     system_root: Path = SYSTEM_ROOT,
     process_root: Path = PROCESS_ROOT,
 ) -> list[str]:
-    """Hold this process to its CPUs and set OMP_NUM_THREADS; returns what to say of it.
+    """Bind this process to its CPUs and set OMP_NUM_THREADS; return the log lines.
 
     Args:
         job: the resolved job.
-        masks: what the launcher gave to each rank of the node.
+        masks: the CPU mask that the launcher gave to each rank of the node.
         gpus: those that CUDA shows to this process.
     """
     given = masks[world.local_rank]
@@ -77,13 +77,15 @@ def set_processors(
     held = chosen.cpus != given
     if not (held or on_gpu or (world.local_rank == 0 and world.local_size > 1)):
         return []
-    said = f"held to CPUs {cpu_list(chosen.cpus)} of {cpu_list(given)}" if held else f"left on CPUs {cpu_list(given)}"
+    affinity = (
+        f"held to CPUs {cpu_list(chosen.cpus)} of {cpu_list(given)}" if held else f"left on CPUs {cpu_list(given)}"
+    )
     count = f"OMP_NUM_THREADS={threads}" if kept is None else f"OMP_NUM_THREADS={kept} as it was set"
-    return [f"{said}, {count}: {chosen.reason}"]
+    return [f"{affinity}, {count}: {chosen.reason}"]
 
 
 def _near(world: World, near: list[int | None]) -> list[int | None]:
-    """The NUMA node of the GPU of each rank of this node, from those of the GPUs that this rank is shown."""
+    """The NUMA node of the GPU of each rank of this node, from those of the GPUs that this rank sees."""
     known: list[int | None] = [None] * world.local_size
     own = int(world.device.partition(":")[2] or 0)
     if own == world.local_rank:  # all see the same; with a single rank this is unknown
@@ -97,9 +99,9 @@ def _hold(chosen: Binding, given: frozenset[int]) -> Binding:
     if chosen.cpus == given:
         return chosen
     try:
-        # Of this thread, and of all that it will start: data workers and compiled kernels' threads inherit it.
+        # Data workers and threads that this thread starts inherit the affinity.
         os.sched_setaffinity(0, chosen.cpus)
-    except OSError as error:  # CPUs that went away meanwhile, or a sandbox that allows no such call
+    except OSError as error:  # CPUs were removed, or a sandbox forbids the call
         return Binding(given, chosen.threads, f"the kernel refused CPUs {cpu_list(chosen.cpus)}: {error.strerror}")
     return chosen
 
@@ -107,7 +109,7 @@ def _hold(chosen: Binding, given: frozenset[int]) -> Binding:
 def _threads(
     chosen: Binding, world: World, job: Mapping[str, Any], environ: Mapping[str, str], quota: float | None
 ) -> int:
-    """One for each core; fewer where Slurm, the job or a container's quota allows less than the mask shows."""
+    """One thread per core; fewer if Slurm, the job or a container's quota allows less than the mask."""
     limits = [chosen.threads]
     # On a local machine the default of one CPU for a rank is not a choice of the user.
     if "SLURM_JOB_ID" in environ or "job.cpus_per_rank" in (job.get("origins") or {}):

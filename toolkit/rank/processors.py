@@ -1,4 +1,4 @@
-"""What the kernel tells of this node's CPUs, as far as a rank has to know: NUMA nodes, cores, GPUs nearby, quotas."""
+"""The kernel's data on this node's CPUs: NUMA nodes, cores, the NUMA node of a GPU, and CPU quotas."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def read_processors(cpus: Iterable[int], root: Path = SYSTEM_ROOT) -> Processors
 
 
 def numa_node_of_gpu(bus: str, processors: Processors, root: Path = SYSTEM_ROOT) -> int | None:
-    """The NUMA node next to a GPU, by its PCI address as NVML writes it; None where the firmware does not tell."""
+    """The NUMA node next to a GPU, by its PCI address as NVML writes it; None if the firmware does not report it."""
     with_cpus = [number for number, cpus in processors.numa_nodes.items() if cpus]
-    if len(with_cpus) == 1:  # where firmware often says -1
+    if len(with_cpus) == 1:  # the firmware often reports -1 here
         return with_cpus[0]
     from toolkit.topology.sources.nvml import pci_address  # with GPUs only: its imports take tens of milliseconds
 
@@ -37,16 +37,16 @@ def numa_node_of_gpu(bus: str, processors: Processors, root: Path = SYSTEM_ROOT)
 
 
 def cpu_quota(process_root: Path = PROCESS_ROOT, system_root: Path = SYSTEM_ROOT) -> float | None:
-    """How many CPUs' time the control groups of this process allow, such as a container's `--cpus`; None: no limit.
+    """The CPU quota of this process's cgroups in CPUs, such as a container's `--cpus`; None: no limit.
 
-    No mask shows it: a container may see all CPUs of the machine, and have the time of two.
+    The affinity mask does not show it: a container may see all CPUs of the machine with a quota of two.
     """
     quotas = [quota for folder in _control_groups(process_root, system_root) if (quota := _quota(folder))]
     return min(quotas, default=None)
 
 
 def _control_groups(process_root: Path, system_root: Path) -> Iterator[Path]:
-    """The groups that count CPU time, of both versions, and all above them."""
+    """The cgroups (v1 and v2) of this process that limit CPU time, with all their parents."""
     top = system_root / "fs/cgroup"
     for line in _read(process_root / "cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -73,5 +73,5 @@ def _cpus(path: Path) -> frozenset[int]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # a kernel, or a container, that does not show it
+    except OSError:  # the kernel or container does not provide it
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from toolkit.rundir.files import cannot_write, make_folder, sync, write_text
+from toolkit.rundir.files import cannot_write, make_folder, sync, typed_path, write_text
 
 AGAIN = ".again-"  # the prefix of the names of `RunDirectory.revived_marker`
 
@@ -389,3 +389,15 @@ def _make_next(job_folder: Path) -> RunDirectory:
             continue  # until the clock advances
         sync(job_folder)
         return run
+
+
+def sessions_folder() -> Path:
+    """The folder of all sessions, which is made when it is not there."""
+    folder = typed_path("~/.toolkit/sessions")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def session_names() -> list[str]:
+    """The names of all sessions."""
+    return sorted(path.stem for path in sessions_folder().glob("*.json"))

@@ -13,7 +13,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json
-from toolkit.rundir.session_names import session_names, sessions_folder
+from toolkit.rundir.layout import session_names, sessions_folder
 from toolkit.slurm.records import named
 
 __all__ = ["Session", "all_sessions", "check_name", "find_session", "new_session", "session_file"]

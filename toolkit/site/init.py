@@ -7,6 +7,7 @@ import pwd
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,51 @@ from tomlkit.items import Table
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path, write_text
-from toolkit.site.host import Host, look_at_host
-from toolkit.site.mpi import ANY
+from toolkit.site.mpi import ANY, Mpi, find_mpi
 from toolkit.slurm.cluster import ClusterFacts, Node, closed_by, cluster_facts
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
+
+NETWORKS = Path("/sys/class/net")
+# Prefixes of interface names by network type, the fastest first.
+_FABRICS = (("hsn", "slingshot"), ("ib", "infiniband"))
+_SHARED = ("SCRATCH", "PSCRATCH", "WORK")
+_NOT_A_NETWORK = ("lo", "docker", "veth", "br-", "virbr", "tkdc")
+
+
+@dataclass(frozen=True)
+class Host:
+    """`fabric` and `interface` of the fastest network, the MPI of mpirun, a variable that names a shared folder."""
+
+    fabric: str
+    interface: str
+    mpi: Mpi | None
+    shared_variable: str
+    modules: tuple[str, ...]
+
+
+def look_at_host(environ: Mapping[str, str] = os.environ) -> Host:
+    """Inspect this machine; missing properties are "" or empty."""
+    fabric, interface = _fabric_and_interface()
+    return Host(
+        fabric=fabric,
+        interface=interface,
+        mpi=find_mpi(environ),
+        shared_variable=next((name for name in _SHARED if Path(environ.get(name) or "/nowhere").is_dir()), ""),
+        modules=tuple(name for name in environ.get("LOADEDMODULES", "").split(":") if name),
+    )
+
+
+def _fabric_and_interface() -> tuple[str, str]:
+    names = sorted(path.name for path in NETWORKS.iterdir()) if NETWORKS.is_dir() else []
+    for prefix, fabric in _FABRICS:
+        for name in names:
+            if name.startswith(prefix) and name[len(prefix) :].isdigit():
+                return fabric, name
+    others = [name for name in names if not name.startswith(_NOT_A_NETWORK)]
+    return ("ethernet", others[0]) if others else ("", "")
+
 
 OWN_SITES = "~/.config/toolkit/sites"
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")

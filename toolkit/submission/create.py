@@ -28,8 +28,7 @@ from toolkit.site.load import check_exported_conf, choose_site
 from toolkit.site.partitions import resolve_on
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.preflight.beginning import check_beginning
-from toolkit.submission.preflight.checks import Preflight, look
-from toolkit.submission.preflight.report import FORCED, RENDERED, report_cost, require_good
+from toolkit.submission.preflight.checks import FORCED, RENDERED, Preflight, look, report_cost, require_good
 from toolkit.submission.preflight.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.submission.run_handle import Run
 from toolkit.submission.script import keep_code, nodes_to_exclude, render_script, repeat_code

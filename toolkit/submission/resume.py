@@ -39,8 +39,7 @@ from toolkit.submission.preflight.beginning import (
     check_whole,
 )
 from toolkit.submission.preflight.secrets import check_secrets
-from toolkit.submission.resumable import check_components, check_site, check_tasks
-from toolkit.submission.resume_checks import check_steps_left
+from toolkit.submission.resume_checks import check_components, check_site, check_steps_left, check_tasks
 from toolkit.submission.script import NewCode, is_rerun, nodes_to_exclude, render_script
 from toolkit.submission.sweep.sweep import resolve_again
 from toolkit.terminal.talk import say

@@ -6,16 +6,117 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.containers import rank_command
 from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_srun
 from toolkit.supervise.log import say
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.symptoms import PMIX_ORDER
+
+RANK_MODULE = ["-P", "-m", "toolkit.rank"]
+# Only the package is mounted: the folder around it may be a site-packages with binaries of another Python.
+PACKAGE_INSIDE = "/opt/toolkit-of-host"
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """The command that a launcher starts for each rank: `options` are srun's, `environment` is all of the launcher's."""
+
+    program: list[str]
+    environment: dict[str, str]
+    options: list[str] = field(default_factory=list)
+
+
+def rank_command(
+    job: Mapping[str, Any], run: RunDirectory, environment: Mapping[str, str], base: Mapping[str, str], *,
+    launcher: str, python: str = sys.executable,
+) -> RankCommand:  # fmt: skip
+    """The command of a rank on this site.
+
+    Args:
+        environment: the variables for the ranks.
+        base: the supervisor's variables; those that differ from it must override the image's own values.
+        python: the interpreter of ranks outside of containers.
+
+    Raises:
+        OwnFailureError: the site has no such runtime, or the site's launcher cannot start it.
+    """
+    site, table = job.get("site_container") or {}, job.get("container") or {}
+    image = str(table.get("image") or site.get("image") or "")
+    if not image:
+        outside = dict(environment)
+        if python != sys.executable:  # a staged one: ranks find its other programs on PATH
+            outside["PATH"] = f"{Path(python).parent}:{environment.get('PATH', '')}"
+        return RankCommand([python, *RANK_MODULE], outside)
+    inside = _environment_inside(job, environment)
+    forced = _forced(job, inside, base)
+    mounts = _mounts(job, run, [*(site.get("mounts") or []), *(table.get("mounts") or [])])
+    program = [str(table.get("python") or "python3"), *RANK_MODULE]
+    options = [str(option) for option in site.get("options") or []]
+    folder = str(job["job_directory"])
+    if site.get("runtime") == "apptainer":
+        binds = [argument for mount in mounts for argument in ("--bind", mount)]
+        # --no-eval: else apptainer's shell would expand the values of APPTAINERENV_*.
+        home = ["--home", inside["HOME"]] if "HOME" in forced else []  # Apptainer ignores APPTAINERENV_HOME
+        argv = ["apptainer", "exec", "--no-eval", *options, *binds, *home, "--pwd", folder, image, *program]
+        return RankCommand(argv, {**inside, **_against_the_image(forced, inside)})
+    if site.get("runtime") == "pyxis" and launcher == "srun":
+        of_srun = [
+            f"--container-image={image}", f"--container-mounts={','.join(mounts)}", f"--container-workdir={folder}",
+            f"--container-env={','.join(forced)}", *options,
+        ]  # fmt: skip
+        return RankCommand(program, inside, of_srun)
+    raise OwnFailureError(
+        f"the image {image} cannot be run: runtime {site.get('runtime')!r}, launcher {launcher!r}",
+        fix='set [container] runtime in the site file; "pyxis" works only with srun',
+    )
+
+
+def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    inside = {**environment, "PYTHONPATH": PACKAGE_INSIDE, "PYTHONNOUSERSITE": "1"}
+    chosen = (job.get("env") or {}).get("vars") or {}
+    if "PYTHONPATH" in chosen:
+        inside["PYTHONPATH"] = f"{PACKAGE_INSIDE}:{chosen['PYTHONPATH']}"
+    if "MPI4PY_LIBMPI" not in chosen:  # the site's value is a path on the host; the image has its own MPI
+        inside.pop("MPI4PY_LIBMPI", None)
+    return inside
+
+
+def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
+    """The variables that override the image's: all that the site, the job and the supervisor set."""
+    of_job = job.get("env") or {}
+    own = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("pass", []), *of_job.get("secrets", {})}
+    return sorted(name for name in inside if name in own or base.get(name) != inside[name])
+
+
+def _against_the_image(forced: list[str], inside: Mapping[str, str]) -> dict[str, str]:
+    """The variables that make Apptainer override the image's. Values that Apptainer would change are rejected."""
+    for name in forced:
+        if "\r\n" in inside[name] or any("\ud800" <= char <= "\udfff" for char in inside[name]):
+            raise OwnFailureError(
+                f"the variable {name} cannot be passed into the image unchanged: Apptainer removes the CR from CR LF, and "
+                "replaces bytes that are not UTF-8",
+                fix="remove it from [env], or write its value to a file",
+            )
+    return {f"APPTAINERENV_{name}": inside[name] for name in forced if name != "HOME"}
+
+
+def _mounts(job: Mapping[str, Any], run: RunDirectory, more: list[str]) -> list[str]:
+    mounts = [f"{_PACKAGE}:{PACKAGE_INSIDE}/toolkit:ro"]
+    for folder in dict.fromkeys([str(run.whole.path), str(job["job_directory"])]):
+        if ":" in folder or "," in folder:
+            raise OwnFailureError(
+                f"the folder {folder!r} cannot be mounted: it contains a colon or a comma",
+                fix="choose another folder with --runs, or move the job file",
+            )
+        mounts.append(f"{folder}:{folder}")
+    return [*mounts, *(mount if ":" in mount else f"{mount}:{mount}" for mount in more)]
 
 
 def is_unmanaged(entry: object) -> bool:

@@ -5,7 +5,7 @@ No source outvotes another: if two contradict each other, the value is unknown, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,10 @@ class Claims:
             return Fact(values[0], sources, "confirmed" if len(claiming) > 1 else single)
         claims = tuple(Claimed(answer.claims[about], answer.source) for answer in claiming)
         return Fact(None, sources, "unknown", CONTRADICTED, claims)
+
+    def facts(self, about: About, *names: str) -> Iterator[Fact[Any]]:
+        """The fact of each name below a subject."""
+        return (self.fact(*about, name) for name in names)
 
     def _unclaimed(self, about: About) -> Fact[Any]:
         """The unknown fact, with the reason of each source that covers the subject."""

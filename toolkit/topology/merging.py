@@ -17,17 +17,21 @@ def merge_nodes(reported: Iterable[NodeFacts]) -> tuple[dict[str, NodeFacts], li
 
     If a host reports two different sets of facts, all its facts are unknown, since either set may be the right one.
     """
-    share = _Sharing()
+    # By identity first, because comparing is slow. The objects are kept so that Python does not reuse their ids.
+    shared: dict[int, tuple[Hardware, Hardware]] = {}
+    first_equal: dict[Hardware, Hardware] = {}
     nodes: dict[str, NodeFacts] = {}
-    contested: set[str] = set()
     conflicts: set[str] = set()
+    contested: set[str] = set()
     for node in reported:
-        host = node.host.value
+        host, kind = node.host.value, node.hardware
         if host is None:
             conflicts.add("a node is omitted because its name is unknown")
             continue
-        shared = share(node)
-        if nodes.setdefault(host, shared) != shared:
+        if id(kind) not in shared:
+            shared[id(kind)] = (kind, first_equal.setdefault(kind, kind))
+        node = replace(node, hardware=shared[id(kind)][1])
+        if nodes.setdefault(host, node) != node:
             contested.add(host)
     for host in contested:
         conflicts.add(f"{host} reported two different sets of facts, so all its facts are unknown")
@@ -36,23 +40,6 @@ def merge_nodes(reported: Iterable[NodeFacts]) -> tuple[dict[str, NodeFacts], li
             replace(nodes[host].host, source="topology"), reason, unknown_hardware(reason.source, reason.missing)
         )
     return nodes, sorted(conflicts)
-
-
-class _Sharing:
-    """Replaces the hardware of a node by the first object that equals it."""
-
-    def __init__(self) -> None:
-        # The identity comes first because comparing is slow. The object is kept so that Python does not reuse its id.
-        self.by_id: dict[int, tuple[Hardware, Hardware]] = {}
-        self.by_value: dict[Hardware, Hardware] = {}
-
-    def __call__(self, node: NodeFacts) -> NodeFacts:
-        entry = self.by_id.get(id(node.hardware))
-        if entry is None:
-            entry = (node.hardware, self.by_value.setdefault(node.hardware, node.hardware))
-            self.by_id[id(node.hardware)] = entry
-        _, shared = entry
-        return node if shared is node.hardware else replace(node, hardware=shared)
 
 
 def in_order_of_names(nodes: dict[str, NodeFacts]) -> tuple[NodeFacts, ...]:

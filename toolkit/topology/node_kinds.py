@@ -1,15 +1,72 @@
-"""The kinds of node in a cluster: the groups of GPUs in each kind, and notes about unknown facts."""
+"""The node and GPU of each rank, and the kinds of node in a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toolkit.topology.facts import Hardware, NodeFacts
+from toolkit.topology.facts import Hardware, NodeFacts, Topology
 from toolkit.topology.links.nodes import Groups, cliques_of, sockets_of, switches_of, unknown_pairs
 from toolkit.topology.names import Notes, first_named
 
-__all__ = ["NodeKind", "group_at", "kinds_of"]
+__all__ = ["NodeKind", "Place", "group_at", "kinds_of", "places_of"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The number of a rank's node, and the index of its GPU on that node; None if unknown."""
+
+    node: int | None
+    gpu: int | None
+
+
+def places_of(topology: Topology, ranks_per_node: int | None, notes: Notes) -> list[Place]:
+    """The place of each rank of the topology: on the GPU that the rank named, otherwise on the GPU of its local rank.
+
+    If the topology has no ranks, each GPU gets one, in the order of nodes. `ranks_per_node` overrides the ranks of the
+    topology with that number on each node.
+    """
+    if ranks_per_node is None and topology.size:
+        return _places_of_ranks(topology, notes)
+    places = []
+    for number, node in enumerate(topology.nodes):
+        gpus = len(node.hardware.gpus)
+        count = ranks_per_node or gpus
+        if count == 0:
+            notes.add("no GPU is known, so toolkit assumes one rank", node)
+        elif count > gpus > 0:
+            notes.add(f"{count} ranks have {gpus} GPUs, so they share no tier finer than the node", node)
+        places += [Place(number, gpu if gpu < gpus and count <= gpus else None) for gpu in range(count or 1)]
+    return places
+
+
+def _places_of_ranks(topology: Topology, notes: Notes) -> list[Place]:
+    numbers = {node.host.value: number for number, node in enumerate(topology.nodes)}
+    places: dict[int, Place] = {rank: Place(None, None) for rank in topology.unplaced_ranks}
+    for host, ranks in topology.ranks_by_host.items():
+        number = numbers.get(host)
+        if number is None:
+            notes.add(f"{host} has ranks but reported no facts")
+            places |= {rank: Place(None, None) for rank in ranks}
+            continue
+        node = topology.nodes[number]
+        gpus = _gpus_of_ranks(node, [topology.gpu_of_rank.get(rank) for rank in ranks])
+        if None in gpus and any(rank in topology.gpu_of_rank for rank in ranks):
+            notes.add("ranks are on GPUs that the node did not report, so they share no tier finer than the node", node)
+        places |= {rank: Place(number, gpu) for rank, gpu in zip(ranks, gpus, strict=True)}
+    if topology.unplaced_ranks:
+        notes.add(
+            f"the hosts of {len(topology.unplaced_ranks)} ranks are unknown, so they share only the cluster with others"
+        )
+    return [places[rank] for rank in sorted(places)]
+
+
+def _gpus_of_ranks(node: NodeFacts, named: list[str | None]) -> list[int | None]:
+    """The GPU index of each rank of a node, from the UUIDs that ranks named, or from local ranks without any UUID."""
+    uuids = [fact.value for fact in node.gpu_uuids]
+    if any(named):
+        return [uuids.index(uuid) if uuid and uuid in uuids else None for uuid in named]
+    return [local if len(named) <= len(node.hardware.gpus) else None for local in range(len(named))]
 
 
 @dataclass(frozen=True, eq=False)  # nodes with equal hardware share one object, so identity is enough

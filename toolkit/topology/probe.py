@@ -11,16 +11,31 @@ from typing import Any
 from toolkit.topology.claims import About, Answer, Claims
 from toolkit.topology.facts import Fact, Gpu, Hardware, LinkFact, Nic, NicPort, NodeFacts, NumaNode, unknown
 from toolkit.topology.names import by_numbers
-from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S
-from toolkit.topology.sources.cpu_commands import ask_lscpu, ask_numactl
-from toolkit.topology.sources.ibstat import ask_ibstat
+from toolkit.topology.readers.topology_address import parse_slurm_topology
+from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, ask_lscpu, ask_nvidia_smi
 from toolkit.topology.sources.kernel_files import SYSTEM_ROOT
-from toolkit.topology.sources.nvidia_smi import ask_nvidia_smi
 from toolkit.topology.sources.nvml import ask_nvml
-from toolkit.topology.sources.slurm_address import ask_slurm
 from toolkit.topology.sources.system_files import ask_system_files, count_gpus
 
-__all__ = ["probe_node", "settle", "unknown_hardware"]
+__all__ = ["ask_slurm", "probe_node", "settle", "unknown_hardware"]
+
+ADDRESS_VARIABLE = "SLURM_TOPOLOGY_ADDR"
+PATTERN_VARIABLE = "SLURM_TOPOLOGY_ADDR_PATTERN"
+
+
+def ask_slurm(environ: Mapping[str, str]) -> Answer:
+    """The switches in SLURM_TOPOLOGY_ADDR, as a claim."""
+    answer = Answer(ADDRESS_VARIABLE, "direct", covers=(("switches",),))
+    address, pattern = environ.get(ADDRESS_VARIABLE), environ.get(PATTERN_VARIABLE)
+    if not address or not pattern:
+        answer.miss(f"{ADDRESS_VARIABLE if not address else PATTERN_VARIABLE} is not set")
+        return answer
+    path, warnings = parse_slurm_topology(address, pattern)
+    answer.say(path, "switches")
+    if path is None:
+        answer.miss(warnings[0])
+    answer.warnings += [f"{ADDRESS_VARIABLE}: {warning}" for warning in warnings]
+    return answer
 
 
 def probe_node(
@@ -54,17 +69,17 @@ def probe_node(
 
 
 def _commands_for_missing(claims: Claims) -> list[Callable[[float], Answer]]:
-    """The commands whose facts are missing in the claims of NVML and /sys."""
+    """The commands whose facts are missing in the claims of NVML and /sys.
+
+    `numactl -H` and `ibstat` are none of them, because they read the same files of /sys.
+    """
     count = claims.fact("gpu_count").value
     is_gpu_linked = {str(other)[:3] == "GPU" for gpu in claims.below("link") for other in claims.below("link", gpu)}
     has_gpu_links = True in is_gpu_linked or count in (0, 1)
     has_nic_links = False in is_gpu_linked or not count or not claims.below("nic")
-    has_nodes = bool(claims.below("numa"))
     is_needed: dict[Callable[[float], Answer], bool] = {
         ask_nvidia_smi: count is None or not (has_gpu_links and has_nic_links),
-        ask_ibstat: not claims.below("nic"),
-        ask_lscpu: not has_nodes or claims.fact("sockets").value is None,
-        ask_numactl: not has_nodes,
+        ask_lscpu: not claims.below("numa") or claims.fact("sockets").value is None,
     }
     return [command for command, needed in is_needed.items() if needed]
 
@@ -97,45 +112,26 @@ def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:
 
 def _numa_nodes(claims: Claims) -> Fact[tuple[NumaNode, ...]]:
     numbers = sorted(claims.below("numa"))
+    first: Fact[Any] = claims.fact("numa", numbers[0]) if numbers else claims.fact("numa_nodes")
     if not numbers:
-        missing: Fact[Any] = claims.fact("numa_nodes")
-        return missing
-    claiming = [answer for answer in claims.answers if any(about[0] == "numa" for about in answer.claims)]
-    nodes = tuple(
-        NumaNode(
-            number,
-            claims.fact("numa", number, "socket"),
-            claims.fact("numa", number, "cpus"),
-            claims.fact("numa", number, "memory_mib"),
-        )
-        for number in numbers
-    )
-    sources = ", ".join(answer.source for answer in claiming)
-    return Fact(nodes, sources, "confirmed" if len(claiming) > 1 else claiming[0].confidence)
+        return first
+    nodes = (NumaNode(number, *claims.facts(("numa", number), "socket", "cpus", "memory_mib")) for number in numbers)
+    return Fact(tuple(nodes), first.source, first.confidence)
 
 
 def _gpu(claims: Claims, index: int) -> Gpu:
-    def fact(name: str) -> Fact[Any]:
-        return claims.fact("GPU", index, name)
-
-    return Gpu(index, fact("name"), fact("bus"), fact("numa_node"), fact("cpus"), fact("memory_bytes"), fact("mig"))
+    names = ("name", "bus", "numa_node", "cpus", "memory_bytes", "mig")
+    return Gpu(index, *claims.facts(("GPU", index), *names))
 
 
 def _nic(claims: Claims, name: str) -> Nic:
     about: About = ("nic", name)
-    numbers = sorted(claims.below(*about, "port"))
-    ports = tuple(
-        NicPort(
-            number,
-            claims.fact(*about, "port", number, "state"),
-            claims.fact(*about, "port", number, "rate"),
-            claims.fact(*about, "port", number, "link_layer"),
-        )
-        for number in numbers
+    ports = (
+        NicPort(number, *claims.facts((*about, "port", number), "state", "rate", "link_layer"))
+        for number in sorted(claims.below(*about, "port"))
     )
-    return Nic(
-        name, claims.fact(*about, "net_device"), claims.fact(*about, "bus"), claims.fact(*about, "numa_node"), ports
-    )
+    net_device, bus, numa_node = claims.facts(about, "net_device", "bus", "numa_node")
+    return Nic(name, net_device, bus, numa_node, tuple(ports))
 
 
 def _links(claims: Claims, gpus: list[int], nics: list[str]) -> tuple[LinkFact, ...]:

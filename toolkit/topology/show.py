@@ -6,10 +6,13 @@ Every line names its source. After the nodes follow the unknown facts that place
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from rich.text import Text
+from rich.tree import Tree
+
 from toolkit.errors import ToolkitError
+from toolkit.terminal.talk import plain
 from toolkit.topology.facts import NO_FABRIC, Fact, Gpu, Hardware, Nic, NodeFacts, Topology, contradictions
 from toolkit.topology.links.nodes import cliques_of, nearest_nics_of
 from toolkit.topology.names import short_ranges
@@ -20,24 +23,29 @@ _GIB = 2**30
 _Item = tuple[str, Fact[Any], Callable[[Any], str]]
 
 
-@dataclass
-class Branch:
+class Branch(Tree):
     """A line of the tree, and the lines below it."""
 
-    name: str
-    text: str = ""
-    below: list[Branch] = field(default_factory=list)
+    def __init__(self, name: str, text: str = "") -> None:
+        super().__init__("")
+        self.name = name
+        self.set_text(text)
 
-    def add(self, name: str, text: str = "") -> Branch:
+    def set_text(self, text: str) -> None:
+        """Set what follows the name on this line."""
+        style = "not bold yellow" if text.startswith("unknown") else "not bold"
+        self.label = Text(plain(self.name), "bold").append(f" {plain(text)}" if text else "", style)
+
+    def below(self, name: str, text: str = "") -> Branch:
         """Add a line below, and return it."""
         branch = Branch(name, text)
-        self.below.append(branch)
+        self.children.append(branch)
         return branch
 
     def add_fact(self, name: str, fact: Fact[Any], text: Callable[[Any], str] = str) -> Branch:
         """Add a line with a fact's value, or the reason why it is unknown, and its source."""
         value = _unknown(fact) if fact.value is None else text(fact.value)
-        return self.add(f"{name}:", f"{value}  [{fact.source}]")
+        return self.below(f"{name}:", f"{value}  [{fact.source}]")
 
     def set_facts(self, items: Sequence[_Item]) -> None:
         """Set this line's text to the known facts, grouped by source; add a line below for each unknown one."""
@@ -47,7 +55,7 @@ class Branch:
                 self.add_fact(name, fact)
             else:
                 by_source.setdefault(fact.source, []).append(text(fact.value))
-        self.text = "  ".join(f"{', '.join(texts)}  [{source}]" for source, texts in by_source.items())
+        self.set_text("  ".join(f"{', '.join(texts)}  [{source}]" for source, texts in by_source.items()))
 
 
 def tree_of(topology: Topology) -> list[Branch]:
@@ -55,14 +63,16 @@ def tree_of(topology: Topology) -> list[Branch]:
     trees = [_node(node) for node in topology.nodes]
     if missing := _missing_for_ranks(topology):
         count = "1 fact is" if len(missing) == 1 else f"{len(missing)} facts are"
-        trees.append(Branch(f"{count} unknown that ranks are placed by", below=[Branch(line) for line in missing]))
+        trees.append(Branch(f"{count} unknown that ranks are placed by"))
+        for line in missing:
+            trees[-1].below(line)
     last = Branch("contradictions")
     for node in topology.nodes:
         for line in contradictions(node):
-            last.add(f"{node.host.value}: {line}" if len(topology.nodes) > 1 else line)
+            last.below(f"{node.host.value}: {line}" if len(topology.nodes) > 1 else line)
     for line in topology.conflicts:
-        last.add(line)
-    return [*trees, last] if last.below else trees
+        last.below(line)
+    return [*trees, last] if last.children else trees
 
 
 def _missing_for_ranks(topology: Topology) -> list[str]:
@@ -100,9 +110,9 @@ def _sockets(tree: Branch, node: NodeFacts) -> None:
         above = tree
         if (socket := numa.socket.value) is not None:
             if socket not in sockets:
-                sockets[socket] = tree.add(f"socket {socket}", f"[{numa.socket.source}]")
+                sockets[socket] = tree.below(f"socket {socket}", f"[{numa.socket.source}]")
             above = sockets[socket]
-        branch = above.add(f"NUMA node {numa.number}")
+        branch = above.below(f"NUMA node {numa.number}")
         branch.set_facts([
             ("CPUs", numa.cpus, lambda cpus: f"CPUs {cpus}" if cpus else "no CPUs"),
             ("memory", numa.memory_mib, lambda mib: f"{mib / 1024:.0f} GiB"),
@@ -111,17 +121,19 @@ def _sockets(tree: Branch, node: NodeFacts) -> None:
     known = {numa.number for numa in hardware.numa_nodes.value or ()}
     devices: tuple[Gpu | Nic, ...] = (*hardware.gpus, *(hardware.nics.value or ()))
     for number in dict.fromkeys(one.numa_node.value for one in devices if one.numa_node.value not in known):
-        branch = tree.add("devices", "of an unknown NUMA node") if number is None else tree.add(f"NUMA node {number}")
+        branch = (
+            tree.below("devices", "of an unknown NUMA node") if number is None else tree.below(f"NUMA node {number}")
+        )
         _devices(branch, node, number)
 
 
 def _devices(tree: Branch, node: NodeFacts, number: int | None) -> None:
     for place, gpu in enumerate(node.hardware.gpus):
         if gpu.numa_node.value == number:
-            _gpu(tree.add(gpu.label), node, place, gpu)
+            _gpu(tree.below(gpu.label), node, place, gpu)
     for place, nic in enumerate(node.hardware.nics.value or ()):
         if nic.numa_node.value == number:
-            _nic(tree.add(nic.name), nic, node.nic_guids[place : place + 1])
+            _nic(tree.below(nic.name), nic, node.nic_guids[place : place + 1])
 
 
 def _gpu(branch: Branch, node: NodeFacts, place: int, gpu: Gpu) -> None:
@@ -142,11 +154,11 @@ def _nearest_nic(branch: Branch, hardware: Hardware, place: int) -> None:
     links, label = hardware.link_of(), hardware.gpus[place].label
     if nearest := nearest_nics_of(hardware).get(place):
         source = links[label, nearest.nics[0]].source
-        branch.add("nearest NIC:", f"{', '.join(nearest.nics)} ({nearest.level})  [{source}]")
+        branch.below("nearest NIC:", f"{', '.join(nearest.nics)} ({nearest.level})  [{source}]")
         return
     for (one, other), link in links.items():
         if one == label and not other.startswith("GPU") and link.value is None:
-            branch.add("nearest NIC:", f"unknown, the link to {other}: {_unknown(link)}  [{link.source}]")
+            branch.below("nearest NIC:", f"unknown, the link to {other}: {_unknown(link)}  [{link.source}]")
             return
 
 
@@ -158,7 +170,7 @@ def _nic(branch: Branch, nic: Nic, guids: Sequence[Fact[str]]) -> None:
         *(("GUID", guid, lambda value: f"GUID {value}") for guid in guids),
     ])  # fmt: skip
     for port in nic.ports:
-        branch.add(f"port {port.number}").set_facts([
+        branch.below(f"port {port.number}").set_facts([
             ("state", port.state, str),
             ("rate", port.rate_gbit_per_s, lambda rate: f"{rate:g} Gbit/s"),
             ("link layer", port.link_layer, str),
@@ -170,14 +182,14 @@ def _links(tree: Branch, hardware: Hardware) -> None:
     labels = {gpu.label for gpu in hardware.gpus}
     if len(labels) < 2:
         return
-    links = tree.add("links of GPUs")
+    links = tree.below("links of GPUs")
     for link in hardware.links:
         pairs = [f"{one}-{other}" for one, other in link.pairs if labels.issuperset((one, other))]
         if pairs:
             value = _unknown(link.link) if link.link.value is None else link.link.value
-            links.add(f"{value}:", f"{_pairs(pairs, len(labels))}  [{link.link.source}]")
+            links.below(f"{value}:", f"{_pairs(pairs, len(labels))}  [{link.link.source}]")
     cliques = [short_ranges([hardware.gpus[place].index for place in clique]) for clique in cliques_of(hardware)]
-    tree.add("NVLink cliques:", "; ".join(f"GPU {','.join(clique)}" for clique in cliques) or "none")
+    tree.below("NVLink cliques:", "; ".join(f"GPU {','.join(clique)}" for clique in cliques) or "none")
 
 
 def _pairs(pairs: Sequence[str], gpus: int) -> str:

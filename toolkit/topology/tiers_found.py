@@ -3,20 +3,112 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import NO_FABRIC, NodeFacts, Topology
-from toolkit.topology.links.pairs import pair_links
-from toolkit.topology.links.tiers import clique_link, fabric_link, node_link
+from toolkit.topology.links.nodes import MOST_NVLINKS, Groups, gpu_links, links_within, nvlink_count
+from toolkit.topology.links.nominal import nvlink_bytes_per_s, pcie
+from toolkit.topology.links.tiers import clique_link, fabric_link, node_link, slowest
 from toolkit.topology.names import Notes
-from toolkit.topology.node_kinds import NodeKind, kinds_of
-from toolkit.topology.rank_places import places_of
-from toolkit.topology.tiers import Tiers, tiers_of
-from toolkit.topology.tiers_inside import Column, tiers_inside
+from toolkit.topology.node_kinds import NodeKind, Place, group_at, kinds_of, places_of
+from toolkit.topology.tiers import Link, Tiers, tiers_of
 
-__all__ = ["tiers_of_topology"]
+__all__ = ["Column", "tiers_inside", "tiers_of_topology"]
+
+Column = tuple[str, Sequence[object], Link]  # the name of a tier, the label of each rank's group, the link in the tier
+
+
+def tiers_inside(
+    nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], places: Sequence[Place], notes: Notes
+) -> list[Column]:
+    """The tiers of these nodes, the finest first. `kinds[number]` is the kind of node `number`."""
+    if any(kind.cliques for kind in kinds):
+        for node, kind in zip(nodes, kinds, strict=True):
+            if kind.hardware.gpus and not kind.cliques:
+                notes.add("its GPUs share only the node: no NVLink is known, but other nodes have it", node)
+        return [("clique", _labels(kinds, places, lambda kind: kind.cliques), clique_link(kinds, between_nodes=False))]
+    columns: list[Column] = []
+    with_switches = [kind for kind in dict.fromkeys(kinds) if kind.switches]
+    if with_switches:
+        links = [_pcie_within(kind, kind.switches) for kind in with_switches]
+        columns.append(("switch", _labels(kinds, places, lambda kind: kind.switches), slowest(links)))
+    for node, kind in zip(nodes, kinds, strict=True):
+        if kind.sockets is None:
+            notes.add(f"{kind.sockets_missing}, so sockets are no separate tier", node)
+    if any(kind.sockets and len(kind.sockets) > 1 for kind in kinds):
+        links = [_pcie_within(kind, kind.sockets) for kind in dict.fromkeys(kinds) if kind.sockets]
+        columns.append(("socket", _labels(kinds, places, lambda kind: kind.sockets), slowest(links)))
+    return columns
+
+
+def _labels(
+    kinds: Sequence[NodeKind], places: Sequence[Place], groups_of: Callable[[NodeKind], Groups | None]
+) -> list[Hashable]:
+    """The group of each rank in a tier below the node; a GPU without a clique or a switch is alone in its group."""
+    labels: list[Hashable] = []
+    for rank, place in enumerate(places):
+        group = None
+        if place.node is not None and place.gpu is not None:
+            group = group_at(groups_of(kinds[place.node]) or (), place.gpu)
+        # If the sockets of a node are unknown, each of its GPUs is alone, and their finest common tier is the node.
+        labels.append(("alone", rank) if group is None else (place.node, group))
+    return labels
+
+
+def _pcie_within(kind: NodeKind, groups: Groups) -> Link:
+    """The slowest path between two GPUs of a group; if each GPU is alone on its socket, the link of a host bridge."""
+    links = [link for group in groups for link in links_within(kind.hardware, group)]
+    return pcie(kind.hardware, links or ["PHB"])
+
+
+@dataclass(frozen=True, eq=False)
+class PairLinks:
+    """The number of NVLinks between two ranks of one clique inside a node.
+
+    Attributes:
+        counts: (kinds, places, places), between two GPUs by their places on a kind of node.
+        kind_of, place_of: (ranks,), the kind of node and the GPU's place of a rank.
+        link_bytes_per_s: (kinds,), of one link and direction.
+    """
+
+    counts: np.ndarray
+    kind_of: np.ndarray
+    place_of: np.ndarray
+    link_bytes_per_s: np.ndarray
+
+    def bytes_per_s(self, groups: np.ndarray) -> np.ndarray:
+        """The rate from a rank to the others of its group, (groups,); the pair with the fewest links decides.
+
+        Args:
+            groups: (groups, members) of ranks, two or more members, each group within one clique.
+        """
+        kinds, places = self.kind_of[groups[:, 0]], self.place_of[groups]
+        others = groups.shape[1] - 1
+        between = self.counts[kinds[:, None, None], places[:, :, None], places[:, None, :]]
+        least = np.where(np.eye(others + 1, dtype=bool), MOST_NVLINKS, between).min(axis=(1, 2))
+        together = np.where(least * others > MOST_NVLINKS, least, least * others)  # as in `nvlinks_to`
+        rates: np.ndarray = together * self.link_bytes_per_s[kinds]
+        return rates
+
+
+def pair_links(kinds: Sequence[NodeKind], places: Sequence[Place]) -> PairLinks:
+    """The links of these ranks; `kinds[number]` is the kind of node `number`. A rank without a GPU is in no clique."""
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    most = max(len(kind.gpus) for kind in numbers)
+    counts = np.zeros((len(numbers), most, most), dtype=np.int64)
+    for kind, number in numbers.items():
+        for one, other, link in gpu_links(kind.hardware):
+            counts[number, one, other] = counts[number, other, one] = nvlink_count(link)
+    return PairLinks(
+        counts,
+        np.array([0 if place.node is None else numbers[kinds[place.node]] for place in places], dtype=np.int64),
+        np.array([place.gpu or 0 for place in places], dtype=np.int64),
+        np.array([nvlink_bytes_per_s(kind.hardware) for kind in numbers]),
+    )
 
 
 def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, notes: list[str] | None = None) -> Tiers:

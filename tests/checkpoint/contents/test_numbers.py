@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.checkpoint.contents.numbers import SMALL_FLOATS, as_numbers
+from toolkit.checkpoint.contents.stored_tensors import SMALL_FLOATS, as_numbers
 from toolkit.checkpoint.format.elements import ELEMENTS
 
 

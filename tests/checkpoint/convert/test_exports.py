@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 from toolkit.checkpoint.convert import source_files
+from toolkit.checkpoint.convert.export_safetensors import convert
 from toolkit.checkpoint.convert.export_torch import export_dcp
-from toolkit.checkpoint.convert.rounding import convert
-from toolkit.checkpoint.convert.safetensors_header import CODES
-from toolkit.checkpoint.convert.selection import select
+from toolkit.checkpoint.convert.import_safetensors import CODES
+from toolkit.checkpoint.convert.selection import ExportRequest, select
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.world.facts import World
@@ -330,7 +330,8 @@ def test_dcp_is_written_file_after_file(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(StoredTensors, "read", read)
     manifest = read_manifest(folder)
-    export_dcp(folder, manifest, select(manifest, "", where=""), tmp_path / "dcp", most_file_bytes=3000)
+    request = ExportRequest(folder, manifest, select(manifest, "", where=""), tmp_path / "dcp")
+    export_dcp(request, most_file_bytes=3000)
     assert len(alive) == 12 and most <= 4000
     assert len(list((tmp_path / "dcp").glob("__*_0.distcp"))) == 6
     target = {

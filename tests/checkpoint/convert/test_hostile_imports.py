@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from toolkit.checkpoint.convert.dcp_metadata import read_dcp_metadata
-from toolkit.checkpoint.convert.safetensors_header import read_header
+from toolkit.checkpoint.convert.import_safetensors import read_header
 from toolkit.errors import ToolkitError
 
 pytestmark = pytest.mark.filterwarnings(

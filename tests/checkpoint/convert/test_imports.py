@@ -17,8 +17,8 @@ from real_ranks import SHAPES, reference, run_ranks, state
 from safetensors.torch import save_file
 
 from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.convert.import_safetensors import CODES
 from toolkit.checkpoint.convert.imports import import_checkpoint
-from toolkit.checkpoint.convert.safetensors_header import CODES
 from toolkit.checkpoint.folder.verify import verify_fully
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest

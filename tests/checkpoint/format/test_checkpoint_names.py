@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolkit.checkpoint.format import jsonvalues
-from toolkit.checkpoint.format.names import escape, unescape
+from toolkit.checkpoint.format.shard_layout import escape, unescape
 from toolkit.errors import ToolkitError
 
 any_text = st.text(st.characters(codec=None, categories=None), max_size=20)

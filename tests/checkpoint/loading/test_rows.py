@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.checkpoint.loading import rows as rows_module
-from toolkit.checkpoint.loading.rows import rows_of
+from toolkit.checkpoint.loading import wanted as rows_module
+from toolkit.checkpoint.loading.wanted import rows_of
 
 BLOCK = 32
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading import falling_back, start_values
-from toolkit.checkpoint.loading.start_values import MOST_BYTES, MOST_BYTES_EACH, StartValues
+from toolkit.checkpoint.loading import falling_back
+from toolkit.checkpoint.loading.falling_back import MOST_BYTES, MOST_BYTES_EACH, StartValues
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.world.facts import World
 
@@ -158,7 +158,7 @@ def on_two_ranks(folder: Path, world: World) -> list[str]:
     torch.distributed.barrier()
     answers = [said(1), said(2)]
     if world.rank == 1:
-        start_values.flatten_state_dict = lambda _: exec("raise MemoryError('no room')")
+        falling_back.flatten_state_dict = lambda _: exec("raise MemoryError('no room')")
     return [*answers, said(3)]
 
 

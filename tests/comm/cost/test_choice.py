@@ -51,7 +51,7 @@ def test_other_nodes_are_measured_anew(ranks, tmp_path):
 
 def ask_too_early(state):
 
-    with pytest.raises(ToolkitError, match="which algorithm is the fastest was not measured") as caught:
+    with pytest.raises(ToolkitError, match="algorithm 'fastest' requires a measurement of the links") as caught:
         state.communicator.all_reduce(torch.ones(4), "sum", "fastest")
     assert "choose_by_measurement" in caught.value.fix
 

@@ -16,10 +16,9 @@ from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import make_task
 from toolkit.rundir.task_files import keep_the_end
 from toolkit.runs.efficiency import count
+from toolkit.runs.efficiency.count import steps_made, usage_of
 from toolkit.runs.efficiency.rendering import _cpu_time, _line
 from toolkit.runs.efficiency.report import Share
-from toolkit.runs.efficiency.samples import usage_of
-from toolkit.runs.efficiency.steps import steps_made
 from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.slurm.accounted_usage import AccountedLife

@@ -7,7 +7,7 @@ import pytest
 from queued_runs import submitted
 
 from toolkit.errors import NotFoundError
-from toolkit.rundir.session_names import sessions_folder
+from toolkit.rundir.layout import sessions_folder
 from toolkit.runs.follow.follow import Follower
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")

@@ -13,7 +13,7 @@ import pytest
 from toolkit.rundir.layout import create_run
 from toolkit.runs.record.job import request_of
 from toolkit.submission.preflight import storage
-from toolkit.submission.preflight.files import check_files
+from toolkit.submission.preflight.checks import check_files
 from toolkit.submission.preflight.shape import check_shape
 from toolkit.submission.preflight.storage import Mount, check_room, check_shared, mount_of
 

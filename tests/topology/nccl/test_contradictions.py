@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from toolkit.topology.nccl.finding import Given
 from toolkit.topology.nccl.lint import lint
+from toolkit.topology.nccl.variables import rules, variables
 
 
 def check(text: str, version=(2, 27, 7)) -> dict[str, str]:
@@ -59,3 +62,13 @@ def test_what_goes_together_is_fine():
 def test_a_value_that_is_misread_contradicts_nothing_beside():
     said = check("NCCL_IB_DISABLE=true NCCL_IB_HCA==mlx5_0")
     assert said.keys() == {"NCCL_IB_DISABLE"}
+
+
+def test_an_undocumented_name_beside_a_disabled_network_is_only_a_note():
+    assert check("NCCL_IB_DISABLE=1 NCCL_IB_FROBNICATE=1")["NCCL_IB_FROBNICATE"].startswith("note: ")
+
+
+def test_rules_name_variables_of_the_table():
+    for rule in rules():
+        named = {*rule.variables, *re.findall("NCCL_[A-Z0-9_]+", " ".join((*rule.when, *rule.advice)))}
+        assert {name for name in named if "*" not in name} <= variables().keys(), rule

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from toolkit.errors import CheckFailedError
-from toolkit.topology.readers.ibstat import answer_ibstat, parse_ibstat
+from toolkit.topology.readers.ibstat import answer_ibstat
 
 ADAPTER = """CA '{name}'
 \tCA type: MT4129
@@ -48,10 +48,10 @@ def test_two_adapters():
 
 def test_a_port_is_active_only_when_a_subnet_manager_made_it_so():
     text = ONE.replace("State: Active", "State: Initializing").replace("Base lid: 17", "Base lid: 65535")
-    (adapter,), warnings = parse_ibstat(text.replace("Rate: 400", "Rate: 2.5"))
-    (port,) = adapter.ports
-    assert (port.active, port.rate_gb_per_s, port.base_lid, warnings) == (False, 2.5, 65535, ())
-    assert parse_ibstat(ONE)[0][0].ports[0].active
+    facts, warnings = answer_ibstat(text.replace("Rate: 400", "Rate: 2.5"))
+    (port,) = facts["cas"][0]["ports"]
+    assert (facts["active_ports"], port["rate"], port["base_lid"], warnings) == (0, 2.5, 65535, ())
+    assert answer_ibstat(ONE)[0]["active_ports"] == 1
     assert answer_ibstat(text)[0]["not_active"] == ["mlx5_0:1 Initializing/LinkUp"]
 
 
@@ -68,7 +68,7 @@ def test_a_port_is_active_only_when_a_subnet_manager_made_it_so():
     ],
 )
 def test_what_mails_logs_and_terminals_put_around_the_text_is_passed_over(around):
-    assert parse_ibstat(around(TWO)) == parse_ibstat(TWO)
+    assert answer_ibstat(around(TWO)) == answer_ibstat(TWO)
 
 
 def test_other_drivers_and_one_port_alone():

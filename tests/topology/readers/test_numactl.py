@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.readers.numactl import answer_numactl, parse_numactl
+from toolkit.topology.readers.numactl import answer_numactl
 
 TWO = """\
 available: 3 nodes (0-1,8)
@@ -43,22 +43,22 @@ def test_nodes_with_and_without_processors():
 
 def test_one_node_without_distances_prefixes_and_windows_line_ends():
     text = "available: 1 nodes (0)\nnode 0 cpus: 0 1\nnode 0 size: 5 MB\nnode 0 free: 1 MB\n"
-    facts, warnings = parse_numactl(text + "No distance information available.\n")
-    assert (facts.node_count, facts.nodes[0].free_mib, facts.distances, warnings) == (1, 1, None, ())
+    facts, warnings = answer_numactl(text + "No distance information available.\n")
+    assert (facts["available"], facts["nodes"]["0"]["size_mb"], facts["distances"], warnings) == (1, 5, None, ())
     for prefix in ("node1: ", "3: ", "\x1b[0m", "2024-05-06T07:08:09Z "):
         assert answer_numactl("".join(f"{prefix}{line}\r\n" for line in TWO.splitlines())) == answer_numactl(TWO)
 
 
 def test_a_host_without_numa():
-    facts, warnings = parse_numactl("No NUMA available on this system\n")
-    assert facts.nodes == {} and facts.node_count is None
+    facts, warnings = answer_numactl("No NUMA available on this system\n")
+    assert facts["nodes"] == {} and facts["available"] is None
     assert warnings == ("line 1: No NUMA available on this system",)
 
 
 @pytest.mark.parametrize("text", ["", "Hello\n", "node is a word\n"])
 def test_what_is_no_numactl_is_refused(text):
     with pytest.raises(ToolkitError, match="expected the output of numactl -H"):
-        parse_numactl(text)
+        answer_numactl(text)
 
 
 @pytest.mark.parametrize(

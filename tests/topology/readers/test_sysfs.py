@@ -74,7 +74,7 @@ def test_ports_alone_say_nothing_of_nodes():
     assert (facts.nodes, facts.pci_devices, warnings) == (None, None, ())
     (device,) = facts.infiniband
     (port,) = device.ports
-    assert (device.name, device.type, device.firmware) == ("mlx5_0", "MT4129", "28.1")
+    assert device.name == "mlx5_0"
     assert (port.state, port.physical_state, port.rate_gbit_per_s, port.link_layer) == (
         "ACTIVE",
         "LinkUp",

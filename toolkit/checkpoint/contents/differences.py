@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.checkpoint.contents.keys import in_order, matches
 from toolkit.checkpoint.contents.norms import SLICE_BYTES, Magnitudes, chunks, reals
-from toolkit.checkpoint.contents.numbers import as_numbers
-from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
+from toolkit.checkpoint.contents.tensor_tree import in_order, matches
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.checkpoint.contents.numbers import as_numbers
-from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
 
 SLICE_BYTES = 32 * 1024 * 1024  # read at once
 CHUNK = 32 * 1024  # elements that are processed at once: as float64 they fit into a core's cache

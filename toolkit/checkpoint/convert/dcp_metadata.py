@@ -92,10 +92,6 @@ class _RefusedError(Exception):
     """The contents are not what DCP writes."""
 
 
-class _IncompleteError(Exception):
-    """The contents may be right, but the folder is incomplete."""
-
-
 def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
     """The tensors and values of a DCP folder by key. Each piece has the bytes of its elements, and its file exists.
 
@@ -111,20 +107,14 @@ def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, 
             metadata = _Unpickler(file).load()
         return _contents(metadata, folder)
     except _RefusedError as error:
+        why = str(error)
         fix = "save it again with a current torch, or convert it to a file there (dcp_to_torch_save) and import that"
-        raise _not_dcp(path, str(error), fix) from None
-    except _IncompleteError as error:
-        raise ToolkitError(str(error), where=str(path), fix=_FETCH_AGAIN) from None
     except (ToolkitError, OSError):
         raise
     except Exception as error:  # noqa: BLE001 - a broken pickle raises almost anything
-        raise _not_dcp(path, f"{type(error).__name__}: {error!s:.80}", f"{_FETCH_AGAIN}, or save it again") from None
-
-
-def _not_dcp(path: Path, why: str, fix: str) -> ToolkitError:
-    return ToolkitError(
-        f"cannot be read safely as metadata of torch.distributed.checkpoint: {why}", where=str(path), fix=fix
-    )
+        why, fix = f"{type(error).__name__}: {error!s:.80}", f"{_FETCH_AGAIN}, or save it again"
+    message = f"cannot be read safely as metadata of torch.distributed.checkpoint: {why}"
+    raise ToolkitError(message, where=str(path), fix=fix)
 
 
 def _contents(metadata: Any, folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
@@ -133,8 +123,8 @@ def _contents(metadata: Any, folder: Path) -> tuple[dict[str, StoredTensor], dic
     paths = paths if isinstance(paths, dict) else {}
     items = {}
     for index, info in stored.items():
-        key = (_of(index, "MetadataIndex").get("fqn"), _offset(index))
-        items[key] = _item(_of(info, "_StorageInfo"), folder)
+        offset = _of(index, "MetadataIndex").get("offset")  # None for a value
+        items[index.get("fqn"), () if offset is None else _counts(offset)] = _item(_of(info, "_StorageInfo"), folder)
     tensors, values = {}, {}
     for name, record in records.items():
         if not isinstance(name, str):
@@ -174,17 +164,15 @@ def _item(info: _Record, folder: Path) -> StoredItem:
         raise _RefusedError(f"expected the name of a file in this folder, got {file!r:.80}")
     path = folder / file
     if path.is_symlink() or not path.is_file():
-        raise _IncompleteError(f"names the file {file}, which is missing or not a regular file")
+        raise _incomplete(folder, f"names the file {file}, which is missing or not a regular file")
     begin, length = _counts((begin, length))
     if begin + length > path.stat().st_size:
-        raise _IncompleteError(f"names bytes after the end of {file}, which may be truncated")
+        raise _incomplete(folder, f"names bytes after the end of {file}, which may be truncated")
     return StoredItem(file, begin, length)
 
 
-def _offset(index: _Record) -> tuple[int, ...]:
-    """The offset of an index; () for a value, which has none."""
-    offset = index.get("offset")
-    return () if offset is None else _counts(offset)
+def _incomplete(folder: Path, message: str) -> ToolkitError:
+    return ToolkitError(message, where=str(folder / METADATA), fix=_FETCH_AGAIN)
 
 
 def _stored_item(items: dict[Any, StoredItem], name: str, offset: tuple[int, ...]) -> StoredItem:

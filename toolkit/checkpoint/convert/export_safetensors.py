@@ -1,38 +1,37 @@
 """A checkpoint's tensors as safetensors files, laid out and named as Hugging Face's libraries expect them.
 
 Neither torch nor the whole of a tensor is needed: verified slices go straight from the shard files into the new ones.
+The library serializes only tensors that are all in memory, so toolkit writes the header in the documented form, and the
+library checks the finished file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from toolkit.checkpoint.contents.keys import in_order
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, runs
+from toolkit.checkpoint.contents.tensor_tree import in_order
 from toolkit.checkpoint.convert.destination import new_file, new_files
-from toolkit.checkpoint.convert.rounding import convert, converted_dtype
-from toolkit.checkpoint.convert.safetensors_header import (
-    encode_header,
-    import_library,
-    read_header,
-    refuse_unfit_tensor,
-)
-from toolkit.checkpoint.convert.selection import Chosen, Selection, in_groups
+from toolkit.checkpoint.convert.import_safetensors import CODES, SLICE_BYTES, import_library, read_header
+from toolkit.checkpoint.convert.selection import Chosen, ExportRequest, in_groups
+from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
-from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES = (SINGLE, INDEX, "model-*-of-*.safetensors")
 _METADATA = {"format": "pt"}  # transformers rejects files that do not name a framework
-_SLICE_BYTES = 64 * 1024 * 1024
+_OWN_KEY = "__metadata__"
+_DATA_ALIGNMENT = 8
+_CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -47,24 +46,12 @@ class _Tensor:
         return prod(self.shape) * element(self.dtype).size_bytes
 
 
-def export_safetensors(
-    folder: Path,
-    manifest: Manifest,
-    selection: Selection,
-    destination: Path,
-    *,
-    dtype: str | None = None,
-    most_shard_bytes: int = 5_000_000_000,
-    replace: bool = False,
-    before_reading: Callable[[], None] = lambda: None,
-) -> None:
-    """Write the selected tensors into the folder `destination`, or into one file if its name ends in `.safetensors`.
+def export_safetensors(request: ExportRequest, dtype: str | None = None, most_shard_bytes: int = 5_000_000_000) -> None:
+    """Write the selected tensors into a folder, or into one file if the destination's name ends in `.safetensors`.
 
     Args:
-        dtype: floating-point tensors are rounded to this type; see `rounding`.
+        dtype: floating-point tensors are rounded to this type; see `convert`.
         most_shard_bytes: the size limit of each file of a folder; a larger tensor gets a file of its own.
-        replace: whether to replace an earlier export.
-        before_reading: called after all checks, before the first tensor is read.
 
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
@@ -72,33 +59,52 @@ def export_safetensors(
         OwnFailureError: the disk is full.
     """
     import_library()
-    tensors = _tensors(manifest, selection, dtype, where=str(folder))
+    tensors, destination = _tensors(request, dtype), request.destination
     total = sum(tensor.size_bytes for tensor in tensors)
-    with StoredTensors(folder, manifest) as stored:
+    with StoredTensors(request.folder, request.manifest) as stored:
         if destination.suffix == ".safetensors":
-            with new_file(destination, replace=replace) as path:
-                before_reading()
+            with new_file(destination, replace=request.replace) as path:
+                request.before_reading()
                 _write_file(path, tensors, stored)
             return
         shards = _named_shards(tensors, most_shard_bytes)
-        with new_files(destination, _NAMES, replace=replace, last=(SINGLE, INDEX)) as part:
-            before_reading()
+        with new_files(destination, _NAMES, replace=request.replace, last=(SINGLE, INDEX)) as part:
+            request.before_reading()
             for name, members in shards.items():
                 _write_file(part / name, members, stored)
             if len(shards) > 1:
                 (part / INDEX).write_text(_index(shards, total), encoding="utf-8")
 
 
-def _tensors(manifest: Manifest, selection: Selection, dtype: str | None, *, where: str) -> list[_Tensor]:
+def _tensors(request: ExportRequest, dtype: str | None) -> list[_Tensor]:
     """The tensors in natural order of their names: layer 10 follows layer 9."""
     tensors = []
-    for chosen in sorted(selection.tensors, key=lambda one: in_order(one.name)):
-        record = manifest.tensors[chosen.key]
-        refuse_unfit_tensor(record.dtype, chosen.key, chosen.name)
-        tensors.append(_Tensor(chosen, record.dtype, converted_dtype(record.dtype, dtype), record.shape))
+    for chosen in sorted(request.selection.tensors, key=lambda one: in_order(one.name)):
+        record = request.manifest.tensors[chosen.key]
+        _refuse_unfit(record.dtype, chosen.key, chosen.name)
+        tensors.append(
+            _Tensor(
+                chosen, record.dtype, dtype if dtype and record.dtype in _CONVERTIBLE else record.dtype, record.shape
+            )
+        )
     if not tensors:
-        raise ToolkitError("contains no tensors in this part", where=where, fix="choose another part with --only")
+        fix = "choose another part with --only"
+        raise ToolkitError("contains no tensors in this part", where=str(request.folder), fix=fix)
     return tensors
+
+
+def _refuse_unfit(dtype: str, key: str, name: str) -> None:
+    """Refuse a tensor whose element type or name a safetensors file cannot contain.
+
+    Raises:
+        ToolkitError: naming the tensor and the reason.
+    """
+    if name == _OWN_KEY or any("\ud800" <= character <= "\udfff" for character in name):
+        fix = "rename it, or exclude it with --only"
+        raise ToolkitError(f"safetensors cannot contain a tensor named {name!r:.80}", fix=fix)
+    if dtype not in CODES:
+        fix = "exclude this tensor with --only, or export with --format torch or dcp"
+        raise ToolkitError(f"safetensors cannot contain elements of type {dtype}", where=key, fix=fix)
 
 
 def _named_shards(tensors: Sequence[_Tensor], most_bytes: int) -> dict[str, list[_Tensor]]:
@@ -116,16 +122,65 @@ def _index(shards: Mapping[str, Sequence[_Tensor]], total: int) -> str:
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
 
 
+def _encode_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """The first bytes of a file that contains `tensors` (name: element type, shape) in this order without gaps."""
+    header: dict[str, Any] = {_OWN_KEY: _METADATA}
+    begin = 0
+    for name, (dtype, shape) in tensors.items():
+        end = begin + prod(shape) * element(dtype, where=name).size_bytes
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _DATA_ALIGNMENT)
+    return LENGTH.pack(len(encoded)) + encoded
+
+
 def _write_file(path: Path, tensors: Sequence[_Tensor], stored: StoredTensors) -> None:
     # The largest elements first, as in the library's files: this aligns each tensor to the size of its elements.
     ordered = sorted(tensors, key=lambda tensor: -element(tensor.dtype).size_bytes)
     described = {tensor.chosen.name: (tensor.dtype, tensor.shape) for tensor in ordered}
     with path.open("xb") as file:
-        file.write(encode_header(described, _METADATA))
+        file.write(_encode_header(described))
         for tensor in ordered:
-            for offset, shape in runs(tensor.shape, element(tensor.stored_dtype).size_bytes, _SLICE_BYTES):
+            for offset, shape in runs(tensor.shape, element(tensor.stored_dtype).size_bytes, SLICE_BYTES):
                 array = stored.box(tensor.chosen.key, offset, shape)
                 if tensor.dtype != tensor.stored_dtype:
                     array = convert(array, tensor.stored_dtype, tensor.dtype, tensor.chosen.key)
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     read_header(path)
+
+
+def convert(array: np.ndarray, dtype: str, wanted: str, name: str) -> np.ndarray:
+    """Numbers of type `dtype` as `wanted`, both in their elements' `memory` types: to the nearest, ties to even.
+
+    float64 is rounded to float32 before a 16-bit type, as in torch. NaN stays NaN.
+
+    Raises:
+        ToolkitError: a finite number is too large for `wanted`.
+    """
+    if dtype == wanted:
+        return array
+    numbers = _from_bfloat16(array) if dtype == "bfloat16" else array
+    with np.errstate(over="ignore"):
+        single = numbers.astype("<f4")
+        result = _to_bfloat16(single) if wanted == "bfloat16" else single.astype(wanted)
+    shown = _from_bfloat16(result) if wanted == "bfloat16" else result
+    lost = np.isinf(shown) & np.isfinite(numbers)
+    if lost.any():
+        raise ToolkitError(
+            f"contains {numbers[lost][0]:g}, which is too large for {wanted}",
+            where=name,
+            fix="choose another --dtype, or none",
+        )
+    return result
+
+
+def _from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+def _to_bfloat16(single: np.ndarray) -> np.ndarray:
+    """The upper half of each float32, rounded by its lower half."""
+    bits = single.view("<u4")
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(single), 0x7FC0, rounded).astype("<u2")

@@ -26,7 +26,7 @@ from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import new_file, new_files
 from toolkit.checkpoint.convert.nesting import joined, nested
-from toolkit.checkpoint.convert.selection import Selection, in_groups
+from toolkit.checkpoint.convert.selection import ExportRequest, in_groups
 from toolkit.checkpoint.convert.source_files import refuse_more_than_is_free
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
@@ -34,64 +34,41 @@ from toolkit.errors import ToolkitError
 _DCP_FILE_BYTES = 1_000_000_000
 
 
-def export_torch(
-    folder: Path,
-    manifest: Manifest,
-    selection: Selection,
-    destination: Path,
-    *,
-    replace: bool = False,
-    before_reading: Callable[[], None] = lambda: None,
-) -> None:
+def export_torch(request: ExportRequest) -> None:
     """Write one file for `torch.load(weights_only=True)`.
-
-    Args:
-        before_reading: called after all checks, before the first tensor is read.
 
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
         ToolkitError: the destination exists, or the keys do not form a nested state.
         OwnFailureError: the disk is full, or the memory too small.
     """
-    _check_nesting(selection)
-    needed = sum(_sizes(manifest, selection))
-    refuse_more_than_is_free(needed, "torch.save", where=str(folder), fix="--format safetensors or dcp")
-    with new_file(destination, replace=replace) as path, _system_cause():
-        before_reading()
-        with StoredTensors(folder, manifest) as stored:
-            state = _state(manifest, selection, lambda key: _read(stored, key))
+    _check(request, sum(_sizes(request)), "torch.save", "--format safetensors or dcp")
+    with new_file(request.destination, replace=request.replace) as path, _system_cause():
+        request.before_reading()
+        with StoredTensors(request.folder, request.manifest) as stored:
+            state = _state(request, lambda key: _read(stored, key))
         # Through a Python file: torch's own file does not report why a write failed.
         with path.open("xb") as file:
             torch.save(state, file)
 
 
-def export_dcp(
-    folder: Path,
-    manifest: Manifest,
-    selection: Selection,
-    destination: Path,
-    *,
-    most_file_bytes: int = _DCP_FILE_BYTES,
-    replace: bool = False,
-    before_reading: Callable[[], None] = lambda: None,
-) -> None:
+def export_dcp(request: ExportRequest, most_file_bytes: int = _DCP_FILE_BYTES) -> None:
     """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`; otherwise as `export_torch`.
 
     Args:
         most_file_bytes: the size limit of each file, and of the memory in use; a larger tensor gets a file of its own.
     """
-    _check_nesting(selection)
-    needed = min(sum(_sizes(manifest, selection)), max(most_file_bytes, *_sizes(manifest, selection), 0))
-    refuse_more_than_is_free(needed, "a file of DCP", where=str(folder), fix="--format safetensors")
+    needed = min(sum(_sizes(request)), max(most_file_bytes, *_sizes(request), 0))
+    _check(request, needed, "a file of DCP", "--format safetensors")
     patterns = (METADATA, "__*.distcp")
-    with new_files(destination, patterns, replace=replace, last=(METADATA,)) as part, _system_cause():
-        before_reading()
-        with StoredTensors(folder, manifest) as stored, warnings.catch_warnings():
+    with new_files(request.destination, patterns, replace=request.replace, last=(METADATA,)) as part, _system_cause():
+        request.before_reading()
+        with StoredTensors(request.folder, request.manifest) as stored, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.save(
-                _state(manifest, selection, lambda key: _without_data(manifest, key)),
+                _state(request, lambda key: _without_data(request.manifest, key)),
                 storage_writer=_SeveralFilesWriter(part, most_file_bytes),
-                planner=_ReadingPlanner({joined(one.path): one.key for one in selection.tensors}, stored),
+                planner=_ReadingPlanner({joined(one.path): one.key for one in request.selection.tensors}, stored),
                 no_dist=True,
             )
 
@@ -130,19 +107,20 @@ class _SeveralFilesWriter(FileSystemWriter):
         return done
 
 
-def _check_nesting(selection: Selection) -> None:
-    """Refuse keys that do not form a nested state, before their tensors are read."""
-    nested({one.path: None for one in (*selection.tensors, *selection.values)})
+def _check(request: ExportRequest, needed_bytes: int, user: str, fix: str) -> None:
+    """Refuse keys that do not form a nested state, and an export that needs more memory than is free."""
+    nested({one.path: None for one in (*request.selection.tensors, *request.selection.values)})
+    refuse_more_than_is_free(needed_bytes, user, where=str(request.folder), fix=fix)
 
 
-def _sizes(manifest: Manifest, selection: Selection) -> list[int]:
-    return [manifest.tensors[one.key].size_bytes for one in selection.tensors]
+def _sizes(request: ExportRequest) -> list[int]:
+    return [request.manifest.tensors[one.key].size_bytes for one in request.selection.tensors]
 
 
-def _state(manifest: Manifest, selection: Selection, tensor: Callable[[str], torch.Tensor]) -> dict[str, Any]:
+def _state(request: ExportRequest, tensor: Callable[[str], torch.Tensor]) -> dict[str, Any]:
     """The selected part as a nested state; `tensor` returns the tensor of a key."""
-    entries: dict[Any, Any] = {one.path: tensor(one.key) for one in selection.tensors}
-    return nested(entries | {one.path: manifest.objects[one.key].value for one in selection.values})
+    entries: dict[Any, Any] = {one.path: tensor(one.key) for one in request.selection.tensors}
+    return nested(entries | {one.path: request.manifest.objects[one.key].value for one in request.selection.values})
 
 
 def _without_data(manifest: Manifest, key: str) -> torch.Tensor:

@@ -1,4 +1,8 @@
-"""safetensors as a checkpoint: one file, or the files that a `model.safetensors.index.json` names. Without torch."""
+"""Read safetensors: one file, or the files that a `model.safetensors.index.json` names. Without torch.
+
+The library checks the header. It reads bfloat16 and float8 only with torch, so toolkit reads the bytes at the offsets
+that follow from the header.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,25 @@ import numpy as np
 
 from toolkit.checkpoint.contents.stored_tensors import runs
 from toolkit.checkpoint.convert.lone_writer import NewTensor
-from toolkit.checkpoint.convert.safetensors_header import LONGEST_HEADER_BYTES, Entry, read_header
-from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, read_prefix, reading_source
-from toolkit.checkpoint.format.elements import element
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, LENGTH, format_from_prefix, read_prefix, reading_source
+from toolkit.checkpoint.format.elements import Element, element
+from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS
+from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
+SLICE_BYTES = 64 * 1024 * 1024
 _INDEX_SUFFIX = ".safetensors.index.json"
-_SLICE_BYTES = 64 * 1024 * 1024
+_LONGEST_HEADER_BYTES = 100_000_000  # the limit of the library
+
+# Without float8_e8m0fnu: the library accepts it, but returns it neither to torch nor to numpy.
+CODES: dict[str, str] = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+    "bool": "BOOL", "complex64": "C64",
+}  # fmt: skip
+_DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 def read_safetensors(source: Path) -> dict[str, NewTensor]:
@@ -30,11 +46,7 @@ def read_safetensors(source: Path) -> dict[str, NewTensor]:
         ToolkitError: a file is not a valid safetensors file, or an index does not fit the files beside it.
     """
     if not source.is_dir():
-        entries = read_header(source)
-        return {
-            name: NewTensor(entry.dtype, entry.shape, (name,), partial(_pieces, source, name, entry))
-            for name, entry in entries.items()
-        }
+        return read_header(source)
     index = _only_match(source, f"*{_INDEX_SUFFIX}")
     if index is not None:
         return _read_indexed(index)
@@ -71,7 +83,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor. Accepts only plain names of files beside the index, so that no path leads elsewhere."""
     again = "fetch the folder again"
     size, _ = read_prefix(index, "an index of safetensors files")
-    if size > LONGEST_HEADER_BYTES:
+    if size > _LONGEST_HEADER_BYTES:
         raise ToolkitError(f"expected an index of safetensors files, got {size} bytes", where=str(index), fix=again)
     try:
         with reading_source(index):
@@ -91,18 +103,91 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _pieces(path: Path, name: str, entry: Entry) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+def import_library() -> Any:
+    """The module `safetensors`.
+
+    Raises:
+        ToolkitError: it is not installed.
+    """
+    try:
+        import safetensors
+    except ImportError:
+        fix = "pip install 'toolkit[safetensors]', or use another --format"
+        raise ToolkitError("requires the Python package safetensors", where="safetensors", fix=fix) from None
+    return safetensors
+
+
+def read_header(path: Path) -> dict[str, NewTensor]:
+    """The tensors of a file in the order of their bytes, which fill the file without gaps or overlaps.
+
+    Raises:
+        NotFoundError: there is no such file.
+        ToolkitError: it is not a valid safetensors file, or contains a type that a checkpoint cannot contain.
+    """
+    library = import_library()
+    size, prefix = read_prefix(path, "a safetensors file")
+    if format_from_prefix(size, prefix) == "torch":
+        raise ToolkitError("starts like a file of torch.save", where=str(path), fix="give --format torch")
+    if len(prefix) < LENGTH.size:
+        raise _invalid(path, f"expected at least {LENGTH.size} bytes, got {size}")
+    header_bytes = LENGTH.unpack_from(prefix)[0]
+    if size - LENGTH.size < header_bytes <= _LONGEST_HEADER_BYTES:  # checked first, because the library allocates it
+        raise _invalid(path, f"truncated: expected a header of {header_bytes} bytes, got {size - LENGTH.size}")
+    try:
+        # "pread" keeps no mapping: a file that shrinks while it is mapped would kill this process with SIGBUS.
+        with reading_source(path), library.safe_open(path, framework="np", backend="pread") as file:
+            # In this order, and without gaps: the library has checked it, and the sums give the offsets.
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            tensors = _tensors(path, slices, LENGTH.size + header_bytes)
+        with reading_source(path), path.open("rb") as content:
+            content.seek(LENGTH.size)
+            json.loads(content.read(header_bytes), object_pairs_hook=_refuse_doubles)
+    except library.SafetensorError as error:
+        raise _invalid(path, str(error).removeprefix("Error while deserializing header: ")) from None
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, f"{error!s:.80}") from None
+    except MemoryError as error:  # the library maps the file for a moment, which needs no memory but address space
+        fix = "raise the limit of address space (`ulimit -v`), or use another host"
+        raise OwnFailureError(f"cannot be opened: {error}", where=str(path), fix=fix) from None
+    return tensors
+
+
+def _invalid(path: Path, why: str) -> ToolkitError:
+    return ToolkitError(f"is not a valid safetensors file: {why}", where=str(path), fix=FETCH_AGAIN)
+
+
+def _tensors(path: Path, slices: dict[str, Any], begin: int) -> dict[str, NewTensor]:
+    tensors = {}
+    for name, stored in slices.items():
+        code, shape = stored.get_dtype(), tuple(stored.get_shape())
+        if code not in _DTYPES:
+            raise _invalid(path, f"{name!r:.80} has elements of type {code}, which a checkpoint cannot contain")
+        if len(shape) > MOST_DIMENSIONS:
+            raise _invalid(path, f"{name!r:.80} has {len(shape)} dimensions; the limit is {MOST_DIMENSIONS}")
+        kind = element(_DTYPES[code], where=name)
+        tensors[name] = NewTensor(kind.name, shape, (name,), partial(_pieces, path, name, kind, shape, begin))
+        begin += prod(shape) * kind.size_bytes
+    return tensors
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):  # the library uses the last one
+        raise ValueError("its header contains a key twice")
+
+
+def _pieces(
+    path: Path, name: str, kind: Element, shape: tuple[int, ...], begin: int
+) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """The tensor in slices of at most 64 MiB, which are read one at a time."""
-    kind = element(entry.dtype, where=name)
-    if 0 in entry.shape:
-        yield (0,) * len(entry.shape), np.empty(entry.shape, kind.memory)
+    if 0 in shape:
+        yield (0,) * len(shape), np.empty(shape, kind.memory)
     with reading_source(path), path.open("rb") as file:
-        file.seek(entry.begin)
-        for offset, shape in runs(entry.shape, kind.size_bytes, _SLICE_BYTES):
-            content = file.read(prod(shape) * kind.size_bytes)
-            if len(content) != prod(shape) * kind.size_bytes:
+        file.seek(begin)
+        for offset, extent in runs(shape, kind.size_bytes, SLICE_BYTES):
+            content = file.read(prod(extent) * kind.size_bytes)
+            if len(content) != prod(extent) * kind.size_bytes:
                 raise ToolkitError(f"is truncated in {name!r:.80}", where=str(path), fix=FETCH_AGAIN)
-            if entry.dtype == "bool" and content.translate(None, b"\0\1"):
+            if kind.name == "bool" and content.translate(None, b"\0\1"):
                 message = f"{name!r:.80} is BOOL and contains bytes other than 0 and 1"
                 raise ToolkitError(message, where=str(path), fix=FETCH_AGAIN)
-            yield offset, np.frombuffer(content, kind.memory).reshape(shape)
+            yield offset, np.frombuffer(content, kind.memory).reshape(extent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Protocol, TypeVar
 
 from toolkit.checkpoint.convert.nesting import Path, joined
@@ -37,6 +38,21 @@ class Selection:
     prefix: str
     tensors: tuple[Chosen, ...]
     values: tuple[Chosen, ...]
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export, and where to. `replace` allows to replace an earlier export.
+
+    `before_reading` is called after all checks, before the first tensor is read.
+    """
+
+    folder: FilePath
+    manifest: Manifest
+    selection: Selection
+    destination: FilePath
+    replace: bool = False
+    before_reading: Callable[[], None] = lambda: None
 
 
 def select(manifest: Manifest, prefix: str, *, where: str) -> Selection:

@@ -16,9 +16,8 @@ from h5py import h5d, h5p, h5s
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.layout import INDEX
 from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
-from toolkit.checkpoint.format.names import escape
 from toolkit.checkpoint.format.output import hdf5_in_memory
-from toolkit.checkpoint.format.shard_layout import dataset_name, group_path
+from toolkit.checkpoint.format.shard_layout import dataset_name, escape, group_path
 from toolkit.rundir.files import mode_of_files_in, write_bytes
 
 

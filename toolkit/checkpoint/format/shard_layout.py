@@ -7,6 +7,7 @@ that a save only writes bytes at known offsets: threads can do this in parallel,
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,8 +21,36 @@ from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.filters import Compression, set_filters
 from toolkit.checkpoint.format.manifest import check_dimensions
-from toolkit.checkpoint.format.names import escape
 from toolkit.checkpoint.format.output import hdf5_in_memory
+
+_EMPTY = "%"
+_ESCAPED_CHARACTER = re.compile("[/%\x00-\x1f\x7f\ud800-\udfff]")
+_ESCAPED_BYTES = re.compile("(?:%[0-9A-F]{2})+")
+
+
+def escape(name: str) -> str:
+    """The HDF5 link name of a tensor's name: "a/b" becomes "a%2Fb". `unescape` is its exact inverse."""
+    if not name:
+        return _EMPTY
+    if set(name) == {"."}:
+        return name.replace(".", "%2E")
+    return _ESCAPED_CHARACTER.sub(lambda match: _percent(match.group()), name)
+
+
+def unescape(link: str) -> str:
+    """The tensor's name of an HDF5 link name that `escape` made."""
+    if link == _EMPTY:
+        return ""
+    return _ESCAPED_BYTES.sub(lambda match: _plain(match.group()), link)
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _plain(escaped: str) -> str:
+    return bytes.fromhex(escaped.replace("%", "")).decode("utf-8", "surrogatepass")
+
 
 # Tensors of a page and more start on a page; small ones are packed.
 ALIGNMENT = {"alignment_threshold": 4096, "alignment_interval": 4096}

@@ -30,8 +30,7 @@ from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests, read_di
 from toolkit.checkpoint.format.filters import DecompressionError, decompress
 from toolkit.checkpoint.format.layout import digest_name
 from toolkit.checkpoint.format.manifest import FileRecord
-from toolkit.checkpoint.loading.rows import Rows
-from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, WantedOfBlock, add_bytes, in_file_order
+from toolkit.checkpoint.loading.wanted import FileReads, Rows, WantedBox, WantedOfBlock, add_bytes, in_file_order
 
 T = TypeVar("T")
 Pages = mmap.mmap | bytes

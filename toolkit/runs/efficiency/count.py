@@ -3,22 +3,165 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, counted
+from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError, counted
+from toolkit.metrics.checkpoints import read_save_log
+from toolkit.metrics.records import read_records
+from toolkit.metrics.training import TrainRecord
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
+from toolkit.rundir.claims import read_claim
+from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.jobs import job_ids
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.task_files import read_usage
 from toolkit.runs.efficiency.advice import advice_for
 from toolkit.runs.efficiency.report import Efficiency, GpuUsage, Share, StepsMade, TaskUsage
-from toolkit.runs.efficiency.samples import Life, Part, part_of
-from toolkit.runs.efficiency.steps import steps_made
 from toolkit.runs.record.job import Request, jobs_of_starts, recorded_job, request_of, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
 from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
+from toolkit.supervise.shape import Shape, shape_of_job
 from toolkit.terminal.talk import say
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start, or one life of a Slurm job, as far as it is known."""
+
+    elapsed_s: float
+    limit_s: float | None
+    nodes: int
+    cpus: int
+    gpus: int
+    memory_bytes: int | None = None  # on each node
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run, or one task of an array: its starts, and the samples of each node of all its attempts and of the last one."""
+
+    run: RunDirectory
+    lives: Sequence[Life]
+    nodes: Sequence[dict[str, Any]]
+    last: Sequence[dict[str, Any]]
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(float(one["cpu_s"]) for one in self.nodes)
+
+    @property
+    def given_cpu_s(self) -> float:
+        return sum(life.elapsed_s * life.cpus for life in self.lives)
+
+    @property
+    def memory_peak_bytes(self) -> float:
+        return max((float(one["memory_peak_bytes"]) for one in self.nodes), default=0.0)
+
+
+def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
+    """What the files of a run or task contain. `asked` is what each submission requested, by its first start."""
+    attempts = {run.attempt(number): usage_of(run.attempt(number)) for number in run.attempt_numbers()}
+    nodes = [one for usage in attempts.values() for one in usage]
+    last = list(attempts.values())[-1] if attempts else []
+    return Part(run, list(_lives(run, asked, attempts)), nodes, last)
+
+
+def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
+    """The samples of each node of an attempt.
+
+    Where the first rank's guard saw not all ranks of its node (containers hide them, and others may have ended before the
+    only look), those are taken to be like the ones that it saw.
+    """
+    begun = StartRecord.read(attempt)
+    if begun is None:
+        return []
+    job = read_json_or_none(RunDirectory(attempt.path.parents[1]).start(begun.start) / "job.json")
+    shape = Shape.of(1, max(1, begun.ranks // begun.nodes)) if job is None else shape_of_job(job)
+    found = read_usage(attempt, _leave_out)
+    return [_of_all_ranks(usage, shape.component_of(usage["first_rank"]).ranks_per_node) for usage in found]
+
+
+def _leave_out(error: ToolkitError) -> None:
+    say(f"omitted: {error.where}: {error.message}")
+
+
+def _of_all_ranks(usage: dict[str, Any], on_node: int) -> dict[str, Any]:
+    times = on_node / max(1, min(usage["ranks"], on_node))
+    counts = ("cpu_s", "cpus_peak", "memory_peak_bytes", "memory_mean_bytes")
+    return {**usage, **{name: usage[name] * times for name in counts}}
+
+
+def _lives(
+    run: RunDirectory, asked: Mapping[int, Sequence[Request]], attempts: dict[AttemptDirectory, list[dict[str, Any]]]
+) -> Iterator[Life]:
+    """Each start from its claim until its end; of one that has none, until anything of it was last written down."""
+    last_of_start: dict[int, StartRecord] = {}
+    seen: dict[int, list[str]] = {}
+    for attempt, usage in attempts.items():
+        begun, ended = StartRecord.read(attempt), AttemptRecord.read(attempt)
+        if begun is not None:
+            times = [begun.time, *([ended.time] if ended else []), *(one["time"] for one in usage)]
+            seen.setdefault(begun.start, []).extend(times)
+            last_of_start[begun.start] = begun
+    for number in run.start_numbers():
+        claim, end = read_claim(run, number), read_json_or_none(run.start(number) / "end.json")
+        begun = last_of_start.get(number)
+        if claim is None or begun is None:
+            continue
+        over = end["time"] if end is not None else max(seen[number])
+        elapsed_s = max(0.0, (datetime.fromisoformat(over) - datetime.fromisoformat(claim.claimed)).total_seconds())
+        requests = asked[max(first for first in asked if first <= number)]
+        nodes = [begun.nodes] if len(requests) == 1 else [request.min_nodes for request in requests]
+        cpus = sum(count * request.cpus_per_node for count, request in zip(nodes, requests, strict=True))
+        gpus = sum(count * request.gpus_per_node for count, request in zip(nodes, requests, strict=True))
+        yield Life(elapsed_s, requests[0].time_s, sum(nodes), cpus, gpus)
+
+
+def steps_made(run: RunDirectory) -> StepsMade | None:
+    """None if a run reports no steps, or if the first step of an attempt is unknown."""
+    reached = _reached(run)
+    if not reached:
+        return None
+    began = _began(run)
+    if any(number not in began for number in reached):
+        return None
+    made = sum(max(0, step - began[number]) for number, step in reached.items())
+    first, last = min(reached), max(reached)
+    return StepsMade(made, max(0, reached[last] - began[first])) if made else None
+
+
+def _reached(run: RunDirectory) -> dict[int, int]:
+    """The last step of each attempt that made one."""
+    reached: dict[int, int] = {}
+    for attempt in map(run.attempt, run.attempt_numbers()):
+        end, beat = AttemptRecord.read(attempt), read_json_or_none(attempt.heartbeat)
+        steps = [int(beat["step"])] if beat is not None else []
+        steps += [end.step] if end is not None and end.step is not None else []
+        if steps:
+            reached[attempt.number] = max(steps)
+    return reached
+
+
+def _began(run: RunDirectory) -> dict[int, int]:
+    """The step from which each attempt resumed: that of the newest save before its first record, else the one before that record."""
+    path = run.metrics / "train.jsonl"
+    records = list(read_records(path, TrainRecord.from_line, what="training")) if path.exists() else []
+    if not records and len(run.attempt_numbers()) == 1:
+        return {run.attempt_numbers()[0]: 0}
+    saves = [save for save in read_save_log(run.metrics / "checkpoints.jsonl") if save.error is None]
+    of_attempt: dict[int, list[int]] = {}
+    for record in records:
+        of_attempt.setdefault(record.attempt, []).append(record.step)
+    began: dict[int, int] = {}
+    for number, steps in of_attempt.items():
+        saved = [save.step for save in saves if save.attempt < number and save.step < steps[0]]
+        period = steps[1] - steps[0] if len(steps) > 1 else 1  # `log_every`
+        began[number] = max([*saved, steps[0] - max(1, period), 0])
+    return began
 
 
 def efficiency_of(run: RunDirectory) -> Efficiency:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.find import parse_run_name
-from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.session_names import session_names
+from toolkit.rundir.layout import RunDirectory, session_names
 from toolkit.site.load import detect_site
 from toolkit.slurm.commands import Slurm, slurm_of_site
 from toolkit.slurm.job_facts import run_state

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,21 +13,95 @@ from typing import Any
 from toolkit.config.checks import beyond_limits
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
-from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, all_of
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.record.job import Request, request_of, slurm_of, uses_slurm
+from toolkit.runs.record.job import Request, request_of, sbatch_words, slurm_of, uses_slurm
 from toolkit.slurm.commands import UnknownClusterError
+from toolkit.slurm.sbatch_options import last_value_of, value_of
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.cluster import Cluster, ask_cluster
-from toolkit.submission.preflight.cost import Cost, cost_of, together
-from toolkit.submission.preflight.files import check_files
+from toolkit.submission.preflight.cost import Cost, cost_of, in_words, together
 from toolkit.submission.preflight.finding import About, Finding, Severity
 from toolkit.submission.preflight.nodes import against_nodes
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
 from toolkit.submission.preflight.shape import against_array_limits, check_dependency, check_shape, check_sums
 from toolkit.submission.preflight.storage import check_room, check_shared
+from toolkit.terminal.talk import say
 
-__all__ = ["Preflight", "look"]
+__all__ = ["FORCED", "RENDERED", "Preflight", "check_files", "look", "report_cost", "require_good"]
+
+_LONGEST_SHEBANG = 256  # what Linux reads of it, execve(2)
+_ELF = b"\x7fELF"
+
+
+def check_files(job: ResolvedJob, extra_sbatch_options: Sequence[str] = ()) -> Iterator[Finding]:
+    """What this host can see of the files; `once` are sbatch's options of this submission alone."""
+    yield from _log_folders(About(job, "log_folder"), (*sbatch_words(job), *extra_sbatch_options), extra_sbatch_options)
+    if isinstance(job.job.entry, list) and not (job.container.image or job.site_container.image):
+        yield from _program(About(job, "program"), job.job.entry[0], job.job_directory)
+
+
+def _log_folders(about: About, words: Sequence[str], extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
+    """Return findings on `-o` and `-e`. If the folder is missing, Slurm ends the job without a log."""
+    at = Path(last_value_of(words, "chdir", "D") or ".")
+    for name, letter in (("output", "o"), ("error", "e")):
+        written = last_value_of(words, name, letter)
+        folder = written.rpartition("/")[0]
+        if not folder or "%" in folder or written.startswith("/dev/"):
+            continue  # beside the submission, or only Slurm knows it
+        path = at / folder
+        is_flag = any(value_of(word, name, letter) is not None for word in extra_sbatch_options)
+        where = f"-{letter} {written}" if is_flag else "job.sbatch"
+        if not path.is_dir():
+            fix = f"mkdir -p {shlex.quote(str(path))}"
+            yield about.refuse(where, f"there is no folder {path} for --{name}, and Slurm makes none", fix)
+        elif not os.access(path, os.W_OK | os.X_OK):
+            yield about.refuse(where, f"you cannot write into {path}, where --{name} goes", "give another folder")
+
+
+def _program(about: About, written: str, directory: Path) -> Iterator[Finding]:
+    """A program by its path; of a name alone the nodes' PATH decides."""
+    if "/" not in written:
+        return
+    path = directory / written
+    if not path.exists():  # where it is relative, that was refused before
+        yield about.warn("job.entry", f"there is no {path} on this host", "check that the nodes have it")
+        return
+    if not path.is_file() or not os.access(path, os.X_OK):
+        fix = f"chmod +x {shlex.quote(str(path))}" if path.is_file() else "name a program"
+        yield about.refuse("job.entry", f"{path} is not executable", fix)
+        return
+    try:
+        with path.open("rb") as stream:
+            first = stream.read(_LONGEST_SHEBANG)
+    except OSError:  # it may be run, and not read
+        return
+    if first.startswith(b"#!"):
+        yield from _interpreter(about, path, first)
+    elif not first.startswith(_ELF):
+        yield about.refuse(
+            "job.entry",
+            f"{path} is not a program: it has no #! line, and is not compiled for Linux",
+            'begin it with a line such as "#!/bin/bash"',
+        )
+
+
+def _interpreter(about: About, path: Path, first: bytes) -> Iterator[Finding]:
+    line = first.partition(b"\n")[0].decode("utf-8", "replace")
+    if line.endswith("\r"):
+        yield about.refuse(
+            "job.entry",
+            f"the lines of {path} end as on Windows, so that its interpreter is not found",
+            f"sed -i 's/\\r$//' {shlex.quote(str(path))}",
+        )
+        return
+    words = line.removeprefix("#!").split()
+    if not words:
+        yield about.refuse("job.entry", f"the #! line of {path} names no interpreter", 'write "#!/bin/bash"')
+    elif not Path(words[0]).is_absolute() or shutil.which(words[0]) is None:
+        yield about.refuse(
+            "job.entry", f"{path} is to be run by {words[0]}, which is not on this host", "fix its #! line"
+        )
 
 
 @dataclass(frozen=True)
@@ -145,3 +222,47 @@ def _ordered(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return findings by severity; one that several components share is reported once."""
     order = list(Severity)
     return tuple(sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity)))
+
+
+# What a refusal is called if it does not end the command.
+FORCED = "passed over (--force)"
+
+
+RENDERED = "submit would refuse"
+
+
+def require_good(found: Preflight, *, instead: str = "", action: str = "submits it") -> Cost | None:
+    """Report on stderr what preflight found; return the cost for `report_cost`, once nothing else has refused the job.
+
+    Args:
+        instead: what refusals are called if they are only reported; "" raises them.
+        action: what --force does all the same.
+
+    Raises:
+        ToolkitError: the job can never run; each refusal is a line.
+    """
+    for one in found.silent:
+        say(f"not looked at, {one}")
+    for finding in found.warnings:
+        say(f"warning: {finding.as_error()}")
+    refusals = found.refusals
+    if refusals and found.is_final and instead != RENDERED:
+        raise _all_of(refusals)
+    if refusals and not instead:
+        raise _all_of(refusals, way_past=f"; --force {action} all the same")
+    for finding in refusals:
+        say(f"{instead}: {finding.as_error()}")
+    return found.cost
+
+
+def report_cost(cost: Cost | None) -> None:
+    """Report on stderr what a submitted job may cost."""
+    if cost is not None:
+        say(in_words(cost))
+
+
+def _all_of(found: Sequence[Finding], *, way_past: str = "") -> ToolkitError:
+    """Return all refusals, a line each; the last line says how to override them, if that is possible."""
+    *before, last = [one.as_error() for one in found]
+    last = ToolkitError(last.message, where=last.where, fix=f"{last.fix}{way_past}")
+    return all_of([*before, last])

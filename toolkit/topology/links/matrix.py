@@ -43,9 +43,7 @@ def pair_counts(matrix: LinkMatrix) -> dict[str, int]:
     """The number of unordered GPU pairs with each link, without pairs with an unknown link."""
     counts: Counter[str] = Counter()
     for i, row in enumerate(matrix.gpu_links):
-        for j in range(i):
-            if link := row[j] or matrix.gpu_links[j][i]:
-                counts[link] += 1
+        counts.update(link for link in row[:i] if link)
     return dict(counts)
 
 
@@ -59,17 +57,23 @@ def summary(matrix: LinkMatrix) -> str:
     return ", ".join(f"{count}x {link}" for link, count in counts) or "no link is known"
 
 
+def nearest(gpu: str, links: Mapping[str, str | None], *, sure: bool = True) -> NearestNics | None:
+    """The nearest NICs of a GPU with these links; None without a known link, or if `sure` and an unknown may be nearer."""
+    known = {nic: link for nic, link in links.items() if link is not None and link in DISTANCE}
+    if not known:
+        return None
+    level = min(known.values(), key=lambda link: DISTANCE[link])
+    if sure and DISTANCE[level] and len(known) < len(links):
+        return None
+    return NearestNics(gpu, level, tuple(nic for nic, link in known.items() if DISTANCE[link] == DISTANCE[level]))
+
+
 def nearest_nics(matrix: LinkMatrix) -> tuple[NearestNics, ...]:
     """The nearest NICs of every GPU with a known link to one, by device name if there is a legend."""
-    found = []
-    for gpu, row in zip(matrix.gpus, matrix.nic_links, strict=True):
-        known = {nic: link for nic, link in enumerate(row) if link in DISTANCE}
-        if known:
-            level = min(known.values(), key=lambda link: DISTANCE[link])
-            nearest = [nic for nic, link in known.items() if DISTANCE[link] == DISTANCE[level]]
-            names = tuple(matrix.nic_devices[nic] or matrix.nics[nic] for nic in nearest)
-            found.append(NearestNics(gpu, level, names))
-    return tuple(found)
+    names = [device or nic for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True)]
+    rows = zip(matrix.gpus, matrix.nic_links, strict=True)
+    found = (nearest(gpu, dict(zip(names, row, strict=True)), sure=False) for gpu, row in rows)
+    return tuple(one for one in found if one is not None)
 
 
 def nvlink_cliques(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
@@ -127,9 +131,8 @@ def nvlink_components(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
 
 
 def _nvlink_neighbours(matrix: LinkMatrix) -> dict[int, set[int]]:
-    links = matrix.gpu_links
-    gpus = range(len(matrix.gpus))
-    return {i: {j for j in gpus if i != j and (links[i][j] or links[j][i] or "").startswith("NV")} for i in gpus}
+    rows = enumerate(matrix.gpu_links)
+    return {gpu: {other for other, link in enumerate(row) if (link or "").startswith("NV")} for gpu, row in rows}
 
 
 def answer_nvidia_smi_topo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -139,22 +142,22 @@ def answer_nvidia_smi_topo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         CheckFailedError: `text` contains no matrix.
     """
     matrix, warnings = parse_nvidia_smi_topo(text)
-    gpus = range(len(matrix.gpus))
-    known = all(matrix.gpu_links[i][j] or matrix.gpu_links[j][i] for i in gpus for j in range(i))
-    cliques = nvlink_cliques(matrix) if known else None
-    components = nvlink_components(matrix) if known else None
+    known = all(None not in row for row in matrix.gpu_links)
+    cliques, components = nvlink_cliques(matrix), nvlink_components(matrix)
     near = {found.gpu: {"level": found.level, "nics": list(found.nics)} for found in nearest_nics(matrix)}
-    legend = {nic: device for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True) if device}
+    of_links = {
+        "gpu_pair_link_counts": pair_counts(matrix),
+        "gpu_link_summary": summary(matrix),
+        "one_nvlink_clique": cliques == (tuple(range(len(matrix.gpus))),),
+        "nvlink_maximal_cliques": [list(clique) for clique in cliques],
+        "nvlink_components": [list(component) for component in components],
+    }
     return {
         "gpu_count": len(matrix.gpus),
         "nic_count": len(matrix.nics),
         "nic_columns": list(matrix.nics),
-        "nic_legend": legend,
-        "gpu_pair_link_counts": pair_counts(matrix) if known else None,
-        "gpu_link_summary": summary(matrix) if known else None,
-        "one_nvlink_clique": None if cliques is None else cliques == (tuple(gpus),),
-        "nvlink_maximal_cliques": None if cliques is None else [list(clique) for clique in cliques],
-        "nvlink_components": None if components is None else [list(component) for component in components],
+        "nic_legend": {nic: device for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True) if device},
+        **{key: value if known else None for key, value in of_links.items()},
         "gpu_cpu_affinity": dict(zip(matrix.gpus, matrix.cpu_affinity, strict=True)),
         "gpu_numa_affinity": dict(zip(matrix.gpus, matrix.numa_affinity, strict=True)),
         "gpu_numa_id": dict(zip(matrix.gpus, matrix.gpu_numa_id, strict=True)),

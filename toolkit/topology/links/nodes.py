@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from toolkit.topology.facts import Hardware
-from toolkit.topology.links.matrix import DISTANCE, NearestNics, disjoint_cliques
+from toolkit.topology.links.matrix import NearestNics, disjoint_cliques, nearest
 
 Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
 
@@ -48,24 +48,28 @@ def nvlinks_to(counts: Sequence[int]) -> int:
 
 def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:
     """The minimum number of NVLinks from a GPU to GPUs of other groups."""
-    places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
     group_of = {place: number for number, group in enumerate(groups) for place in group}
-    counts: dict[int, list[int]] = {place: [] for place in places.values()}
-    for link in hardware.links:
-        for pair in link.pairs if nvlink_count(link.link.value) else ():
-            one, other = (places.get(label) for label in pair)
-            if one is not None and other is not None and (one not in group_of or group_of[one] != group_of.get(other)):
-                counts[one].append(nvlink_count(link.link.value))
-                counts[other].append(nvlink_count(link.link.value))
+    counts: dict[int, list[int]] = {place: [] for place in range(len(hardware.gpus))}
+    for one, other, link in gpu_links(hardware):
+        if nvlink_count(link) and (one not in group_of or group_of[one] != group_of.get(other)):
+            counts[one].append(nvlink_count(link))
+            counts[other].append(nvlink_count(link))
     return min((nvlinks_to(found) for found in counts.values()), default=0)
+
+
+def gpu_links(hardware: Hardware) -> Iterator[tuple[int, int, str | None]]:
+    """(place, place, link) of each pair of GPUs."""
+    places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
+    for link in hardware.links:
+        for one, other in link.pairs:
+            if one in places and other in places:
+                yield places[one], places[other], link.link.value
 
 
 def unknown_pairs(hardware: Hardware) -> list[tuple[str, str]]:
     """Pairs of GPUs with an unknown link, or with sources that contradict each other."""
-    labels = {gpu.label for gpu in hardware.gpus}
-    return [
-        pair for link in hardware.links if link.link.value is None for pair in link.pairs if labels.issuperset(pair)
-    ]
+    labels = [gpu.label for gpu in hardware.gpus]
+    return [(labels[one], labels[other]) for one, other, link in gpu_links(hardware) if link is None]
 
 
 def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]:
@@ -87,23 +91,14 @@ def nearest_nics_of(hardware: Hardware) -> dict[int, NearestNics]:
         for one, other in link.pairs:
             if other not in gpus and one in gpus:
                 links.setdefault(gpus[one], {})[other] = link.link.value
-    found = {}
-    for place, to in links.items():
-        known = {nic: link for nic, link in to.items() if link in DISTANCE}
-        level = min((link for link in known.values() if link), key=lambda link: DISTANCE[link], default="")
-        if level and (len(known) == len(to) or not DISTANCE[level]):
-            nearest = tuple(nic for nic, link in known.items() if link and DISTANCE[link] == DISTANCE[level])
-            found[place] = NearestNics(hardware.gpus[place].label, level, nearest)
-    return found
+    found = {place: nearest(hardware.gpus[place].label, to) for place, to in links.items()}
+    return {place: near for place, near in found.items() if near is not None}
 
 
 def _neighbours(hardware: Hardware, wanted: Callable[[str], bool]) -> dict[int, set[int]]:
-    places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
-    found: dict[int, set[int]] = {place: set() for place in places.values()}
-    for link in hardware.links:
-        if link.link.value is not None and wanted(link.link.value):
-            for one, other in link.pairs:
-                if one in places and other in places:
-                    found[places[one]].add(places[other])
-                    found[places[other]].add(places[one])
+    found: dict[int, set[int]] = {place: set() for place in range(len(hardware.gpus))}
+    for one, other, link in gpu_links(hardware):
+        if link is not None and wanted(link):
+            found[one].add(other)
+            found[other].add(one)
     return found

@@ -89,7 +89,7 @@ def _prefixes(
 
 def check_gloo(given: Given, here: Sequence[str] | None) -> list[Finding]:
     """Findings about gloo's interfaces: gloo expects whole names, without NCCL's signs."""
-    known = Variable(given.name, (), "torch", "interfaces", "", "chooses the IP interfaces of gloo")
+    known = Variable(given.name, "torch", "interfaces", "chooses the IP interfaces of gloo")
     if given.value[:1] in ("=", "^"):
         why = f"gloo reads names literally, and finds no interface {given.value!r}"
         fix = f"{given.name}={given.value.lstrip('=^')}"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from toolkit.topology.nccl.variables import Variable
-
-Level = Literal["wrong", "note"]
+from toolkit.topology.nccl.variables import Level, Variable
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+from operator import eq, ge, gt, le, lt, ne
 
-from toolkit.topology.nccl.contradictions import check_together
 from toolkit.topology.nccl.device_lists import check_gloo, check_list
-from toolkit.topology.nccl.finding import Finding, Given, effective
-from toolkit.topology.nccl.names import check_left_on, check_name, is_ours
-from toolkit.topology.nccl.values import check_value
-from toolkit.topology.nccl.variables import Version, variables
+from toolkit.topology.nccl.finding import Finding, Given, effective, finding_of
+from toolkit.topology.nccl.values import as_c_reads, check_value
+from toolkit.topology.nccl.variables import (
+    PAGE,
+    Rule,
+    Variable,
+    Version,
+    is_before,
+    newest_release,
+    rules,
+    variables,
+    version_text,
+)
+
+# Similarity of difflib. From the first on, a name is a misspelling; from the second on, it may be one. Of the 166 names
+# that NCCL 2.14 to 2.32 read without documenting them, 6 are above the first: they are in the table.
+_MISSPELLED, _SIMILAR = 0.9, 0.75
+_KEEP = "keep it only if the documentation of your site or vendor requests it"
+_FIX_CAUSE = "fix the problem that it works around"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name is a variable of NCCL's, or a misspelling of that prefix."""
+    return _has_prefix(name) or bool(re.fullmatch(r"(NCLL|NCC|NNCL|NCLC|NCCCL)_[A-Z0-9_]+", name.upper()))
+
+
+def _has_prefix(name: str) -> bool:
+    return name.upper().startswith("NCCL_")
+
+
+def check_name(given: Given, version: Version | None) -> list[Finding]:
+    """Findings about a variable that do not depend on its value."""
+    known = variables().get(given.name)
+    if known is None:
+        return [_unknown(given, version)]
+    if known.state in ("removed", "renamed") and not is_before(version, known.changed):
+        return [_removed(given, known, version)]
+    if is_before(version, known.since):
+        assert version is not None
+        since = version_text(known.since)
+        why = f"NCCL has it since {since}; the NCCL in use, {version_text(version)}, ignores it"
+        return [finding_of("wrong", given, known, why, f"remove it, or use NCCL {since} or newer")]
+    if known.state == "deprecated" and not is_before(version, known.changed):
+        why = f"deprecated since NCCL {version_text(known.changed)} in favor of {known.now}"
+        return [finding_of("note", given, known, why, f"set {known.now} instead")]
+    if known.kind == "undocumented":
+        return [finding_of("note", given, known, f"{_undocumented()}: any release may change or remove it", _KEEP)]
+    return []
+
+
+def _undocumented() -> str:
+    return f"unknown to the documentation of NCCL {version_text(newest_release())}"
+
+
+def check_left_on(given: Given, known: Variable) -> list[Finding]:
+    """Findings about debugging variables, and values that only repeat the default."""
+    if not given.value.strip() or known.kind not in ("debug", "tuning"):
+        return []
+    if given.value.upper() == known.default.upper():
+        why = "this is the default, and a later NCCL may have a better one"
+        return [finding_of("note", given, known, why, "remove it")]
+    if known.form == "0..1" and known.kind == "debug" and as_c_reads(given.value) == 0:
+        return [finding_of("note", given, known, "0 is the default", "remove it")]
+    if known.kind == "debug":
+        why = f"for debugging only: {known.harm or 'NCCL cannot choose by itself'}"
+        return [finding_of("wrong", given, known, why, f"remove it; {known.instead or _FIX_CAUSE}")]
+    why = "NCCL's page lists it among the variables for experiments: a later NCCL may choose better"
+    return [finding_of("note", given, known, why, "keep it if a measurement or the site's documentation requires it")]
+
+
+def _unknown(given: Given, version: Version | None) -> Finding:
+    """A finding about a name that is not in the table.
+
+    A misspelling has no effect, so it is wrong. Any other name may be one of the variables that NCCL reads without
+    documenting them, so it is a note.
+    """
+    upper = given.name.upper()
+    if upper in variables():
+        why, fix = "names of variables are uppercase: NCCL ignores it", f"{upper}={given.value}"
+        return Finding("wrong", given.name, given.value, given.where, variables()[upper].does, why, fix, PAGE)
+    similar = difflib.get_close_matches(upper, variables(), n=1, cutoff=_SIMILAR)
+    question = f"did you mean {similar[0]} ({variables()[similar[0]].does})?" if similar else ""
+    misspelled = difflib.get_close_matches(upper, similar, n=1, cutoff=_MISSPELLED)
+    if misspelled or not _has_prefix(given.name):
+        why = "NCCL has no such variable, and ignores it without a message"
+        return Finding("wrong", given.name, given.value, given.where, "", why, question or "remove it", PAGE)
+    why = f"{_undocumented()}: NCCL ignores names that it does not know, without a message"
+    if version is not None and version[:2] > newest_release():
+        why = f"{_undocumented()}; the NCCL in use, {version_text(version)}, is newer"
+    return Finding("note", given.name, given.value, given.where, "", why, question or f"check its name; {_KEEP}", PAGE)
+
+
+def _removed(given: Given, known: Variable, version: Version | None) -> Finding:
+    if known.kind == "torch":
+        why = f"torch 2.2 renamed it to {known.now}; NCCL never read it"
+        return finding_of("wrong", given, known, why, f"{known.now}={given.value}")
+    used = f"; the NCCL in use is {version_text(version)}" if version else ""
+    changed = version_text(known.changed)
+    if known.state == "removed":
+        return finding_of("wrong", given, known, f"removed in NCCL {changed}, which ignores it{used}", "remove it")
+    why = f"replaced by {known.now} in NCCL {changed}, which ignores the old name{used}"
+    level_of_flag = {"0": "LOC", "1": "SYS"} if given.name == "NCCL_IB_CUDA_SUPPORT" else {}
+    return finding_of("wrong", given, known, why, f"{known.now}={level_of_flag.get(given.value, given.value)}")
+
+
+_CONDITION = re.compile(r"(?P<unset>!)?(?P<names>[A-Z0-9_*]+)(?:(?P<sign>!?~|!=|<=|>=|=|<|>)(?P<value>.*))?")
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+
+def check_together(givens: Mapping[str, Given], version: Version | None) -> list[Finding]:
+    """The findings of all rules, in the order of the table, about variables that NCCL reads as they were meant."""
+    settings = _Settings({name: given for name, given in givens.items() if name in variables()})
+    return [finding for rule in rules() for finding in settings.findings(rule, version)]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The settings of variables of the table."""
+
+    givens: Mapping[str, Given]
+
+    def findings(self, rule: Rule, version: Version | None) -> Iterator[Finding]:
+        is_other_release = (rule.before and not is_before(version, rule.before)) or is_before(version, rule.since)
+        if is_other_release or not all(self._holds(condition) for condition in rule.when):
+            return
+        for name in self._about(rule):
+            why, fix = (re.sub("{([A-Z0-9_*]+)}", lambda match: self._shown(match[1]), text) for text in rule.advice)
+            yield finding_of(rule.level, self.givens[name], variables()[name], why, fix)
+
+    def _about(self, rule: Rule) -> Sequence[str]:
+        """The set variables of a rule; those that its conditions name do not match a pattern."""
+        named = {name for condition in rule.when for name in re.findall("NCCL_[A-Z0-9_]+", condition)}
+        return [
+            name
+            for pattern in rule.variables
+            for name in self.givens
+            if self._is_set(name) and (name == pattern or (fnmatchcase(name, pattern) and name not in named))
+        ]
+
+    def _holds(self, condition: str) -> bool:
+        parts = _CONDITION.fullmatch(condition)
+        assert parts is not None, condition
+        names, sign, value = parts["names"], parts["sign"], parts["value"]
+        if sign is None:
+            return self._is_set(names) != bool(parts["unset"])
+        if sign.endswith("~"):
+            is_match = re.fullmatch(value, self._value(names).strip(), re.IGNORECASE | re.DOTALL) is not None
+            return is_match != sign.startswith("!")
+        return _COMPARISONS[sign](self._number(names), self._number(value))
+
+    def _is_set(self, name: str) -> bool:
+        return name in self.givens and bool(self.givens[name].value.strip())
+
+    def _value(self, name: str) -> str:
+        """The value of a variable, or NCCL's default."""
+        return self.givens[name].value if self._is_set(name) else variables()[name].default
+
+    def _number(self, term: str) -> int:
+        """The number of a term: a constant, a variable or a product of variables."""
+        return prod(as_c_reads(self._value(part) if part in variables() else part) for part in term.split("*"))
+
+    def _shown(self, term: str) -> str:
+        return str(self._number(term)) if "*" in term else self._value(term)
 
 
 @dataclass(frozen=True)

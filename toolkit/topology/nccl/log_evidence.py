@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from toolkit.topology.nccl.variables import log_reasons
 from toolkit.topology.readers.lines import read_lines_with_hosts
 
 _MESSAGE = re.compile(r"NCCL (INFO|WARN) (.*)")
@@ -18,14 +19,6 @@ _GDR = re.compile(r"GPU Direct RDMA (?:\(\w+\) )?([Ee]nabled|[Dd]isabled)\b(.*)"
 _GDR_SUMMARY = re.compile(r"Connected all (?:rings|trees).* GDR ([01])\b")
 _VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? ?v?([0-9]{1,3}\.[0-9]{1,3}(?:\.[0-9]{1,3})?)(?![0-9])")
 _SOCKETS = re.compile(r"NET/Socket ?: Using (.+)")
-_REASONS = (
-    (re.compile(r"Failed to open libibverbs"), "libibverbs cannot be loaded",
-     "install rdma-core (libibverbs.so.1), also in the container"),
-    (re.compile(r"NET/IB ?: No device found"), "NCCL found no adapter that it may use",
-     "check NCCL_IB_HCA, the states of the ports (ibstat), and that the container can access /dev/infiniband"),
-    (re.compile(r"NET/Plugin ?:? .*(?:Could not find|No plugin found)"), "no network plugin was found",
-     "add the plugin's folder to LD_LIBRARY_PATH, if this fabric needs one (EFA, Slingshot)"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,6 +94,6 @@ def _add(evidence: LogEvidence, level: str, message: str) -> None:
             evidence.why_not_direct = message.strip()
     if sockets := _SOCKETS.search(message):
         evidence.sockets = evidence.sockets or sockets[1].strip()
-    for pattern, why, fix in _REASONS:
-        if pattern.search(message) and (why, fix) not in evidence.reasons:
-            evidence.reasons.append((why, fix))
+    for reason in log_reasons():
+        if re.search(reason.pattern, message) and (reason.why, reason.fix) not in evidence.reasons:
+            evidence.reasons.append((reason.why, reason.fix))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.topology.sources.infiniband_files import is_active, measured_rate, read_adapters
-from toolkit.topology.sources.kernel_files import SYSTEM_ROOT
+from toolkit.errors import ToolkitError
+from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, is_active, measured_rate, read_adapters
 from toolkit.world.address import interface_addresses
 
 _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lo")
@@ -68,6 +68,37 @@ def read_ports(root: Path = SYSTEM_ROOT) -> tuple[AdapterPort, ...] | None:
         for adapter in adapters
         for port in adapter.ports
     )
+
+
+def read_facts_file(path: Path) -> tuple[AdapterPort, ...]:
+    """The adapter ports of all nodes in a file of `topo show --json`, once for each adapter name and port number.
+
+    Raises:
+        ToolkitError: the file is not readable or valid, or the adapters of a node are unknown.
+    """
+    # Imported here, because every rank imports this module, and the reader needs pydantic.
+    from toolkit.topology.topology_json import read_topology
+
+    fix = "give the output of `toolkit topo show --json` on a compute node"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from error
+    except UnicodeDecodeError as error:
+        raise ToolkitError("expected JSON in UTF-8", where=str(path), fix=fix) from error
+    ports: dict[tuple[str, int], AdapterPort] = {}
+    for node in read_topology(text, str(path)).nodes:
+        nics = node.hardware.nics
+        if nics.value is None:
+            message = f"the adapters are unknown in this file: {nics.missing[:200]}"
+            raise ToolkitError(message, where=str(path), fix=fix)
+        for nic in nics.value:
+            for port in nic.ports:
+                state, rate = port.state.value, port.rate_gbit_per_s.value
+                is_active = None if state is None else state.casefold() == "active"
+                found = AdapterPort(nic.name, port.number, is_active, rate, port.link_layer.value)
+                ports.setdefault((nic.name, port.number), found)
+    return tuple(ports.values())
 
 
 def read_default_route(table: Path = Path("/proc/net/route")) -> str:

@@ -43,11 +43,6 @@ def fabric_settings(node: FabricNode, given: Mapping[str, str]) -> list[FabricSe
     return [FabricSetting(name, value, reason, source, given.get(name)) for name, value, reason, source in wanted]
 
 
-def to_set(settings: list[FabricSetting]) -> dict[str, str]:
-    """The variables that are not set yet, with their values."""
-    return {setting.name: setting.value for setting in settings if setting.kept is None}
-
-
 Wanted = tuple[str, str, str, str]
 
 

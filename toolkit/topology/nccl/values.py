@@ -8,22 +8,16 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from toolkit.topology.nccl.finding import Finding, Given, finding_of
-from toolkit.topology.nccl.variables import Variable, Version, is_before
+from toolkit.topology.nccl.variables import Variable, Version, forms, is_before
 
 _LEADING = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|[0-9]+))", re.ASCII)
 _RANGE = re.compile(r"(-?[0-9]+)\.\.([0-9]*)")
 _SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # The meaning of legacy numeric distances, as NCCL still translates them.
 _LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
-_ALGORITHMS = ("ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat")
-_PROTOCOLS = ("LL", "LL128", "Simple")
-_SUBSYSTEMS = (
-    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST",
-    "CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL",
-)  # fmt: skip
 _FUNCTIONS = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
 _FLAGS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 
@@ -40,8 +34,16 @@ def check_value(given: Given, known: Variable, version: Version | None) -> list[
         problem = _words(given, words.split("/"), several=form == "list")
     elif form in ("level", "gdr"):
         problem = _level(given, words.split("/"))
-    elif form in _FORMS:
-        problem = _FORMS[form](given, version)
+    elif form == "choices":
+        problem = _choices(given, words.split("/"), version)
+    elif form == "bytes":
+        problem = _bytes(given)
+    elif form == "cidr":
+        problem = _cidr(given)
+    elif form in forms():
+        known_form = forms()[form]
+        if not re.fullmatch(known_form.pattern, given.value, re.DOTALL):
+            problem = known_form.why.replace("{value!r}", repr(given.value)), known_form.fix
     elif form[:1].isdigit() or form.startswith("-"):
         problem = _integer(given, form)
     return [finding_of("wrong", given, known, *problem)] if problem else []
@@ -81,7 +83,7 @@ def _integer(given: Given, form: str) -> Problem | None:
     return None if in_range else (f"{number} is out of range", f"set {allowed}")
 
 
-def _bytes(given: Given, version: Version | None) -> Problem | None:
+def _bytes(given: Given) -> Problem | None:
     text = given.value.strip()
     if unit := re.fullmatch(r"([0-9]+)\s*([kmg])i?b?", text.lower()):
         why = f"NCCL supports no units: it reads {text!r} as {as_c_reads(text)} bytes"
@@ -140,63 +142,9 @@ def _choices(given: Given, names: Sequence[str], version: Version | None) -> Pro
     return None
 
 
-def _cidr(given: Given, version: Version | None) -> Problem | None:
+def _cidr(given: Given) -> Problem | None:
     try:
         ipaddress.ip_network(given.value, strict=False)
     except ValueError:
         return f"{given.value!r} is not a valid range of addresses", "set one such as 10.0.0.0/8"
     return None
-
-
-def _positive(given: Given, version: Version | None) -> Problem | None:
-    try:
-        is_positive = float(given.value) > 0
-    except ValueError:
-        is_positive = False
-    return None if is_positive else ("expected a number above 0: NCCL uses 1", "set a number such as 2")
-
-
-def _number(given: Given, version: Version | None) -> Problem | None:
-    if re.fullmatch(r"-?([0-9]+|0[xX][0-9a-fA-F]+)", given.value.strip()):
-        return None
-    return f"expected an integer, got {given.value!r}", "set one, decimal or 0x..."
-
-
-def _file(given: Given, version: Version | None) -> Problem | None:
-    if given.value.startswith("~"):
-        return "NCCL does not expand ~, and searches for a folder of that name", "set the whole path"
-    return None
-
-
-def _policies(given: Given, version: Version | None) -> Problem | None:
-    known = ("DEFAULT", "EFFICIENCY", "ZERO")
-    if given.value in ("0", "1", "2") or all(word in known for word in given.value.split("|")):
-        return None
-    return f"NCCL does not know {given.value!r}", f"set {', '.join(known)}, or several separated by |"
-
-
-def _netdevs(given: Given, version: Version | None) -> Problem | None:
-    if re.fullmatch(r"AUTO|ALL|MAX:[1-9][0-9]*", given.value):
-        return None
-    return f"NCCL does not know {given.value!r}", "set ALL or MAX:N"
-
-
-def _secret(given: Given, version: Version | None) -> Problem | None:
-    if len(given.value) >= 32:
-        return None
-    return "NCCL rejects a key of fewer than 32 characters", "set a longer one"
-
-
-_FORMS: dict[str, Callable[[Given, Version | None], Problem | None]] = {
-    "bytes": _bytes,
-    "cidr": _cidr,
-    "real": _positive,
-    "number": _number,
-    "file": _file,
-    "policies": _policies,
-    "netdevs": _netdevs,
-    "secret": _secret,
-    "subsystems": lambda given, version: _words(given, _SUBSYSTEMS, several=True),
-    "algorithms": lambda given, version: _choices(given, _ALGORITHMS, version),
-    "protocols": lambda given, version: _choices(given, _PROTOCOLS, version),
-}

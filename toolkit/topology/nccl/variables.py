@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from toolkit.errors import ToolkitError
 
 Version = tuple[int, ...]
+Level = Literal["wrong", "note"]
 Kind = Literal["system", "tuning", "debug", "undocumented", "torch"]
 State = Literal["", "removed", "renamed", "deprecated"]
 
@@ -34,14 +35,16 @@ class Variable:
     """One row of nccl_variables.toml, whose head comment defines the fields. A missing version is empty."""
 
     name: str
-    since: Version
     kind: Kind
     form: str
-    default: str
     does: str
+    since: Version = ()
+    default: str = ""
     state: State = ""
     changed: Version = ()
     now: str = ""
+    harm: str = ""
+    instead: str = ""
 
     @property
     def source(self) -> str:
@@ -53,6 +56,26 @@ class Variable:
         return f"{PAGE}#{_SECTIONS.get(self.name) or self.name.lower().replace('_', '-')}"
 
 
+@dataclass(frozen=True)
+class Rule:
+    """One of the `rules` of nccl_variables.toml, whose comment defines the fields. `advice` is the reason and the fix."""
+
+    variables: tuple[str, ...]
+    when: tuple[str, ...]
+    before: Version
+    since: Version
+    level: Level
+    advice: tuple[str, str]
+
+
+class Pattern(NamedTuple):
+    """A regular expression with the reason and the fix for what does not match it, or in a log, for what does."""
+
+    pattern: str
+    why: str
+    fix: str
+
+
 @cache
 def _table() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("nccl_variables.toml").read_text(encoding="utf-8")
@@ -62,13 +85,39 @@ def _table() -> dict[str, Any]:
 @cache
 def variables() -> Mapping[str, Variable]:
     """Every variable of the table, by name."""
+    versions = ("since", "changed")
     return {
-        name: Variable(
-            name, _version(row.get("since", "")), cast(Kind, row["kind"]), row["form"], row.get("default", ""),
-            row["does"], cast(State, row.get("state", "")), _version(row.get("changed", "")), row.get("now", ""),
-        )
+        name: Variable(name=name, **row | {key: _version(row[key]) for key in versions if key in row})
         for name, row in _table()["variables"].items()
-    }  # fmt: skip
+    }
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Every rule of the table."""
+    return tuple(
+        Rule(
+            tuple(row["variables"]),
+            tuple(row["when"]),
+            _version(row.get("before", "")),
+            _version(row.get("since", "")),
+            cast(Level, row.get("level", "wrong")),
+            (row["why"], row["fix"]),
+        )
+        for row in _table()["rules"]
+    )
+
+
+@cache
+def forms() -> Mapping[str, Pattern]:
+    """The forms of values that a pattern describes, by name."""
+    return {name: Pattern(**row) for name, row in _table()["forms"].items()}
+
+
+@cache
+def log_reasons() -> tuple[Pattern, ...]:
+    """The messages of NCCL that explain why it does not use a network."""
+    return tuple(Pattern(**row) for row in _table()["log_reasons"])
 
 
 def newest_release() -> Version:

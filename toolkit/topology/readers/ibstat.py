@@ -62,35 +62,6 @@ _PORT_NAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Port:
-    """One port. `rate_gb_per_s` is in Gbit/s; on a port that is down it is the default, not a measurement."""
-
-    number: int
-    state: str | None
-    physical_state: str | None
-    rate_gb_per_s: float | None
-    base_lid: int | None
-    subnet_manager_lid: int | None
-    link_layer: str | None
-
-    @property
-    def active(self) -> bool:
-        """Usable: LinkUp alone is not enough, a subnet manager must have activated the port."""
-        return self.state == "Active" and self.physical_state == "LinkUp"
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One host channel adapter; `port_count` is what it claims, `ports` what was printed."""
-
-    name: str
-    type: str | None
-    firmware: str | None
-    port_count: int | None
-    ports: tuple[Port, ...]
-
-
 @dataclass
 class _Section:
     """A header and the keys under it."""
@@ -100,41 +71,29 @@ class _Section:
     values: dict[str, str] = field(default_factory=dict)
     ports: list[_Section] = field(default_factory=list)
 
-    def number(self, key: str) -> int | None:
-        value = self.values.get(key)
-        return None if value is None else int(value)
-
-
-def parse_ibstat(text: str) -> tuple[tuple[Adapter, ...], tuple[str, ...]]:
-    """Read the output up to its first damaged line: (adapters in printed order, the warning that names the line).
-
-    Raises:
-        CheckFailedError: it is not the output of ibstat.
-    """
-    sections, warnings = _read(text)
-    return tuple(_adapter(section) for section in sections), warnings
-
 
 def answer_ibstat(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The facts of an output of ibstat: (values of `KEYS`, warnings).
+    """The facts in an output of ibstat up to its first damaged line: (values of `KEYS`, the warning that names the line).
 
     Raises:
         CheckFailedError: it is not the output of ibstat.
     """
     sections, warnings = _read(text)
-    adapters = [_adapter(section) for section in sections]
-    ports = [(f"{adapter.name}:{port.number}", port) for adapter in adapters for port in adapter.ports]
-    active = [(name, port.link_layer) for name, port in ports if port.active]
-    idle = [(name, port) for name, port in ports if not port.active and port.state and port.physical_state]
+    adapters = [_entry(section) for section in sections]
+    ports = [(f"{adapter['name']}:{port['port']}", port) for adapter in adapters for port in adapter["ports"]]
+    states = {name: (port.get("state"), port.get("phys")) for name, port in ports}
+    # LinkUp alone is not enough: a subnet manager must have activated the port.
+    active = [(name, port.get("link_layer")) for name, port in ports if states[name] == ("Active", "LinkUp")]
+    idle = {name: pair for name, pair in states.items() if None not in pair and pair != ("Active", "LinkUp")}
     facts: dict[str, Any] = {
         "ca_count": len(adapters),
-        "ca_names_in_order": [adapter.name for adapter in adapters],
+        "ca_names_in_order": [adapter["name"] for adapter in adapters],
         "port_count": len(ports),
         "active_ports": len(active),
         "active_infiniband": [name for name, layer in active if layer in ("InfiniBand", "IB")],
         "active_ethernet": [name for name, layer in active if layer == "Ethernet"],
-        "not_active": [f"{name} {port.state}/{port.physical_state}" for name, port in idle],
-        "cas": [_entry(section) for section in sections],
+        "not_active": [f"{name} {state}/{physical}" for name, (state, physical) in idle.items()],
+        "cas": adapters,
     }
     return facts | (dict.fromkeys(_COUNTS) if warnings else {}), warnings
 
@@ -189,10 +148,10 @@ def _missing(sections: Sequence[_Section]) -> list[str]:
     """Adapters without as many ports as they claim, and sections without a key that others have."""
     warnings = []
     for section in sections:
-        claimed = section.number("Number of ports")
-        if claimed is not None and claimed != len(section.ports):
+        claimed = section.values.get("Number of ports")
+        if claimed is not None and int(claimed) != len(section.ports):
             warnings.append(
-                f"line {section.line}: {section.name} has {claimed} ports, but {len(section.ports)} printed"
+                f"line {section.line}: {section.name} has {int(claimed)} ports, but {len(section.ports)} printed"
             )
     # `ibstat CA PORT` prints a port alone under the bare name of its adapter.
     adapters = [section for section in sections if section.values or not section.ports]
@@ -203,29 +162,6 @@ def _missing(sections: Sequence[_Section]) -> list[str]:
             if missing := [key for key in expected if key not in section.values]:
                 warnings.append(f"line {section.line}: {what} {section.name} is without {', '.join(missing)}")
     return warnings
-
-
-def _adapter(section: _Section) -> Adapter:
-    return Adapter(
-        name=section.name,
-        type=section.values.get("CA type"),
-        firmware=section.values.get("Firmware version"),
-        port_count=section.number("Number of ports"),
-        ports=tuple(_port(port) for port in section.ports),
-    )
-
-
-def _port(section: _Section) -> Port:
-    rate = section.values.get("Rate")
-    return Port(
-        number=int(section.name),
-        state=section.values.get("State"),
-        physical_state=section.values.get("Physical state"),
-        rate_gb_per_s=None if rate is None else float(rate.partition(" ")[0]),
-        base_lid=section.number("Base lid"),
-        subnet_manager_lid=section.number("SM lid"),
-        link_layer=section.values.get("Link layer"),
-    )
 
 
 def _entry(section: _Section) -> dict[str, Any]:

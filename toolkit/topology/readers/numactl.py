@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,27 +28,8 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,5}", re.ASCII)
 _PARTS = ("cpus", "size", "free")
 
 
-@dataclass(frozen=True)
-class MemoryNode:
-    """One NUMA node; `cpus` is empty for a node of memory alone, None if its line is damaged."""
-
-    cpus: tuple[int, ...] | None
-    size_mib: int | None
-    free_mib: int | None
-
-
-@dataclass(frozen=True)
-class NumaNodes:
-    """`node_count` and `node_ids` are what the first line claims, `nodes` what was printed."""
-
-    node_count: int | None
-    node_ids: str | None
-    nodes: Mapping[int, MemoryNode]
-    distances: tuple[tuple[int | None, ...], ...] | None
-
-
-def parse_numactl(text: str) -> tuple[NumaNodes, tuple[str, ...]]:
-    """Read the whole output: (facts, the warning that names the first damaged line).
+def answer_numactl(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The facts in an output of numactl: (values of `KEYS`, the warning that names the first damaged line).
 
     Raises:
         CheckFailedError: it is not the output of numactl -H.
@@ -57,14 +37,14 @@ def parse_numactl(text: str) -> tuple[NumaNodes, tuple[str, ...]]:
     lines, warnings = read_lines(text)
     for line in lines:
         if "No NUMA" in line.text:
-            return NumaNodes(None, None, {}, None), (f"line {line.number}: {line.text.strip()[:80]}",)
+            facts = dict.fromkeys(KEYS) | {"cpus_per_node": {}, "nodes": {}}
+            return facts, (f"line {line.number}: {line.text.strip()[:80]}",)
     if not any(_AVAILABLE.match(line.text) or _NODE_LINE.match(line.text) for line in lines):
         raise refusal("numactl -H", lines)
     reader = _Reader(warnings)
     for line in lines:
         reader.read(line)
-    facts = reader.facts(lines[-1].number)
-    return facts, first_damaged(warnings)
+    return reader.facts(lines[-1].number), first_damaged(warnings)
 
 
 class _Reader:
@@ -103,8 +83,8 @@ class _Reader:
         self.warnings.append(f"line {line.number}: an earlier line has another value: {line.text[:60]!r}")
         return "?"
 
-    def facts(self, last: int) -> NumaNodes:
-        """What all lines say together; `last` is the number of the last of them."""
+    def facts(self, last: int) -> dict[str, Any]:
+        """The values of `KEYS` in all lines; `last` is the number of the last line."""
         numbers = sorted({node for node, _ in self.parts})
         cpus = {node: self._cpus(node) for node in numbers}
         for node, other in ((a, b) for a in numbers for b in numbers if a < b):
@@ -112,7 +92,7 @@ class _Reader:
                 at = self.parts[other, "cpus"][0]
                 self.warnings.append(f"line {at}: nodes {node} and {other} share processors")
                 cpus[node] = cpus[other] = None
-        nodes = {node: MemoryNode(cpus[node], *self._memory(node)) for node in numbers}
+        sizes = {node: self._size(node) for node in numbers}
         claim = self.claims.pop() if len(self.claims) == 1 else None
         if claim is None or read_cpu_list(claim[1]) != tuple(numbers) or claim[0] != len(numbers):
             said = f"{claim[0]} nodes ({claim[1]})" if claim else "not one line 'available:'"
@@ -124,7 +104,16 @@ class _Reader:
                 self.warnings.append(f"line {self.header[0]}: distances of other nodes than {cpu_list(numbers)}")
         elif not self.no_distances:
             self.warnings.append(f"line {last}: there are no distances")
-        return NumaNodes(claim and claim[0], claim and claim[1], nodes, distances)
+        listed = {str(node): None if of is None else list(of) for node, of in cpus.items()}
+        are_all_known = None not in listed.values() and claim is not None and claim[0] == len(numbers)
+        return {
+            "available": claim and claim[0],
+            "node_ids": claim and claim[1],
+            "cpus_per_node": {node: None if of is None else len(of) for node, of in listed.items()},
+            "cpu_less_nodes": [node for node in numbers if not cpus[node]] if are_all_known else None,
+            "nodes": {str(node): {"cpus": listed[str(node)], "size_mb": sizes[node]} for node in numbers},
+            "distances": None if distances is None else [list(row) for row in distances],
+        }
 
     def _cpus(self, node: int) -> tuple[int, ...] | None:
         if (node, "cpus") not in self.parts:
@@ -136,7 +125,7 @@ class _Reader:
             self.warnings.append(f"line {number}: the processors of node {node} do not ascend: {value[:60]!r}")
         return cpus
 
-    def _memory(self, node: int) -> tuple[int | None, int | None]:
+    def _size(self, node: int) -> int | None:
         found: list[int | None] = []
         for part in _PARTS[1:]:
             number, value = self.parts.get((node, part), (self._line_of(node), ""))
@@ -147,8 +136,8 @@ class _Reader:
         size, free = found
         if size is not None and free is not None and free > size:
             self.warnings.append(f"line {self._line_of(node)}: node {node} has more free memory than memory")
-            return None, None
-        return size, free
+            return None
+        return size
 
     def _line_of(self, node: int) -> int:
         return next(self.parts[node, part][0] for part in _PARTS if (node, part) in self.parts)
@@ -159,25 +148,3 @@ def _ascending(words: Sequence[str]) -> tuple[int, ...] | None:
         return None
     numbers = tuple(int(word) for word in words)
     return numbers if all(a < b for a, b in pairwise(numbers)) and max(numbers, default=0) <= LARGEST_CPU else None
-
-
-def answer_numactl(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values of `KEYS` and warnings.
-
-    Raises:
-        CheckFailedError: it is not the output of numactl -H.
-    """
-    facts, warnings = parse_numactl(text)
-    cpus = {str(number): node.cpus for number, node in facts.nodes.items()}
-    are_all_known = None not in cpus.values() and facts.node_count == len(cpus)
-    return {
-        "available": facts.node_count,
-        "node_ids": facts.node_ids,
-        "cpus_per_node": {number: None if listed is None else len(listed) for number, listed in cpus.items()},
-        "cpu_less_nodes": [n for n, node in facts.nodes.items() if node.cpus == ()] if are_all_known else None,
-        "nodes": {
-            str(number): {"cpus": None if node.cpus is None else list(node.cpus), "size_mb": node.size_mib}
-            for number, node in facts.nodes.items()
-        },
-        "distances": None if facts.distances is None else [list(row) for row in facts.distances],
-    }, warnings

@@ -8,13 +8,38 @@ printed twice, so that the row of the other device still has it. If the two diff
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from toolkit.errors import CheckFailedError
 from toolkit.topology.readers.lines import Line, first_damaged, lines_of, refusal
-from toolkit.topology.readers.topo_legend import read_legend
+
+_TITLE = re.compile(r"(?:NIC )?Legend:")
+_WORD = re.compile(r"(?:X|SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*= [^=]*")
+_NIC = re.compile(r"(NIC[0-9]{1,4}):\s+([\w.-]+)", re.ASCII)
+
+
+def read_legend(lines: Sequence[Line], nics: Collection[str], warnings: list[str]) -> dict[str, str]:
+    """The device of each NIC of `nics` that the NIC legend names; damage is added to the warnings."""
+    devices: dict[str, str] = {}
+    contested: set[str] = set()
+    for line in lines:
+        text = line.text.strip()
+        if match := _NIC.fullmatch(text):
+            others = {nic for nic, device in devices.items() if (nic == match[1]) != (device == match[2])}
+            if others or match[1] not in nics:
+                warnings.append(f"line {line.number}: {match[1]} or {match[2]} has another meaning in an earlier line")
+                contested |= {*others, match[1]}
+            devices[match[1]] = match[2]
+        elif text and not _TITLE.fullmatch(text) and not _WORD.fullmatch(text):
+            warnings.append(f"line {line.number}: neither a row nor a legend: {text[:60]!r}")
+    missing = [nic for nic in nics if nic not in devices]
+    if missing:
+        at = lines[-1].number if lines else 1
+        warnings.append(f"line {at}: the NIC legend lacks {', '.join(missing)}")
+    return {nic: device for nic, device in devices.items() if nic not in contested}
+
 
 _CELL = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _CELLS = re.compile(f"(?:{_CELL.pattern})+")

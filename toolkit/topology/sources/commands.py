@@ -1,8 +1,12 @@
-"""Run a command with a time limit, so that a broken driver does not block a job."""
+"""Claim what `lscpu` and `nvidia-smi topo -m` print, for facts that NVML and /sys do not report.
+
+Each command has a time limit, so that a broken driver does not block a job.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -10,11 +14,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.claims import About, Answer
+from toolkit.topology.claims import Answer
+from toolkit.topology.readers.lscpu import parse_lscpu
+from toolkit.topology.readers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
+from toolkit.world.cpu_lists import cpu_list, read_cpu_list
 
-__all__ = ["COMMAND_TIMEOUT_S", "ask_command", "read_text", "run_command"]
+__all__ = ["COMMAND_TIMEOUT_S", "answer_of_matrix", "ask_lscpu", "ask_nvidia_smi", "run_command"]
 
 COMMAND_TIMEOUT_S = 5.0
+_SMI_COMMAND = ("nvidia-smi", "topo", "-m")
+_SMI_SOURCE = " ".join(_SMI_COMMAND)
+_SMI_COVERS = (("gpu_count",), ("GPU", None, "numa_node"), ("GPU", None, "cpus"), ("link",), ("nics",))
 T = TypeVar("T")
 
 
@@ -24,6 +34,19 @@ class CommandResult:
 
     output: str | None
     missing: str = ""
+
+    def read(self, parse: Callable[[str], tuple[T, tuple[str, ...]]], answer: Answer) -> T | None:
+        """The facts in the output; None if it is missing or not valid. Adds the reason or the warnings to the answer."""
+        if self.output is None:
+            answer.miss(self.missing)
+            return None
+        try:
+            facts, warnings = parse(self.output)
+        except ToolkitError as error:
+            answer.miss(f"{answer.source}: {error.message}")
+            return None
+        answer.warnings += [f"{answer.source}: {warning}" for warning in warnings]
+        return facts
 
 
 def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
@@ -55,27 +78,66 @@ def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S
     return CommandResult(output)
 
 
-def ask_command(
-    command: tuple[str, ...],
-    parse: Callable[[str], tuple[T, tuple[str, ...]]],
-    covers: tuple[About, ...],
-    timeout_s: float,
-) -> tuple[Answer, T | None]:
-    """(an answer with the warnings, or with the reason for missing facts; the facts in the output of a command)."""
-    answer = Answer(" ".join(command), "printed", covers)
-    result = run_command(command, timeout_s)
-    if result.output is None:
-        answer.miss(result.missing)
-        return answer, None
-    return answer, read_text(result.output, parse, answer)
+def ask_lscpu(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
+    """The claims in the output of `lscpu`."""
+    answer = Answer("lscpu", "printed", (("sockets",), ("numa_nodes",), ("numa", None, "cpus")))
+    facts = run_command(("lscpu",), timeout_s).read(parse_lscpu, answer)
+    if facts is not None:
+        answer.say(facts.sockets, "sockets")
+        for node, cpus in (facts.node_cpus or {}).items():
+            answer.say(True, "numa", node)
+            answer.say(None if cpus is None else cpu_list(cpus), "numa", node, "cpus")
+    return answer
 
 
-def read_text(text: str, parse: Callable[[str], tuple[T, tuple[str, ...]]], answer: Answer) -> T | None:
-    """The facts in the output of a command; None if the output is not valid. Adds the warnings to the answer."""
-    try:
-        facts, warnings = parse(text)
-    except ToolkitError as error:
-        answer.miss(f"{answer.source}: {error.message}")
-        return None
-    answer.warnings += [f"{answer.source}: {warning}" for warning in warnings]
-    return facts
+def ask_nvidia_smi(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
+    """The claims in the output of `nvidia-smi topo -m`."""
+    return _answer(run_command(_SMI_COMMAND, timeout_s), _SMI_SOURCE)
+
+
+def answer_of_matrix(text: str, source: str = _SMI_SOURCE) -> Answer:
+    """The claims in a printed matrix."""
+    return _answer(CommandResult(text), source)
+
+
+def _answer(printed: CommandResult, source: str) -> Answer:
+    answer = Answer(source, "printed", _SMI_COVERS)
+    matrix = printed.read(parse_nvidia_smi_topo, answer)
+    if matrix is not None and not matrix.gpus:
+        answer.miss(f"{source}: the output contains no GPU")
+    elif matrix is not None:
+        answer.say(len(matrix.gpus), "gpu_count")
+        _claim_gpus(matrix, answer)
+        _claim_links(matrix, answer)
+    return answer
+
+
+def _claim_gpus(matrix: LinkMatrix, answer: Answer) -> None:
+    for gpu, cpus, node in zip(matrix.gpus, matrix.cpu_affinity, matrix.numa_affinity, strict=True):
+        number = int(gpu.removeprefix("GPU"))
+        answer.claims["GPU", number] = True
+        # The driver prints only CPUs of the job's cpuset. This must not contradict a source that lists all near CPUs,
+        # so the claim is a derived one.
+        near = read_cpu_list(cpus) if cpus else None
+        answer.say(cpu_list(near) if near else None, "GPU", number, "cpus", derived=True)
+        if node is None or not re.fullmatch("[0-9]+", node):
+            printed = "prints no NUMA node" if node is None else f"prints NUMA node {node}"
+            answer.miss(f"{answer.source}: {printed}", "GPU", number, "numa_node")
+        else:
+            answer.say(int(node), "GPU", number, "numa_node")
+
+
+def _claim_links(matrix: LinkMatrix, answer: Answer) -> None:
+    names = [device or nic for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True)]
+    # The matrix omits some kinds of NIC, so its list counts only if no other source has one.
+    answer.say(True, "nics", derived=True)
+    for name in names:
+        answer.say(True, "nic", name, derived=True)
+    for row, gpu in enumerate(matrix.gpus):
+        others = zip(
+            (*matrix.gpus[row + 1 :], *names), (*matrix.gpu_links[row][row + 1 :], *matrix.nic_links[row]), strict=True
+        )
+        for other, link in others:
+            if link is None:
+                answer.miss(f"{answer.source}: the cell of {gpu} and {other} is damaged", "link", gpu, other)
+            answer.say("SYS" if link == "SOC" else link, "link", gpu, other)  # older drivers print SOC for SYS

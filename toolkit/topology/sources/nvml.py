@@ -27,40 +27,34 @@ _NODE_MASK_WORDS = 16  # of 64 bits each, more than the maximum number of NUMA n
 
 def ask_nvml(library: Any = None, timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
     """The claims of NVML; `library` is the module of nvidia-ml-py, imported if None."""
+    late = Answer(SOURCE, "direct", COVERS)
     if library is None:
         try:
             import pynvml
 
             library = pynvml
         except ImportError:
-            answer = Answer(SOURCE, "direct", COVERS)
-            answer.miss("NVML: nvidia-ml-py is not installed")
-            return answer
+            late.miss("NVML: nvidia-ml-py is not installed")
+            return late
     answers: list[Answer] = []
     # The driver may hang in the kernel, where no signal can interrupt it. A daemon thread does not block the process.
     query = threading.Thread(target=lambda: answers.append(_ask(library)), name="NVML", daemon=True)
     query.start()
     query.join(timeout_s)
-    if answers:
-        return answers[0]
-    answer = Answer(SOURCE, "direct", COVERS)
-    answer.miss(f"NVML did not respond within {timeout_s:g} s")
-    return answer
+    late.miss(f"NVML did not respond within {timeout_s:g} s")
+    return answers[0] if answers else late
 
 
 def _ask(nvml: Any) -> Answer:
     answer = Answer(SOURCE, "direct", COVERS)
     try:
         nvml.nvmlInit()
+        try:
+            _Query(nvml, answer).claim_all()
+        finally:
+            nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         answer.miss(f"NVML: {error}")
-        return answer
-    try:
-        _Query(nvml, answer).claim_all()
-    except nvml.NVMLError as error:
-        answer.miss(f"NVML: {error}")
-    finally:
-        nvml.nvmlShutdown()
     return answer
 
 
@@ -86,30 +80,30 @@ class _Query:
             self._gpu(index, handle)
         self._links(handles)
 
-    def _try(self, call: Callable[[], Any], *about: Any) -> Any:
-        """The claimed value of one NVML function; None, and a recorded reason, if the function fails."""
+    def _try(self, call: Callable[[], Any], *about: Any) -> None:
+        """Claim the value of one NVML function, or record why the function fails."""
         try:
-            value = call()
+            self.answer.say(call(), *about)
         # AttributeError: this version of nvidia-ml-py does not have the function yet.
         except (self.nvml.NVMLError, AttributeError) as error:
             self.answer.miss(f"NVML: {error}", *about)
-            return None
-        self.answer.say(value, *about)
-        return value
 
     def _gpu(self, index: int, handle: Any) -> None:
-        nvml, about = self.nvml, ("GPU", index)
-        self._try(lambda: _decoded(nvml.nvmlDeviceGetName(handle)), *about, "name")
-        self._try(lambda: _decoded(nvml.nvmlDeviceGetUUID(handle)), *about, "uuid")
-        self._try(lambda: pci_address(_decoded(nvml.nvmlDeviceGetPciInfo(handle).busId)), *about, "bus")
-        self._try(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total), *about, "memory_bytes")
-        self._try(lambda: self._mig(handle), *about, "mig")
-        self._try(lambda: self._numa_node(handle), *about, "numa_node")
-        if (*about, "numa_node") not in self.answer.claims:
-            self.answer.reasons.setdefault((*about, "numa_node"), "NVML: the GPU is not nearest to a single NUMA node")
-        fabric = self._try(lambda: self._fabric(handle), *about, "fabric")
-        if fabric is None:
-            self.answer.reasons.setdefault((*about, "fabric"), "NVML: the GPU has not joined its fabric yet")
+        nvml = self.nvml
+        calls: dict[str, Callable[[], Any]] = {
+            "name": lambda: _decoded(nvml.nvmlDeviceGetName(handle)),
+            "uuid": lambda: _decoded(nvml.nvmlDeviceGetUUID(handle)),
+            "bus": lambda: pci_address(_decoded(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+            "memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "mig": lambda: self._mig(handle),
+            "numa_node": lambda: self._numa_node(handle),
+            "fabric": lambda: self._fabric(handle),
+        }
+        for name, call in calls.items():
+            self._try(call, "GPU", index, name)
+        reasons = self.answer.reasons  # of a value of None without an error
+        reasons.setdefault(("GPU", index, "numa_node"), "NVML: the GPU is not nearest to a single NUMA node")
+        reasons.setdefault(("GPU", index, "fabric"), "NVML: the GPU has not joined its fabric yet")
 
     def _mig(self, handle: Any) -> bool:
         try:

@@ -10,30 +10,26 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from toolkit.errors import ToolkitError
 from toolkit.topology.claims import Answer
-from toolkit.topology.readers.sysfs import parse_sysfs
-from toolkit.topology.readers.sysfs_facts import InfinibandDevice, InfinibandPort, PciDevice, SystemFiles
-from toolkit.topology.sources.ibstat import NOT_ACTIVE
-from toolkit.topology.sources.infiniband_files import is_active, measured_rate, read_adapters, state_of
-from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, names_in, read_file
+from toolkit.topology.readers.sysfs import File, InfinibandDevice, PciDevice, facts_of_files
+from toolkit.topology.sources.kernel_files import (
+    SYSTEM_ROOT,
+    is_active,
+    measured_rate,
+    names_in,
+    read_adapters,
+    read_file,
+    state_of,
+)
 from toolkit.world.cpu_lists import cpu_list, read_cpu_list
 
 __all__ = ["ask_system_files", "count_gpus", "pci_link"]
 
 SOURCE = "/sys"
-COVERS = (
-    ("sockets",),
-    ("cpus",),
-    ("numa_nodes",),
-    ("numa",),
-    ("GPU", None, "numa_node"),
-    ("GPU", None, "cpus"),
-    ("nics",),
-    ("nic",),
-    ("link",),
-)
-_PCI_FILES = ("class", "vendor", "device", "numa_node", "local_cpulist")
+_OF_GPUS = (("GPU", None, "numa_node"), ("GPU", None, "cpus"))
+COVERS = (("sockets",), ("cpus",), ("numa_nodes",), ("numa",), *_OF_GPUS, ("nics",), ("nic",), ("link",))
+_NODE_FILES = ("cpulist", "cpumap", "distance", "meminfo")
+_PCI_FILES = ("numa_node", "local_cpulist")
 _NVIDIA = "0x10de"
 
 
@@ -42,22 +38,16 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
     answer = Answer(SOURCE, "direct", COVERS)
     adapters, damage = read_adapters(root)
     nic_buses = {nic.name: bus for nic in adapters or () if (bus := _address(_nic_folder(root, nic.name) / "device"))}
-    listing = dict(_node_files(root)) | dict(_pci_files(root, {*gpu_buses.values(), *nic_buses.values()}))
-    if not listing and not adapters:
+    files = dict(_listed(root, {*gpu_buses.values(), *nic_buses.values()}))
+    if not files and not adapters:
         answer.miss("/sys: lists no NUMA node and no device")
         return answer
-    facts, warnings = SystemFiles(None, None, ()), damage
-    try:
-        if listing:
-            facts, listing_warnings = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
-            warnings = (*listing_warnings, *damage)
-    except ToolkitError as error:
-        answer.miss(f"/sys: {error.message}")
-        return answer
-    answer.warnings += [f"/sys: {re.sub('^line [0-9]+: ', '', warning)}" for warning in warnings]
+    warnings: list[str] = []
+    facts = facts_of_files(files, warnings)
+    answer.warnings += [f"/sys: {re.sub('^line [0-9]+: ', '', warning)}" for warning in (*warnings, *damage)]
     _claim_processors(root, answer)
     for number, node in (facts.nodes or {}).items():
-        answer.claims["numa", number] = True
+        answer.say(True, "numa", number)
         answer.say(None if node.cpus is None else cpu_list(node.cpus), "numa", number, "cpus")
         answer.say(None if node.memory_kib is None else node.memory_kib // 1024, "numa", number, "memory_mib")
         _claim_socket(root, number, node.cpus or (), answer)
@@ -75,12 +65,9 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
 
 def count_gpus(root: Path = SYSTEM_ROOT) -> int:
     """The number of NVIDIA display devices on the PCI bus, including those that this job cannot use."""
-    count = 0
-    for address in names_in(root / "bus/pci/devices"):
-        folder = root / "bus/pci/devices" / address
-        is_display = (read_file(folder / "class") or "").startswith("0x03")
-        count += is_display and read_file(folder / "vendor") == _NVIDIA
-    return count
+    devices = [root / "bus/pci/devices" / address for address in names_in(root / "bus/pci/devices")]
+    displays = [device for device in devices if (read_file(device / "class") or "").startswith("0x03")]
+    return sum(read_file(device / "vendor") == _NVIDIA for device in displays)
 
 
 def _address(link: Path) -> str | None:
@@ -93,27 +80,18 @@ def _nic_folder(root: Path, name: str) -> Path:
     return root / "class/infiniband" / name
 
 
-def _node_files(root: Path) -> Iterable[tuple[str, str]]:
-    folder = root / "devices/system/node"
-    for name in names_in(folder):
-        if not re.fullmatch("node[0-9]+", name):
-            continue
-        for file in ("cpulist", "cpumap", "distance", "meminfo"):
-            value = read_file(folder / name / file)
-            if value is not None:
-                if file == "meminfo":
-                    value = next((" ".join(line.split()) for line in value.splitlines() if "MemTotal" in line), "")
-                yield f"/sys/devices/system/node/{name}/{file}", value
-    if online := read_file(folder / "online"):
-        yield "/sys/devices/system/node/online", online
-
-
-def _pci_files(root: Path, addresses: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for address in sorted(addresses):
-        for file in _PCI_FILES:
-            value = read_file(root / "bus/pci/devices" / address / file)
-            if value is not None:
-                yield f"/sys/bus/pci/devices/{address}/{file}", value
+def _listed(root: Path, addresses: Iterable[str]) -> Iterable[tuple[str, File]]:
+    """The readable files of NUMA nodes and of the devices with these PCI addresses, as a listing would contain them."""
+    nodes = [name for name in names_in(root / "devices/system/node") if re.fullmatch("node[0-9]+", name)]
+    paths = [f"devices/system/node/{name}/{file}" for name in nodes for file in _NODE_FILES]
+    paths += ["devices/system/node/online"]
+    paths += [f"bus/pci/devices/{address}/{file}" for address in sorted(addresses) for file in _PCI_FILES]
+    for path in paths:
+        value = read_file(root / path)
+        if value is not None and path.endswith("meminfo"):
+            value = next((" ".join(line.split()) for line in value.splitlines() if "MemTotal" in line), "")
+        if value is not None:
+            yield f"/sys/{path}", File(0, value)
 
 
 def _claim_processors(root: Path, answer: Answer) -> None:
@@ -159,23 +137,20 @@ def _claim_near(device: PciDevice | None, answer: Answer, about: tuple[str, int 
 def _claim_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
     about = ("nic", nic.name)
     folder = _nic_folder(root, nic.name)
-    answer.claims[about] = True
+    answer.say(True, *about)
     answer.say(read_file(folder / "node_guid"), *about, "guid")
     interfaces = names_in(folder / "device/net")
     answer.say(",".join(interfaces) or None, *about, "net_device")
     if not interfaces:
         answer.miss("/sys lists no network interface of this adapter", *about, "net_device")
     for port in nic.ports:
-        _claim_port(port, answer, (*about, "port", port.number))
-
-
-def _claim_port(port: InfinibandPort, answer: Answer, about: tuple[str | int, ...]) -> None:
-    answer.miss("/sys does not report it", *about)
-    answer.say(state_of(port), *about, "state")
-    answer.say(port.link_layer, *about, "link_layer")
-    answer.say(measured_rate(port), *about, "rate")
-    if is_active(port) is False or port.physical_state not in ("LinkUp", None):
-        answer.miss(NOT_ACTIVE, *about, "rate")
+        of_port = (*about, "port", port.number)
+        answer.miss("/sys does not report it", *of_port)
+        answer.say(state_of(port), *of_port, "state")
+        answer.say(port.link_layer, *of_port, "link_layer")
+        answer.say(measured_rate(port), *of_port, "rate")
+        if is_active(port) is False or port.physical_state not in ("LinkUp", None):
+            answer.miss("the port is not active, so its rate is unknown", *of_port, "rate")
 
 
 def _claim_paths(root: Path, gpu_buses: Mapping[int, str], nic_buses: Mapping[str, str], answer: Answer) -> None:
