@@ -32,7 +32,10 @@ TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 JOB = '[job]\nname = "array_submit"\nentry = ["true"]\ntime = "5"\nsbatch = [{options}]\n[restart]\ncrashes = 0\n'
 OURS = """
 import sys, time
-from toolkit.submission import chain, create, executors, script
+from toolkit.submission import chain
+from toolkit.submission import create
+from toolkit.submission import submitit_executors as executors
+from toolkit.submission import script
 from toolkit.submission.preflight import checks
 from toolkit.submission.sweep import sweep
 from toolkit.cli import submit

@@ -1,7 +1,7 @@
-"""How fast collectives are between the ranks of this job, in the columns of nccl-tests.
+"""Measure collectives between the ranks of this job, in the columns of nccl-tests.
 
 `toolkit bench collectives` runs it here and draws it, `toolkit submit bench_collectives -N 4` on a cluster; `toolkit
-bench collectives --result last -o picture.svg` draws what that wrote. Copy this file to measure shapes of your own.
+bench collectives --result last -o picture.svg` draws that result. Copy this file to measure other shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(world: World, config: ResolvedJob) -> None:
         write_measurement(world.run_dir / "metrics" / FILE, found)
     if wrong := sum(series.wrong for series in found.series):
         raise CheckFailedError(
-            f"{wrong} elements of results were wrong",
+            f"{wrong} elements of the results are wrong",
             where="collectives",
-            fix="see the column #wrong; measure fewer ranks or one node until the one that is at fault is found",
+            fix="see the column #wrong; measure fewer ranks or one node until you find the faulty one",
         )

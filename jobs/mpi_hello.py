@@ -1,4 +1,4 @@
-"""Every rank says where it is and how it found out. Works under toolkit, mpirun, srun, torchrun, or alone."""
+"""Every rank prints its place and how it found it. Works under toolkit, mpirun, srun, torchrun, or alone."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Every rank prints one line of JSON: where it is, what MPI says, and what it sees of GPUs, network and shared folder.
+"""Every rank prints one line of JSON: its place, MPI's view, and the GPUs, network and shared folder that it sees.
 
-`toolkit site check` starts it in each partition of a site and judges the lines.
+`toolkit site check` starts it in each partition of a site and evaluates the lines.
 """
 
 import argparse
@@ -41,12 +41,12 @@ def main():
         "shared": read_shared(shared), **over_mpi(world),
     }  # fmt: skip
     print(LINE + json.dumps(report), flush=True)
-    if world.rank == 0 and not report["mpi"]["error"]:  # all have read it: they were at MPI's barrier
+    if world.rank == 0 and not report["mpi"]["error"]:  # all have read it, because all passed MPI's barrier
         shared.unlink()
 
 
 def over_mpi(world):
-    """Sum the ranks over all of them, read the clock behind a barrier, and send from the first node to another."""
+    """Sum the rank numbers over all ranks, read the clock after a barrier, and send from the first node to another."""
     nothing = {"size": 0, "sum": 0, "library": "", "path": "", "error": ""}
     if not world.discovered_by.startswith("MPI"):
         said = f"ranks were found by {world.discovered_by}: the launcher started them without MPI"
@@ -65,7 +65,7 @@ def over_mpi(world):
 
 
 def rate_between_nodes(everybody, world):
-    """MB/s from rank 0 to the first rank of the next node; 0 for the ranks that do not measure, and on one node."""
+    """Return MB/s from rank 0 to the first rank of the next node; 0 on other ranks, and on one node."""
     nodes = everybody.allgather(world.node)
     other = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
     if other is None or world.rank not in (0, other):
@@ -89,7 +89,7 @@ def rate_between_nodes(everybody, world):
 
 
 def library_path():
-    """The MPI library in this process's memory."""
+    """Return the path of the MPI library in this process's memory."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if match := re.search(r"(/\S*/libmpi[^/]*\.so\S*)$", line):
             return match[1]
@@ -97,13 +97,13 @@ def library_path():
 
 
 def visible_gpus():
-    """How many GPUs Slurm gave to this node's ranks, by the first variable that says so."""
+    """Return the number of GPUs that Slurm assigned to this node's ranks, by the first variable that states it."""
     lists = (os.environ[name] for name in VISIBLE if os.environ.get(name))
     return len(next(lists, "").replace(",", " ").split())
 
 
 def gpus_of_driver():
-    """How many GPUs NVIDIA's driver knows here; None where there is no such driver."""
+    """Return the number of GPUs of NVIDIA's driver; None without a driver."""
     import pynvml
 
     try:
@@ -114,7 +114,7 @@ def gpus_of_driver():
 
 
 def read_shared(path):
-    """The content of the shared file; empty if it does not appear in time."""
+    """Return the content of the shared file; empty if it does not appear in time."""
     deadline = time.monotonic() + FILE_S
     while time.monotonic() < deadline:
         if path.exists() and (text := path.read_text()):

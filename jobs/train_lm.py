@@ -1,7 +1,7 @@
-"""A small GPT that learns to write, byte by byte. Copy this file and make it yours.
+"""A small GPT that learns text byte by byte. Copy this file to start your own.
 
-`toolkit run train_lm` starts it on this machine, `toolkit submit train_lm` on a cluster. By default it reads
-the sources of Python's standard library; name your own text in `[data] paths`.
+`toolkit run train_lm` starts it on this machine, `toolkit submit train_lm` on a cluster. By default it reads the
+sources of Python's standard library; name your own text in `[data] paths`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Arguments:
     context: Annotated[Count, DividedBy("parallel.tp")] = 128
     dropout: Share = 0.1
     tied: bool = True  # the head reuses the embedding's weights
-    max_bytes: Count = 4_000_000  # how much of the text is read
-    held_out: Share = 0.0  # the share of the text, at its end, that is validated with and not learned
+    max_bytes: Count = 4_000_000  # bytes of text to read
+    held_out: Share = 0.0  # the share of the text, at its end, for validation
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each normalised before and added to the stream after."""
+    """Attention and a two-layer perceptron, each after a norm, added to the residual stream."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
         return stream + self._drop(self.perceptron_out(hidden))
 
     def _attention(self, stream: Tensor) -> Tensor:
-        # Heads come first, so that tensor parallel ranks take whole ones; a rank sees its own.
+        # Heads come first, so that tensor-parallel ranks get whole ones; a rank sees its own.
         by_head = self.query_key_value(stream).unflatten(2, (-1, 3, self.head_width))
         query, key, value = by_head.permute(3, 0, 2, 1, 4)  # each (batch, heads, context, width / heads)
         dropout = self.dropout if self.training else 0.0
@@ -77,7 +77,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (batch, context) in, logits of each next token (batch, context, vocabulary) out."""
+    """Tokens (batch, context) to logits of each next token (batch, context, vocabulary)."""
 
     def __init__(self, args: Arguments, vocabulary: int = BYTES) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class GPT(nn.Module):
         return nn.functional.dropout(stream, self.dropout, self.training)
 
 
-# A pipeline stage gets the stream of the one before it, and lacks the modules that others run.
+# A pipeline stage gets the stream of the previous one, and lacks the modules of others.
 OUTLINE = Outline(
     blocks="blocks",
     before=("token_embedding", "place_embedding"),
@@ -134,21 +134,23 @@ def loss_of(logits: Tensor, following: Tensor) -> Tensor:
 
 
 def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """What a validation measures of each sample: its loss in nats per byte."""
+    """Return the validation measurements of each sample: its loss in nats per byte."""
     text, following = samples
     losses = nn.functional.cross_entropy(model(text).flatten(0, 1).float(), following.flatten(), reduction="none")
     return {"loss": losses.view(following.shape).mean(1)}
 
 
 def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSource, int]:
-    """The text that `[data] paths` names, packed by `toolkit data pack` or as it is; and the size of its vocabulary."""
+    """Return the text that `[data] paths` names, packed by `toolkit data pack` or plain; and the size of its
+    vocabulary.
+    """
     paths = config.data.paths
     files = named_files(paths, config.job_directory) if paths else standard_library_sources()
     packed = {file: header for file in files if (header := read_header(file))}
     if packed:
         if unnamed := [file for file, header in packed.items() if not header.vocabulary]:
             raise ToolkitError(
-                f"{unnamed[0].name} does not name the size of its vocabulary",
+                f"{unnamed[0].name} does not state the size of its vocabulary",
                 where=str(unnamed[0]),
                 fix="pack the text again, with toolkit data pack --vocabulary N",
             )
@@ -157,7 +159,7 @@ def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSour
 
 
 def main(world: World, config: ResolvedJob) -> None:
-    """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint."""
+    """Train until `train.steps` or a stop request; the last step is in a checkpoint."""
     args = read_arguments(Arguments, config.args)
     text, vocabulary = read_text(args, config)
     check_same_text(text.digest)

@@ -1,7 +1,5 @@
 """Batch work on Slurm and MPI clusters, from a job file to a trained and resumed model."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from toolkit.version import VERSION

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "CHECK_FAILED", "INTERRUPTED", "OWN_FAILURE", "WRONG_USE", "CheckFailedError", "DamagedFileError",
+    "InterruptedWaitError", "NotFoundError", "OwnFailureError", "SchedulerRefusedError", "ToolkitError", "all_of",
+    "counted",
+]  # fmt: skip
+
 # The exit codes of every command; docs/contract.md contains the table.
 CHECK_FAILED = 1
 WRONG_USE = 2

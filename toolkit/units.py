@@ -1,7 +1,5 @@
 """Durations and byte counts as people write them."""
 
-from __future__ import annotations
-
 import re
 
 __all__ = ["format_bytes", "format_bytes_in", "format_duration", "parse_bytes", "round_duration", "shorten_duration"]

@@ -101,7 +101,7 @@ def test_a_run_that_measured_nothing_is_named(toolkit, here) -> None:
     [
         (1, [], "one rank has no peer"),
         (2, ["--backend", "nccl"], "--backend: nccl needs GPUs"),
-        (2, ["--ranks", 3], "--ranks 3: mpirun has started 2 ranks. Fix: leave --ranks out"),
+        (2, ["--ranks", 3], "--ranks 3: mpirun has started 2 ranks. Fix: omit --ranks"),
         (2, ["--algorithm", "hierarchical"], "--algorithm: all-reduce algorithm 'hierarchical' needs another layout"),
     ],
 )

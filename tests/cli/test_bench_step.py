@@ -49,8 +49,8 @@ def test_it_runs_steps_and_says_where_their_time_went(toolkit, here) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (["--steps", 0], 2, "--steps: 0 steps. Fix: give 1 or more"),
-        (["--warmup", -1], 2, "--warmup: -1 steps. Fix: give 0 or more"),
+        (["--steps", 0], 2, "--steps: 0 steps. Fix: choose 1 or more"),
+        (["--warmup", -1], 2, "--warmup: -1 steps. Fix: choose 0 or more"),
         (["no_such_job"], 4, "no_such_job"),
         (["--result", "last"], 4, ""),
         (["--set", "train.stepz=3"], 2, "train.stepz"),

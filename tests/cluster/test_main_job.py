@@ -97,7 +97,7 @@ def test_inside_an_allocation_and_without_the_command_line(here: Site) -> None:
     )  # fmt: skip
     assert sorted(hello_lines(alone.stdout)) == list(range(8)), alone
     wrong = here.command(["salloc", "-N2", *TOOLKIT, "run", "mpi_hello", "-N", "1"])
-    assert wrong.returncode == 2 and "leave -N out" in wrong.stderr
+    assert wrong.returncode == 2 and "omit -N" in wrong.stderr
 
 
 def test_a_cancel_of_a_foreground_run_leaves_the_allocation(here: Site) -> None:

@@ -84,7 +84,11 @@ def test_the_file_is_read_back_and_another_one_is_refused_by_key(tmp_path: Path)
 
 RULES = {
     "data": ({"data": 15, "forward": 32}, "data", "15.0 % of the step (limit 10.0 %): raise data.workers"),
-    "communication": ({"communication": 50}, "communication", "nothing hides takes 34.7 % of the step (limit 20.0 %)"),
+    "communication": (
+        {"communication": 50},
+        "communication",
+        "exposed communication takes 34.7 % of the step (limit 20.0 %)",
+    ),
     "optimizer": ({"optimizer": 40}, "optimizer", "fused=True"),
     "checkpoint": ({"checkpoint": 12}, "checkpoint", "raise checkpoint.every_steps"),
     "rest": ({"forward": 30}, "rest", "17.0 % of the step (limit 10.0 %): raise train.log_every"),

@@ -80,13 +80,15 @@ def test_several_stages_are_shown_as_one_module():
     assert not any(module.training for stage in stages for module in stage.modules())
     shown.training = True  # as who puts each module back into the mode that it was in
     assert stages[0].training and stages[0].decoder.training and not stages[0].drop.training
-    with pytest.raises(ToolkitError, match="the stages of one rank are no model that could be called"):
+    with pytest.raises(ToolkitError, match="the stages of one rank are not callable as a model"):
         shown(torch.ones(4))
     assert [weight.stages for weight in shared_weights(Nested(), NESTED, cut)] == [(0, 3)] * 2
 
 
 def test_a_parameter_of_no_stage_is_refused():
-    with pytest.raises(ToolkitError, match=r"no pipeline stage would hold place_embedding\.weight of GPT") as refused:
+    with pytest.raises(
+        ToolkitError, match=r"no pipeline stage would contain place_embedding\.weight of GPT"
+    ) as refused:
         shared_weights(gpt(), Outline("blocks", ("token_embedding",), ("norm", "head")), CUT)
     assert "`before` or `after`" in refused.value.fix
 

@@ -133,9 +133,11 @@ def refusals(folder: Path, world: World) -> list[Any]:
 def test_what_cannot_go_through_stages_is_refused_with_the_fix(tmp_path):
     answers = run_ranks(2, refusals, tmp_path)
     for samples, _ in answers:
-        assert samples.startswith("parallel.pp: a pipeline is validated with pairs of inputs and targets, and these")
-        assert "samples are a dict" in samples and "set parallel.pp = 1" in samples
-    assert answers[1][1].startswith("parallel.pp: the validation calls the model with other than the first of a pair")
+        assert samples.startswith("parallel.pp: expected pairs of inputs and targets")
+        assert "got a dict" in samples and "set parallel.pp = 1" in samples
+    assert answers[1][1].startswith(
+        "parallel.pp: the validation calls the model with something other than the first item"
+    )
 
 
 def test_a_job_validates_its_average_on_sharded_stages(tmp_path):

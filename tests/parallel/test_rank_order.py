@@ -104,7 +104,7 @@ def test_the_models_own_traffic_decides_where_it_is_given():
 @pytest.mark.parametrize(
     ("topology", "settings", "keeps_order", "reason"),
     [
-        (CYCLIC, {"placement": "launched"}, True, "parallel.placement says so"),
+        (CYCLIC, {"placement": "launched"}, True, "by parallel.placement"),
         (replace(CYCLIC, conflicts=("node3 says two things",)), {}, True, "node3 says two things"),
         (replace(CYCLIC, nodes=()), {}, True, "no node has reported its facts"),
         (Topology((), {}, unplaced_ranks=tuple(range(32))), {}, True, "the hosts of 32 ranks are unknown"),

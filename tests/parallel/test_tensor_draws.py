@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from toolkit.errors import ToolkitError
-from toolkit.parallel.piece_draws import PieceDraws
+from toolkit.parallel.tensor import PieceDraws
 from toolkit.train.randomness import seed_rank
 
 
@@ -158,7 +158,7 @@ def error_of_seeds_by_rank(world, config) -> str:
 
 def test_ranks_that_drop_differently_what_they_have_alike_are_refused(tmp_path):
     errors = results_of(error_of_seeds_by_rank, 2, tmp_path, job({"tp": 2}, {"dropout": 0.1}))
-    message = "each has another gradient of it. Fix: seed the ranks by DistributedModel.stream"
+    message = "their gradients of it differ. Fix: seed the ranks by DistributedModel.stream"
     assert [message in error for error in errors] == [True, True], errors
 
 

@@ -117,12 +117,12 @@ def steps_of_all(world, layouts) -> None:
 def refusals(world) -> None:
     plain, sequence = job({"tp": 2}), job({"tp": 2, "sequence": True}, {"context": 15})
     cases = [
-        (plain, but("blocks.*.query_norm", None), None, "blocks.0.query_norm is whole on every rank and gets the rank's own"),
-        (plain, but("blocks.*.query_norm", "norm"), None, 'Fix: say "piece" of blocks.0.query_norm'),
+        (plain, but("blocks.*.query_norm", None), None, "blocks.0.query_norm is whole on every rank but gets the rank's own"),
+        (plain, but("blocks.*.query_norm", "norm"), None, 'Fix: set the style of blocks.0.query_norm to "piece"'),
         (sequence, OUTLINE, None, "parallel.sequence: a sequence of 15 does not divide over 2 tensor parallel ranks. Fix: make it 14 or 16"),
-        (plain, OUTLINE, spread, "split by vocabulary is not that of whole ones: its gradient is "),
-        (plain, OUTLINE, smooth, 'torch cannot take this loss of them: aten.masked_fill_.Scalar got mixed'),
-        (plain, OUTLINE, smooth, 'Fix: say "head_gathered" of the head'),
+        (plain, OUTLINE, spread, "split by vocabulary differs from that of whole logits: its gradient is "),
+        (plain, OUTLINE, smooth, 'torch cannot compute this loss on them: aten.masked_fill_.Scalar got mixed'),
+        (plain, OUTLINE, smooth, 'Fix: set the style of the head to "head_gathered"'),
     ]  # fmt: skip
     for config, outline, loss_of, said in cases:
         with pytest.raises(ToolkitError) as error:

@@ -74,7 +74,8 @@ def test_an_outline_without_a_plan_is_refused():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(
-        ToolkitError, match=r"parallel\.tp is 2, and the outline of Sequential says of no module .*'column'"
+        ToolkitError,
+        match=r"parallel\.tp is 2, and the outline of Sequential does not say how ranks split any module\..*'column'",
     ):
         tensor_plan(model, replace(OUTLINE, tensor={}), ParallelTable(tp=2), 2)
 
@@ -88,7 +89,7 @@ def test_an_outline_without_a_plan_is_refused():
         ({"blocks__*__attention_out": "row by heads"}, "'row by heads' is not a valid way to split blocks.0.attention_out"),
         ({"blocks__*__attention_norm": "column"}, "blocks.0.attention_norm is a LayerNorm, and 'column' splits nn.Linear. Fix: say one of norm, piece"),
         ({"blocks__0": "row"}, "blocks.0 is a Block, and 'row' splits nn.Linear. Fix: name the nn.Linear in it"),
-        ({"blocks__*__query_key_value": "column by head"}, "Block.head is None, no number of pieces. Fix: name an attribute that is one: heads"),
+        ({"blocks__*__query_key_value": "column by head"}, "Block.head is None, which is not a number of groups. Fix: name an attribute with a number: heads"),
         ({"blocks__1__attention_out": "column"}, "blocks.1.attention_out is 'row' by one name and 'column' by 'blocks.1.attention_out'"),
     ],
 )  # fmt: skip
@@ -100,4 +101,4 @@ def test_outlines_that_do_not_fit_the_model_are_refused_with_what_does(tensor, s
 def test_with_pieces_of_the_sequence_every_parameter_must_be_in_the_plan():
     plan(2, norm=None)
     said = refused(2, sequence=True, norm=None)
-    assert "the outline says nothing of norm. Fix: give norm a word, one of 'column', 'row'" in said
+    assert "the outline does not name norm. Fix: set a style for norm, one of 'column', 'row'" in said

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from toolkit.rank import fabric
+from toolkit.rank import preparation
 from toolkit.world.facts import World
 
 ON_GPU = World(0, 0, 2, 2, 0, 1, "node0", "cuda:0", "local", "a test")
@@ -15,14 +15,14 @@ ON_GPU = World(0, 0, 2, 2, 0, 1, "node0", "cuda:0", "local", "a test")
 @pytest.fixture
 def set_here(monkeypatch, tmp_path):
     """A call of `set_fabric` on a node with two GPUs and a second interface."""
-    monkeypatch.setattr(fabric, "visible_gpus", lambda _environ: 2)
-    monkeypatch.setattr(fabric, "choose_interface", lambda _wanted, *, single_node: ("ib0", "10.0.0.1"))
+    monkeypatch.setattr(preparation, "visible_gpus", lambda _environ: 2)
+    monkeypatch.setattr(preparation, "choose_interface", lambda _wanted, *, single_node: ("ib0", "10.0.0.1"))
     monkeypatch.setattr("toolkit.topology.nccl.node.interface_addresses", lambda: {"lo": "", "ib0": "", "eth0": ""})
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def call(environ, world=ON_GPU, **conf):
         (tmp_path / "nccl.conf").write_text("".join(f"{name}={value}\n" for name, value in conf.items()))
-        return fabric.set_fabric(replace(world, nodes=2), "", environ, tmp_path / "nccl.conf")
+        return preparation.set_fabric(replace(world, nodes=2), "", environ, tmp_path / "nccl.conf")
 
     return call
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.rank.processors import cpu_quota, numa_node_of_gpu, read_processors
+from toolkit.rank.preparation import cpu_quota, numa_node_of_gpu, read_processors
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -8,7 +8,7 @@ import sys
 ENDING = """
 import atexit, os, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from toolkit.rank.compat import end_threads, run_exit_handlers
+from toolkit.rank.entry import end_threads, run_exit_handlers
 
 pool = ThreadPoolExecutor(1)
 pool.submit(print, "worked").result()

@@ -88,11 +88,7 @@ def test_a_site_file_without_partitions_is_probed_where_slurm_is_open(toolkit, o
     ("words", "code", "told"),
     [
         (["ours", "--partition", "cpus"], 4, "partition 'cpus' not found at site ours. Fix: --partition cpu or gpu"),
-        (
-            ["local"],
-            2,
-            "site local has no scheduler that could be probed. Fix: `toolkit run mpi_hello` tries this machine",
-        ),
+        (["local"], 2, "site local has no scheduler to probe. Fix: `toolkit run mpi_hello` tries this machine"),
     ],
 )
 def test_what_cannot_be_probed_is_refused(toolkit, ours, words, code, told):
@@ -104,7 +100,7 @@ def test_a_probe_that_runs_out_of_time_proves_nothing_and_is_given_more(run_dire
     begun = _Begun(Probe("gpu", 2, 2, 0, "token", "/"), run_directory, Follower(run_directory), 60)
     (found,) = _judge(load_site("local"), begun, SimpleNamespace(state=RunState.TIMEOUT))
     assert (found.state, found.detail) == ("unknown", "0 of 4 ranks had reported when the probe's 0-00:01:00 were over")
-    assert found.fix == "give it longer: `toolkit site check local --partition gpu -t 10`"
+    assert found.fix == "allow more time: `toolkit site check local --partition gpu -t 10`"
 
 
 def test_the_walltime_of_the_probes_is_the_users(toolkit, ours):
@@ -140,4 +136,4 @@ def test_what_was_preempted_is_not_judged_and_a_fix_names_the_file_of_a_site_tha
     path.write_text('name = "mine"\nextends = "local"\n')
     assert _judge(load_site(str(path)), begun, SimpleNamespace(state=RunState.PREEMPTED)) is None
     (found,) = _judge(load_site(str(path)), begun, SimpleNamespace(state=RunState.TIMEOUT))
-    assert found.fix == f"give it longer: `toolkit site check {path} --partition gpu -t 10`"
+    assert found.fix == f"allow more time: `toolkit site check {path} --partition gpu -t 10`"

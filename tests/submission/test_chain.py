@@ -192,7 +192,7 @@ def test_a_child_whose_parent_failed_says_so(toolkit, fake_slurm, squeue, chain)
     squeue(("8", "CANCELLED", "DependencyNeverSatisfied"))
     told = json.loads(toolkit.ok("explain", child.run_id, "--json"))
     assert told["symptom"] == "parent_failed"
-    assert f"run {parent.run_id}, whose success it was to follow, is failed" in told["why"]
+    assert f"run {parent.run_id}, whose success it requires, is failed" in told["why"]
     assert f"toolkit resume {child.run_id} --after {parent.run_id}" in told["actions"][1]
 
 

@@ -39,9 +39,7 @@ def test_components_keep_their_shape(toolkit, refuse, words):
     assert f"a run here has one shape, and the job has 2 components. Fix: `toolkit resume {path.name}`" in refuse(
         RunDirectory(path), "--here"
     )
-    assert "has no scheduler that could start it. Fix: leave --site out" in refuse(
-        RunDirectory(path), "--site", "local"
-    )
+    assert "has no scheduler that could start it. Fix: omit --site" in refuse(RunDirectory(path), "--site", "local")
 
 
 def test_tasks_stay_tasks_and_one_piece_of_work_stays_one(toolkit, refuse):
@@ -50,7 +48,7 @@ def test_tasks_stay_tasks_and_one_piece_of_work_stays_one(toolkit, refuse):
     assert f"run {array.run_id} is an array, and site local has no" in refuse(array, "--site", "local")
     for run in (array, task):
         said = refuse(run, "--set", "job.array=")
-        assert "its tasks stay tasks" in said and f"Fix: leave it out; `toolkit resume {array.run_id}_T`" in said
+        assert "its tasks stay tasks" in said and f"Fix: omit it; `toolkit resume {array.run_id}_T`" in said
     assert f"Fix: `toolkit resume {task.run_id}`\n" in refuse(task, "--here")
     said = refuse(alone, "-a", "0-1")
     assert f"run {alone.run_id} is not an array" in said and f"or `toolkit rerun {alone.run_id} -a 0-1`" in said

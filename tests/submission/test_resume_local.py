@@ -55,7 +55,10 @@ def test_shape_and_values_change_and_starts_count_up(toolkit, ended) -> None:
 
 def test_a_completed_script_says_how_it_is_resumed(toolkit, ended) -> None:
     said = toolkit("resume", "last", "--wait").err
-    assert f"run {ended.run_id} is completed; it starts anew, since it has no checkpoint, in the same folder" in said
+    assert (
+        f"run {ended.run_id} is completed; it starts from the beginning, because it has no checkpoint, in the same folder"
+        in said
+    )
     assert f"`toolkit rerun {ended.run_id}` repeats it" in said
     checkpoints(ended, 10)
     assert (
@@ -203,7 +206,7 @@ def test_a_resume_with_no_step_left_is_refused_with_a_number_that_is_accepted(to
     assert (said.code, said.out, names(ended)) == (1, "", before)
     place = "toolkit: --set train.steps=20:train.steps: "
     assert said.err == (
-        f"{place}run {ended.run_id} is at step 20, and train.steps is 20: nothing is left to do. "
+        f"{place}run {ended.run_id} is at step 20, and train.steps is 20: no steps remain. "
         f"Fix: `toolkit resume {ended.run_id} --set train.steps=40` makes 20 more; --from CKPT goes back\n"
     )
     assert not list(ended.path.glob("resumed-*"))
@@ -218,7 +221,7 @@ def test_a_completed_run_whose_records_ended_at_its_steps_has_none_left(toolkit,
     toolkit.ok("resume", "last", "--wait")  # no word of train.steps: a script may count by itself
     records(ended, 1000, steps=1000)
     said = toolkit("resume", "last")
-    assert (said.code, "is at step 1000, and train.steps is 1000: nothing is left to do" in said.err) == (1, True)
+    assert (said.code, "is at step 1000, and train.steps is 1000: no steps remain" in said.err) == (1, True)
     assert "toolkit: train.steps: " in said.err
     (ended.checkpoints / "step-00001000" / "manifest.json").write_text("{}")  # then ranks take an older one
     assert toolkit("resume", "last", "--wait").code == 0
@@ -229,7 +232,7 @@ def test_a_run_that_failed_behind_its_last_step_is_resumed_with_a_word(toolkit) 
     assert toolkit("wait", run.run_id).code == 3
     checkpoints(run, 10)
     said = toolkit("resume", "last")
-    assert (said.code, "has made all 10 steps; what follows them alone is left" in said.err) == (0, True)
+    assert (said.code, "has made all 10 steps; only what follows them remains" in said.err) == (0, True)
     toolkit("wait", run.run_id)
 
 

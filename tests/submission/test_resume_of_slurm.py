@@ -124,7 +124,7 @@ def test_a_resumed_array_runs_what_is_not_completed_and_forgets_old_ends(toolkit
     assert states_of(told) == {"7_0": "completed", "8_1": "pending", "8_2": "pending", "8_3": "pending"}
     assert not (cancelled.control / "cancel").exists()
     refused = toolkit("logs", f"{run.run_id}_9")  # all tasks are named, also those that were not resumed
-    assert (refused.code, "Fix: give one of its tasks, 0-3\n" in refused.err) == (4, True)
+    assert (refused.code, "Fix: choose one of its tasks, 0-3\n" in refused.err) == (4, True)
 
 
 @pytest.mark.usefixtures("sbatch")

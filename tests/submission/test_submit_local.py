@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.rundir.layout import RunDirectory
-from toolkit.submission import executors
+from toolkit.submission import submitit_executors as executors
 
 
 def mode(path: Path) -> int:
@@ -174,7 +174,7 @@ def test_code_of_a_repository_is_recorded(toolkit) -> None:
     ("owner", "name"),
     [
         ("toolkit.submission.create", "make_record"),  # in the middle of the making
-        ("toolkit.submission.executors", "LocalScriptExecutor"),  # the run is made, and nobody has its script
+        ("toolkit.submission.submitit_executors", "LocalScriptExecutor"),  # the run is made, and nobody has its script
     ],
 )
 def test_an_interrupt_before_the_start_leaves_nothing(toolkit, monkeypatch, owner: str, name: str) -> None:
@@ -191,7 +191,7 @@ def test_an_interrupt_of_the_start_keeps_the_run(toolkit, monkeypatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("toolkit.submission.executors.start_local", interrupt)
+    monkeypatch.setattr("toolkit.submission.submitit_executors.start_local", interrupt)
     said = toolkit("submit", toolkit.job("true"))
     run = newest(toolkit.runs)
-    assert said.code == 130 and f"`toolkit status {run.run_id}` says whether it lives" in said.err
+    assert said.code == 130 and f"`toolkit status {run.run_id}` shows whether it was submitted" in said.err

@@ -19,6 +19,8 @@ SEEN = [
     ("slurmstepd-node1: error:  mpi/pmix_v4: pmixp_dconn_connect: node2 [1]: pmixp_dconn.h:245: Cannot establish direct connection to node1 (0)", "pmix_order"),
     ("srun: error: Couldn't find the specified plugin name for mpi/pmix_v9 looking at all files", "wrong_pmi"),
     ("check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.", "wrong_pmi"),
+    ("srun speaks PMI-2 and Open MPI wants PMIx: every process would believe to be rank 0 of 1", "wrong_pmi"),  # up to 0.1
+    ("srun speaks PMI-2 and Open MPI expects PMIx: every process would be rank 0 of 1", "wrong_pmi"),
     ("slurmstepd-node2: error: execve(): /opt/venv/bin/python: No such file or directory", "no_interpreter"),
     ("/spool/job00022/slurm_script: line 29: /opt/venv/bin/python: No such file or directory", "no_interpreter"),
     ("toolkit: this line of the site file failed: module load nothing/1", "setup_failed"),

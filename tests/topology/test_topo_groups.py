@@ -53,7 +53,7 @@ def test_the_models_shape_the_jobs_batch_and_a_figure_by_hand_decide_together(to
 
 def test_a_job_that_keeps_the_launchers_order_is_said_to(toolkit):
     job = ("topo", "groups", "train_lm", "--machine", "dgx-1", "-N", "1", "--ntasks-per-node", "8")
-    said = "the job's ranks stay as launched: parallel.placement says so"
+    said = "the job's ranks stay as launched: by parallel.placement"
     assert said in toolkit.ok(*job, "--set", "parallel.placement=launched")
     assert said not in toolkit.ok(*job)
 
@@ -78,15 +78,15 @@ def test_of_a_range_of_nodes_the_most_are_shown_and_that_is_said(toolkit):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "--machine: nothing says what the nodes are. Fix: give one of dgx-a100"),
+        ((), "--machine: nothing describes the nodes. Fix: choose one of dgx-a100"),
         ((), "dgx-1, gb200, pcie-8, or --facts FILE with what `toolkit topo show --json` printed on each node"),
         (("--machine", "dgx"), "no machine 'dgx' is known"),
-        (("--machine", "dgx-1", "--leaves", "3"), "3 is 3 nodes, and the job has 2. Fix: give numbers that add up to 2"),
+        (("--machine", "dgx-1", "--leaves", "3"), "3 is 3 nodes, and the job has 2. Fix: pass numbers that add up to 2"),
         (("--machine", "dgx-1", "--leaves", "x"), "expected a list of whole numbers, got 'x'"),
-        (("--machine", "dgx-1", "--leaves", "2,0"), "--leaves: 2,0 has a leaf switch without nodes. Fix: give nodes of each"),
-        (("--machine", "dgx-1", "--leaves", "9" * 5000), "is more than the 100000 nodes that are planned for"),
+        (("--machine", "dgx-1", "--leaves", "2,0"), "--leaves: 2,0 has a leaf switch without nodes. Fix: pass nodes of each"),
+        (("--machine", "dgx-1", "--leaves", "9" * 5000), "is more than the 100000 nodes of the limit"),
         (("--machine", "dgx-1", "-N", "100001"), "-N 100001:job.nodes: 100001 is more than the 100000 nodes"),
-        (("--machine", "dgx-1", "--bytes", "tp=1"), "--bytes: tp has one rank, which exchanges nothing. Fix: leave tp=1 out"),
+        (("--machine", "dgx-1", "--bytes", "tp=1"), "--bytes: tp has one rank, which exchanges nothing. Fix: omit tp=1"),
         (("--machine", "dgx-1", "-p", "gpu"), "No such option '-p'. Fix: see `toolkit topo groups --help`"),
         (("--machine", "dgx-1", "-A", "me"), "No such option '-A'"),
         (("--machine", "dgx-1", "-a", "0-3"), "No such option '-a'"),
@@ -96,12 +96,12 @@ def test_of_a_range_of_nodes_the_most_are_shown_and_that_is_said(toolkit):
         (("--machine", "dgx-1", "--bytes", "tp=many"), "'tp=many' is not DIM=BYTES"),
         (("--machine", "dgx-1", "--model", ""), "--model: expected a number of parameters, got ''. Fix: begin with it"),
         (("--machine", "dgx-1", "--model", "7e9"), "'7e9' does not say layers and width and context. Fix: write it as"),
-        (("--machine", "dgx-1", "--model", "7e9,depth=3"), "'depth' is nothing that a model has. Fix: give layers, width"),
-        (("--machine", "dgx-1", "--model", "7e9,layers=2.5"), "'layers=2.5' does not say a whole number, at least 1"),
-        (("--machine", "dgx-1", "--model", "7e9,layers=inf"), "'layers=inf' does not say a whole number, at least 1"),
+        (("--machine", "dgx-1", "--model", "7e9,depth=3"), "'depth' is not a property of a model. Fix: use layers, width"),
+        (("--machine", "dgx-1", "--model", "7e9,layers=2.5"), "'layers=2.5' is not a whole number of at least 1"),
+        (("--machine", "dgx-1", "--model", "7e9,layers=inf"), "'layers=inf' is not a whole number of at least 1"),
         (("--machine", "dgx-1", "--model", "7e9,layers=2,width=8,context=8", "--set", "parallel.shard=8", "--set",
           "parallel.ep=2"), "parallel.ep: ep = 2 needs a model with experts"),
-        (("--machine", "gb200",), "8 ranks on a gb200, which has 4 GPUs. Fix: give --ntasks-per-node 4, or less"),
+        (("--machine", "gb200",), "8 ranks on a gb200, which has 4 GPUs. Fix: pass --ntasks-per-node 4, or less"),
         (("--machine", "dgx-a100", "--ntasks-per-node", "7", "--set", "parallel.tp=2"),
          "parallel.tp: tp = 2 does not divide the 7 ranks of a node"),
     ],

@@ -103,7 +103,7 @@ def test_groups_of_facts_are_those_of_the_machine(toolkit, tmp_path):
     planned = json.loads(toolkit.ok(*shape, "--machine", "dgx-a100", "--leaves", "4,4"))
     assert told["order"] == planned["order"] and told["dimensions"]["tp"]["placed"]["groups_at"] == {"clique": 8}
     wrong = toolkit(*shape[:3], "-N", "2", "--ntasks-per-node", "8", "--facts", path)
-    assert "facts.json: 8 nodes told their facts, and the job has 2. Fix: give -N 8" in wrong.err
+    assert "facts.json: 8 nodes in the facts, but the job has 2. Fix: pass -N 8" in wrong.err
     both = toolkit(*shape, "--facts", path, "--machine", "dgx-1")
     assert both.code == 2 and "--machine: " in both.err and "omit --machine" in both.err
 
@@ -192,9 +192,9 @@ def test_a_picture_is_written(toolkit, tmp_path):
             2,
             "x.gif: unsupported image format: .gif. Fix: use one of the suffixes .svg, .png",
         ),
-        (("--machine", "dgx", "-o", "x.svg"), 2, "no machine 'dgx' is known. Fix: give one of dgx-a100"),
+        (("--machine", "dgx", "-o", "x.svg"), 2, "no machine 'dgx' is known. Fix: choose one of dgx-a100"),
         (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "expected one input to draw"),
-        (("--leaves", "2", "-o", "x.svg"), 2, "--leaves: says nothing without a machine"),
+        (("--leaves", "2", "-o", "x.svg"), 2, "--leaves: needs a machine"),
         (
             ("--machine", "dgx-1", "-o", "/nonexist/x.png"),
             2,
@@ -209,7 +209,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
         (
             ("--machine", "dgx-1", "--leaves", "1000000", "-o", "x.svg"),
             2,
-            "more than the 100000 nodes that are planned for. Fix",
+            "more than the 100000 nodes of the limit. Fix",
         ),
         (("--input", "EMPTY", "-o", "x.svg"), 2, "expected the output of nvidia-smi topo -m"),
         (("--facts", "EMPTY", "-o", "x.svg"), 2, "expected a topology in JSON, got an empty file"),
@@ -217,10 +217,10 @@ def test_a_picture_is_written(toolkit, tmp_path):
         (
             ("--facts", "nofile", "-o", "x.svg"),
             4,
-            "nofile: no such file. Fix: give what `toolkit topo show --json` printed",
+            "nofile: no such file. Fix: pass what `toolkit topo show --json` printed",
         ),
-        (("--input", "nofile", "-o", "x.svg"), 4, "nofile: no such file. Fix: give what `nvidia-smi topo -m` printed"),
-        (("--input", "FOLDER.png", "-o", "x.svg"), 2, "FOLDER.png: cannot be read: Is a directory. Fix: give what"),
+        (("--input", "nofile", "-o", "x.svg"), 4, "nofile: no such file. Fix: pass what `nvidia-smi topo -m` printed"),
+        (("--input", "FOLDER.png", "-o", "x.svg"), 2, "FOLDER.png: cannot be read: Is a directory. Fix: pass what"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_fix(toolkit, tmp_path, options, code, said):

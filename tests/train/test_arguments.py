@@ -31,14 +31,14 @@ def test_a_misspelt_key_names_the_nearest():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("layers", 2.0, "2.0 is refused: input should be a valid integer. Fix: give a whole number, at least 1"),
-        ("layers", True, "True is refused: input should be a valid integer"),
-        ("layers", "many", "'many' is refused: input should be a valid integer"),
-        ("layers", -1, "-1 is refused: input should be greater than or equal to 1. Fix: give a whole number, at least 1"),
-        ("tied", 1, "1 is refused: input should be a valid boolean. Fix: give true or false"),
-        ("dropout", "0.1", "'0.1' is refused: input should be a valid number. Fix: give a number, at least 0, less than 1"),
-        ("dropout", 1.5, "1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
-        ("name", 3, "3 is refused: input should be a valid string. Fix: give a string"),
+        ("layers", 2.0, "2.0 is rejected: input should be a valid integer. Fix: choose a whole number, at least 1"),
+        ("layers", True, "True is rejected: input should be a valid integer"),
+        ("layers", "many", "'many' is rejected: input should be a valid integer"),
+        ("layers", -1, "-1 is rejected: input should be greater than or equal to 1. Fix: choose a whole number, at least 1"),
+        ("tied", 1, "1 is rejected: input should be a valid boolean. Fix: choose true or false"),
+        ("dropout", "0.1", "'0.1' is rejected: input should be a valid number. Fix: choose a number, at least 0, less than 1"),
+        ("dropout", 1.5, "1.5 is rejected: input should be less than 1. Fix: choose a number, at least 0, less than 1"),
+        ("name", 3, "3 is rejected: input should be a valid string. Fix: choose a string"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_type_or_beyond_its_limits_is_refused(key, value, said):
@@ -58,6 +58,6 @@ def test_a_value_of_another_type_or_beyond_its_limits_is_refused(key, value, sai
     ],
 )
 def test_what_would_break_inside_torch_is_refused_by_the_shipped_jobs(job, key, value):
-    with pytest.raises(ToolkitError, match=rf"^args\.{key}: {value} is refused: ") as refused:
+    with pytest.raises(ToolkitError, match=rf"^args\.{key}: {value} is rejected: ") as refused:
         read_arguments(job.Arguments, {key: value})
-    assert refused.value.fix.startswith("give a ")
+    assert refused.value.fix.startswith("choose a ")

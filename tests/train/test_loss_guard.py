@@ -41,7 +41,7 @@ def test_a_bad_loss_is_skipped_in_one_line(bad):
 def test_a_roll_back_goes_on_past_the_samples():
     verdict = warm("roll_back").judge(20, math.nan, range(80, 84))
     assert (verdict.action, verdict.next_sample) == ("roll_back", 84)
-    assert verdict.line.endswith("back to the last checkpoint, and on from sample 84")
+    assert verdict.line.endswith("rolling back to the last checkpoint, and continuing from sample 84")
 
 
 def test_nothing_is_judged_when_it_is_off_and_no_spike_is_seen_before_enough_losses():

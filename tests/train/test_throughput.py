@@ -10,8 +10,7 @@ from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, Arguments, loss_of
 from toolkit.train.memory.compiling import compile_blocks
 from toolkit.train.memory.recompute import is_recomputed, recompute_block
-from toolkit.train.peak_flops import peak_flops
-from toolkit.train.throughput import count_flops, no_peak, on_meta, throughput
+from toolkit.train.throughput import count_flops, no_peak, on_meta, peak_flops, throughput
 
 BATCH, CONTEXT, WIDTH, LAYERS = 3, 16, 32, 2
 TEXT = torch.arange(BATCH * CONTEXT).view(BATCH, CONTEXT)

@@ -72,7 +72,7 @@ def test_rank_0_says_how_ranks_stand_in_the_mesh(tmp_path):
     config = job(steps=2)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"placement": "launched"})})
     launch(train, 2, tmp_path, config)
-    assert said_by(tmp_path, 0).startswith("mesh: replicate 2; ranks as launched: parallel.placement says so\n")
+    assert said_by(tmp_path, 0).startswith("mesh: replicate 2; ranks as launched: by parallel.placement\n")
     assert "mesh: " not in said_by(tmp_path, 1)
 
 

@@ -93,7 +93,7 @@ def test_a_bad_gradient_behind_a_good_loss_is_skipped_and_said(tmp_path, tiny_tr
 def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path, tiny_training):
     config = saved_every(5, config_of(guard="roll_back"))
     tiny_training.launch(with_the_bad_sample, 2, config)
-    assert "back to the checkpoint of step 5, and on from sample 32" in said_by(tmp_path, 0)
+    assert "rolling back to the checkpoint of step 5, and continuing from sample 32" in said_by(tmp_path, 0)
     found = [tiny_training.findings(rank) for rank in (0, 1)]
     assert all(one["finite"] and one["step"] == STEPS for one in found)
     # Steps 6 and 7 were taken twice, with other samples: 20 to 27 are lost with the bad step's own, 28 to 31.
@@ -117,7 +117,7 @@ def test_a_roll_back_before_the_first_checkpoint_ends_the_run_on_all_ranks(tiny_
     told = tiny_training.findings(0)
     assert told == tiny_training.findings(1)
     assert told["message"].startswith("step 8: the loss is nan (samples 28 to 31; ")
-    assert told["message"].endswith(": there is no checkpoint yet to go back to")
+    assert told["message"].endswith(": no checkpoint to roll back to")
     assert told["where"] == "train.guard" and "checkpoint.every_steps" in told["fix"]
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path, tiny_t
     assert validations[-1].stopped.startswith(stopped)
     tiny_training.launch(train, 2, config_of(**settings), attempt=1)
     said = said_by(tmp_path, 0, 1)
-    assert "the run has stopped early, and makes no step: the last 2 validations" in said
+    assert "the run has stopped early, and performs no step: the last 2 validations" in said
     assert "it continues with train.early_stop_patience = 3 or more" in said
     assert tiny_training.records()[-1].step == 6
     tiny_training.launch(train, 2, config_of(**settings | {"early_stop_patience": 3}), attempt=2)

@@ -74,7 +74,7 @@ def test_what_is_wrong_with_slurm_is_named_with_a_fix(toolkit, slurm, asked, mon
     slurm(ping="echo Slurmctld is DOWN; echo '** RESTORE SLURMCTLD **'; exit 1")
     assert "is DOWN wait until slurmctld is up" in examine(toolkit, code=1)["controller", "error"]
     slurm(queue="echo 'squeue: error: Invalid authentication credential' >&2; exit 1")
-    assert "authentication credential the site's support" in examine(toolkit, code=1)["controller", "error"]
+    assert "authentication credential ask the site's support" in examine(toolkit, code=1)["controller", "error"]
     slurm(munge="echo 'STATUS: Rewound credential (17)'")
     assert (
         "Rewound credential" in (told := examine(toolkit, code=1))["munge", "error"]

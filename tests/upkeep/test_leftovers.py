@@ -60,9 +60,9 @@ def test_what_never_started_goes_after_an_hour(toolkit, comments):
     assert going(toolkit) == {(old.run_id, "rendered and never started")}
     age(broken, 1)
     said = toolkit("gc")
-    assert said.code == 2 and "no terminal to ask on" in said.err and "old/" in said.out and old.path.exists()
+    assert said.code == 2 and "no terminal to confirm it" in said.err and "old/" in said.out and old.path.exists()
     told = toolkit.ok("gc", "--yes")
-    assert " in 2 folders below " in told and "its making broke off" in told
+    assert " in 2 folders below " in told and "its creation was interrupted" in told
     assert (fresh.path.exists(), old.path.exists(), broken.path.exists()) == (True, False, False)
     assert not old.path.parent.exists()
     assert toolkit.ok("gc").startswith("0 bytes in 0 folders")
@@ -73,7 +73,7 @@ def test_what_ended_within_the_hour_stays_and_is_counted(toolkit, squeue):
     age(run, 0.5 / 24)
     said = toolkit("gc", "--older-than", "0d", "--yes")
     assert said.out.startswith("0 bytes in 0 folders") and run.path.exists()
-    assert "left alone, since something changed in them within the last hour: 1 run that ended" in said.err
+    assert "kept, because they changed within the last hour: 1 run that ended" in said.err
     assert toolkit("gc", "--older-than", "1d", "--yes").err == ""  # it is younger than was asked
 
 
@@ -85,7 +85,7 @@ def test_what_was_given_to_sbatch_by_hand_stays(toolkit, comments, fake_slurm):
     said = toolkit("gc", "--dry-run")
     assert (
         said.out.startswith("0 bytes in 0 folders")
-        and "left alone, since Slurm does not say" in said.err
+        and "kept, because Slurm does not report" in said.err
         and run.run_id in said.err
     )
 
@@ -144,7 +144,7 @@ def test_what_lies_beside_a_kept_checkpoint_goes_and_tasks_count(toolkit, squeue
             (part.checkpoints / name).mkdir()
     for run in (whole, array):
         age(run, 40)
-    saves = {(run.run_id, "a save that was cut off") for run in (whole, array)}
+    saves = {(run.run_id, "an interrupted save") for run in (whole, array)}
     assert going(toolkit) == saves == going(toolkit, "--older-than", "30d", "--keep-checkpoints")
     assert len(going(toolkit, "--older-than", "30d")) == 2
     os.utime(whole.checkpoints / "step-00000002.part-0-7")  # somebody is writing it
@@ -237,6 +237,6 @@ def test_a_removal_that_broke_off_is_ended(toolkit, squeue):
     squeue()
     run = age(ended(toolkit, "7", "bad"), 40)
     run.path.rename(run.path.with_name(f".removing-{run.run_id}"))
-    assert going(toolkit) == {(run.run_id, "its removal broke off")}
+    assert going(toolkit) == {(run.run_id, "its removal was interrupted")}
     toolkit.ok("gc", "-y")
     assert not list(toolkit.runs.glob("bad/.*"))

@@ -92,7 +92,7 @@ def test_a_last_step_that_cannot_be_written_is_said_and_no_more(watch, capsys):
     watch.look(6, rank=0)
     shutil.rmtree(watch.attempt.path)
     watch.tell_last_step()
-    assert "does not answer" in capsys.readouterr().err
+    assert "does not respond" in capsys.readouterr().err
 
 
 def test_outside_a_run_there_is_nothing_to_write():
@@ -141,7 +141,7 @@ def test_the_sum_and_the_largest_of_what_ranks_ask_for_mean_the_same(asked, stop
 def test_a_pause_of_the_file_system_does_not_end_a_rank(run_directory, watch, clock, capsys):
     shutil.rmtree(watch.attempt.path)
     assert not watch.look(1, rank=0)
-    assert "does not answer" in capsys.readouterr().err
+    assert "does not respond" in capsys.readouterr().err
 
 
 def test_the_time_left_follows_an_end_that_moves(run_directory, watch, clock, monkeypatch):

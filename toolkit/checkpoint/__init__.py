@@ -1,9 +1,4 @@
-"""Checkpoints: HDF5 storage for torch.distributed.checkpoint, with commit, verification and retention.
-
-Imports are lazy, so that the `ckpt` commands that do not need torch work without it.
-"""
-
-from __future__ import annotations
+"""Checkpoints: HDF5 storage for torch.distributed.checkpoint, imported lazily: some `ckpt` commands need no torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -8,8 +8,6 @@ Systems 22 (2006), pp. 303-312: equation 37, and equation 20 for the time that a
 random failures at a constant rate, also during saves and restarts; if C is not below 2 M, no interval is good.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,6 +21,8 @@ from toolkit.metrics.checkpoints import CENTURY_S, SaveRecord, read_save_log, se
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
+
+__all__ = ["advice_lines", "warning_line"]
 
 # Random failures, which lose the steps since the last save. A preemption loses none if its ranks could save.
 _FAILURES = {
@@ -55,10 +55,10 @@ def lost_share(interval_s: float, cost_s: float, mtbf_s: float) -> float:
 
 
 def failure_bounds(failures: int, seconds: float) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean time between failures: (seconds, seconds).
+    """The 95 % confidence interval of the mean time between failures, in seconds (F. Garwood, Biometrika 28, 1936).
 
-    Exact for random failures at a constant rate (F. Garwood, Biometrika 28, 1936). After none it is at
-    least a third of the time (the rule of three, one-sided), and has no upper bound.
+    Exact at a constant rate. Without failures: at least a third of the time (the rule of three, one-sided), and no
+    upper bound.
     """
     if failures == 0:
         return seconds / -math.log(1 - _CONFIDENCE), math.inf
@@ -84,12 +84,11 @@ def _poisson_at_most(count: int, expected: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured costs of a run.
+    """The measured costs of a run. `foreseen` counts walltime, and preemptions after a save.
 
-    saves: the number of saves; `cost_s` is the median wait for one, without writing in the background.
-    interval_s: the median of the work between two; None without two of one attempt.
-    seconds: the time for which the run's ranks ran.
-    failures: random failures after a step, by kind. `foreseen` counts walltime, and preemptions after a save.
+    `cost_s` is the median wait for a save, without background writing; `interval_s` the median work between two, None
+    without two of one attempt. `seconds` is the running time of the ranks. `failures` counts random failures after a
+    step, by kind.
     """
 
     saves: int
@@ -132,11 +131,7 @@ class Costs:
 
 
 def measured(run_directory: Path) -> Costs | None:
-    """The measured costs of a run, or a task of an array, so far; None before its first save.
-
-    Raises:
-        ToolkitError: one of its files is damaged.
-    """
+    """The costs of a run, or a task of an array; None before its first save, ToolkitError for a damaged file."""
     run = RunDirectory(run_directory)
     records = read_save_log(run.metrics / "checkpoints.jsonl")
     good = [record for record in records if record.error is None]
@@ -200,10 +195,7 @@ def _seconds_in(end: AttemptRecord, path: Path) -> float:
 
 
 def advice_lines(run_directory: Path) -> list[str]:
-    """Lines about the cost of saves, the failures, and the best interval; [] before the first save.
-
-    If a file of the run cannot be read, the only line reports that, because the output contains more than this advice.
-    """
+    """Lines about the cost of saves, the failures and the best interval, or one on why these are unknown."""
     costs, unknown = _measured_or_why_not(run_directory)
     if costs is None:
         return [unknown] if unknown else []

@@ -1,11 +1,8 @@
 """Offset and shape of this rank's part of a DTensor.
 
 FSDP2 over tensor parallel shards a dimension twice, from right to left, and torch 2.13 computes the offset of an uneven
-part as if it were sharded once: 7 rows on 3 x 2 ranks overlap, or a row is missing. A checkpoint with these offsets
-would be complete by its plan but have wrong rows.
+part as if it were sharded once: 7 rows on 3 x 2 ranks overlap, or a row is missing.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,15 +16,13 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from toolkit.errors import OwnFailureError
 
+__all__ = ["box_of"]
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset in the whole, and shape
 
 
 def box_of(tensor: DTensor, name: str) -> Box:
-    """The box of this rank's part. This rank must belong to the mesh.
-
-    Raises:
-        OwnFailureError: the part does not match its placements, or is not a single box.
-    """
+    """The box of this rank's part of a tensor; OwnFailureError if its placements give another box, or several."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements), tuple(coordinate))
@@ -55,11 +50,7 @@ def _placed(
 def strided_box(
     whole: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
 ) -> Box:
-    """Like `box_of`, for a dimension that is sharded from right to left.
-
-    Raises:
-        OwnFailureError: a stride is not that of the sharding to its right.
-    """
+    """Like `box_of`, for a dimension that is sharded from right to left."""
     offset, shape = [0] * len(whole), list(whole)
     for mesh_dim in _in_order_of_sharding(mesh, placements):
         placement = placements[mesh_dim]

@@ -1,10 +1,8 @@
 """A run's checkpoints: save, load the newest good one, keep the last few.
 
-The constructor, `save` and `load` are collective. An error on any rank is raised as the same error on all of them, and
-does not change the last good checkpoint.
+The constructor, `save` and `load` are collective. An error on any rank is raised on all of them, and does not change
+the last good checkpoint.
 """
-
-from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -38,13 +36,15 @@ from toolkit.errors import ToolkitError
 from toolkit.terminal.talk import say_beside
 from toolkit.world.facts import World
 
+__all__ = ["Checkpointer"]
+
 _DELETIONS_S = 60.0  # all ranks wait at most this long, far less than the time-out of a collective
 
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
     """Delay garbage collection while a save or a load keeps all ranks waiting."""
-    # Plans and manifests are thousands of small objects, and every few thousand start a walk through all of torch's.
+    # Plans and manifests are thousands of small objects, which trigger collections through all of torch's objects.
     if not gc.isenabled():
         yield
         return
@@ -56,16 +56,15 @@ def _gc_paused() -> Iterator[None]:
 
 
 class Checkpointer:
-    """The checkpoints in one folder. Create one per run: with several ranks, its process groups exist as long as torch's.
+    """The checkpoints in one folder. Create one per run: its process groups exist as long as torch's.
 
     Args:
         directory: the run's `checkpoints` folder; created by the first save.
         world: this rank. With more than one, torch's default process group must be initialised.
         keep_last: the number of committed checkpoints to keep, at least 1.
-        retention: which checkpoints to keep, instead of `keep_last`. The checkpoint that this object loaded is always kept.
+        retention: which checkpoints to keep, instead of `keep_last`; the loaded one is always kept.
         aggregate: "rank" for one shard file per rank, "node" for one per node.
-        compression: compression of the tensors, only with one shard file per rank; "zstd" requires the extra of that
-            name, to save and to load.
+        compression: only with `aggregate="rank"`; "zstd" requires the extra of that name, to save and to load.
 
     Raises:
         ToolkitError: a library of the compression is not installed, or `aggregate` is "node".
@@ -120,16 +119,15 @@ class Checkpointer:
     @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
     @_gc_paused()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
-        """Save on all ranks and return the committed folder. Waits for a save in the background first.
+        """Save on all ranks, after a save in the background, and return the committed folder.
 
-        Does nothing for the step that this object saved or loaded last. Replaces an older checkpoint of the same
-        step when the new one is complete. Checkpoints of later steps belong to a history that the run has
-        abandoned; they are renamed to `step-X.left-<attempt>`.
+        Does nothing for the step that this object saved or loaded last. Replaces an older checkpoint of the step when
+        the new one is complete. Renames those of later steps, an abandoned history, to `step-X.left-<attempt>`.
 
         Args:
             step: the number of optimizer steps done.
-            tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only
-                one rank has is stored by that rank.
+            tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only one rank has
+                is stored by that rank.
             state: JSON, from rank 0.
 
         Raises:
@@ -154,24 +152,20 @@ class Checkpointer:
         when_busy: Literal["wait", "skip"] = "wait",
         on_end: OnEnd | None = None,
     ) -> bool:
-        """Copy the state, on all ranks, and return; saves the copy like `save` while training continues.
+        """Copy the state, on all ranks, and save the copy like `save` while training continues; False if skipped.
 
-        One save at a time: if the last one is not done, this waits for it, or skips the new one. Call `wait` after the
-        last save.
+        Call `wait` after the last save.
 
         Args:
-            when_busy: what to do on all ranks if any rank is still saving.
+            when_busy: wait for the last save, or skip this one, on all ranks if any rank is still saving.
             on_end: called in another thread with None after the commit, or with the error.
-
-        Returns:
-            False if the save was skipped.
 
         Raises:
             ToolkitError: the state cannot be saved, or the save before this one failed; the same on every rank.
         """
         if when_busy not in ("wait", "skip"):
             raise ToolkitError(
-                f'expected "wait" or "skip", got {when_busy!r}', where="when_busy", fix="give one of these"
+                f'expected "wait" or "skip", got {when_busy!r}', where="when_busy", fix="choose one of these"
             )
         if when_busy == "skip" and self.is_any_busy():
             return False
@@ -204,18 +198,13 @@ class Checkpointer:
         return self._background.has_failed
 
     def wait(self) -> None:
-        """Wait for the save in the background, on all ranks.
-
-        Raises:
-            ToolkitError: it failed; the same on every rank.
-            RanksLostError: another rank has exited; each remaining rank raises its own message.
-        """
+        """Wait for the background save, on all ranks; raises its ToolkitError on all, or RanksLostError."""
         self._background.wait()
 
     def _is_saved(self, step: int) -> bool:
         if not isinstance(step, int) or step < 0:
             raise ToolkitError(
-                f"expected a step number, got {step!r}", where="step", fix="give the optimizer steps done, 0 or more"
+                f"expected a step number, got {step!r}", where="step", fix="pass the optimizer steps done, 0 or more"
             )
         if step != self._at_step:
             return False
@@ -241,11 +230,7 @@ class Checkpointer:
 
     @contextmanager
     def _agree_on_error(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:
-        """Raise a failure of any rank as the same error on all of them, and delete the part folder.
-
-        Args:
-            ranks: the process groups to use, by default the training's.
-        """
+        """Raise a failure of any of `ranks` (default: the training's) on all, and delete the part folder."""
         try:
             with self._adding_last_good(step):
                 yield
@@ -298,30 +283,24 @@ class Checkpointer:
         newer_than: Path | None = None,
         otherwise: Path | None = None,
     ) -> LoadedCheckpoint | None:
-        """Fill `tensors` in place, on all ranks, from the newest good checkpoint, or from `source`.
+        """Fill `tensors` in place, on all ranks, from `source` or the newest good checkpoint; None if there is none.
 
-        Renames a damaged checkpoint of the run to `step-X.bad-<attempt>`, logs the problem, and tries the one
-        before it. A damaged `source` is an error and is not renamed. After an error the contents of `tensors`
-        are undefined.
+        Renames a damaged checkpoint of the run to `step-X.bad-<attempt>`, logs the problem, and tries the one before
+        it. After an error the contents of `tensors` are undefined.
 
         Args:
             tensors: as in `save`; the number of ranks and the placement of tensors may have changed.
-            source: a checkpoint folder; only this one is tried.
-            newer_than: a checkpoint; only the run's checkpoints of later steps are tried. If it belongs to another
-                run, all are.
+            source: a checkpoint folder; only this one is tried, and not renamed.
+            newer_than: only the run's checkpoints of later steps than this one are tried; all if it is another run's.
             otherwise: a checkpoint folder to load if the run has none.
-            optional: keys that the checkpoint may lack: "random.rank-00003", or "random" for all below. Their values
-                do not change if it lacks them.
-
-        Returns:
-            None if there is no checkpoint, or none newer than `newer_than`; the tensors are unchanged.
+            optional: keys that the checkpoint may lack: "random.rank-00003", or "random" for all below. Their values do
+                not change if it lacks them.
 
         Raises:
             ToolkitError: a tensor is missing or has another shape; the same on every rank.
             OwnFailureError: a damaged checkpoint may have written into a large tensor that the one before it lacks.
                 The next attempt loads that one.
-            CorruptCheckpointError: `source` or `otherwise` is damaged; the fix names the others beside it that pass the
-                quick check. Or all checkpoints of the run are damaged.
+            CorruptCheckpointError: `source`, `otherwise`, or all checkpoints of the run are damaged.
         """
         self.wait()
         self._at_step = None  # the state changes from here on
@@ -350,7 +329,7 @@ class Checkpointer:
         return step
 
     def _retain(self) -> None:
-        """Remove surplus checkpoints, on rank 0. The new checkpoint is committed, so this logs errors instead of raising."""
+        """Remove surplus checkpoints, on rank 0. Logs errors, because the new checkpoint is committed."""
         try:
             gone = retain(self._directory, self._retention, self._attempt, self._in_use)
         except Exception as error:  # noqa: BLE001 - the other ranks would not receive it

@@ -1,7 +1,5 @@
 """Errors of saving and loading: a damaged checkpoint, a host that cannot read it, and the message of each failure."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -12,6 +10,8 @@ from pathlib import Path
 from toolkit.comm.rank_failure import RankFailure, add_failure_kind
 from toolkit.errors import CheckFailedError, OwnFailureError, ToolkitError
 
+__all__ = ["CorruptCheckpointError", "host_cannot_read"]
+
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 _PRUNE = "free space there, as with `toolkit ckpt prune RUN --keep-last 1`"
 _OPEN = "make that folder writable for the user of this run"
@@ -21,10 +21,7 @@ _FIXES = {
 
 
 class CorruptCheckpointError(CheckFailedError):
-    """A committed checkpoint is incomplete or its bytes differ from those that were saved.
-
-    Loading falls back to an older checkpoint on this error only.
-    """
+    """A committed checkpoint is incomplete or differs from what was saved; loading falls back on this error only."""
 
 
 # If the ranks disagree, this error is the reason to fall back.
@@ -49,9 +46,7 @@ def host_cannot_read(error: OSError, path: Path, what: str = "cannot be read") -
 def reading(path: Path) -> Iterator[None]:
     """Turn system errors while reading below `path` into errors that name the file, or `path` if the system names none.
 
-    Raises:
-        CorruptCheckpointError: the disk cannot return some bytes.
-        OwnFailureError: this host, or this user, cannot read.
+    Raises CorruptCheckpointError if the disk cannot return some bytes, and OwnFailureError otherwise.
     """
     try:
         yield
@@ -64,7 +59,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def save_error(directory: Path, step: int, last_good: str, failure: RankFailure) -> ToolkitError:
-    """The error that tells the user why `step` was not saved; `last_good` names the checkpoint that remains."""
+    """The error for a `step` that was not saved; `last_good` names the checkpoint that remains."""
     error = failure.error
     message = f"checkpoint of step {step} was not saved: rank {failure.rank}: {_reason(error)}; {last_good}"
     if isinstance(error, ToolkitError):
@@ -74,7 +69,7 @@ def save_error(directory: Path, step: int, last_good: str, failure: RankFailure)
 
 
 def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
-    """The error that tells the user why a checkpoint was not loaded; damage remains a `CorruptCheckpointError`."""
+    """The error for a checkpoint that was not loaded; damage remains a `CorruptCheckpointError`."""
     error = failure.error
     if isinstance(error, CorruptCheckpointError):
         return error

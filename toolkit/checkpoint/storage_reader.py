@@ -1,11 +1,4 @@
-"""HDF5 storage for torch.distributed.checkpoint (DCP), the reading half.
-
-    dcp.load(state, storage_reader=HDF5StorageReader(path))
-
-DCP plans which boxes of which pieces a rank needs, on any number of ranks; only those are read.
-"""
-
-from __future__ import annotations
+"""HDF5 storage reader for DCP (torch): `dcp.load(state, storage_reader=HDF5StorageReader(path))`."""
 
 import os
 from dataclasses import replace
@@ -30,14 +23,10 @@ from toolkit.errors import ToolkitError
 
 
 class HDF5StorageReader(StorageReader):
-    """Reads one checkpoint folder, on any number of ranks.
+    """Reads the checkpoint folder `path` with `threads` threads, on any number of ranks.
 
     One rank of each node checks every block that the ranks' slices touch against its digest. After an error, which DCP
     reports on all ranks, the contents of the tensors are undefined.
-
-    Args:
-        path: the folder.
-        threads: the number of threads that read.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
@@ -96,11 +85,7 @@ class HDF5StorageReader(StorageReader):
 
 
 def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) -> None:
-    """Refuse a plan of torch's planner that misplaces uneven parts (see `boxes`): rows would be wrong or unchanged.
-
-    Raises:
-        ToolkitError: the plan does not read a whole part from its offset.
-    """
+    """Raise a ToolkitError if torch's planner misplaced uneven parts (see `boxes`): rows would be wrong."""
     state: dict[str, Any] = getattr(planner, "state_dict", {})
     parts = {name: tensor for name, tensor in state.items() if isinstance(tensor, DTensor) and name in manifest.tensors}
     unread = {name: tensor.to_local().numel() for name, tensor in parts.items()}
@@ -122,5 +107,5 @@ def _misplaced(name: str) -> ToolkitError:
     return ToolkitError(
         "torch's planner would not read this rank's part from its offset",
         where=name,
-        fix="load with `Checkpointer`, or give dcp.load `planner=toolkit.checkpoint.LoadPlanner(())`",
+        fix="load with `Checkpointer`, or pass dcp.load `planner=toolkit.checkpoint.LoadPlanner(())`",
     )

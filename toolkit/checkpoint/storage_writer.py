@@ -1,12 +1,7 @@
-"""HDF5 storage for torch.distributed.checkpoint (DCP), the writing half.
+"""HDF5 storage writer for DCP (torch): `dcp.save(state, storage_writer=HDF5StorageWriter(path))`.
 
-    dcp.save(state, storage_writer=HDF5StorageWriter(path))
-
-DCP plans and removes duplicates. Each rank writes one shard file; rank 0 then writes the manifest and
-renames the folder, which commits it. Nothing is pickled on disk: values that are not tensors are JSON.
+Each rank writes one shard file; rank 0 then writes the manifest and renames the folder, which commits it.
 """
-
-from __future__ import annotations
 
 import io
 import os
@@ -56,7 +51,7 @@ class _Written:
 
 
 class HDF5StorageWriter(StorageWriter):
-    """Writes one checkpoint folder.
+    """Writes one checkpoint folder; ToolkitError if a library of the compression is not installed.
 
     Args:
         path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>-<number>`.
@@ -64,9 +59,6 @@ class HDF5StorageWriter(StorageWriter):
         attempt, state, mesh: recorded in the manifest; `state` is JSON (of the coordinator).
         threads: the number of threads of each rank that write.
         compression: compression of the tensors; "zstd" requires the extra of that name, to save and to load.
-
-    Raises:
-        ToolkitError: a library of the compression is not installed.
     """
 
     def __init__(
@@ -111,10 +103,7 @@ class HDF5StorageWriter(StorageWriter):
         return (named or 0) if self._step is None else self._step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Create the part folder, on the coordinator.
-
-        Only there: a rank of an abandoned attempt, whose folder was renamed, must fail instead of creating it again.
-        """
+        """Create the part folder, on the coordinator: a rank whose folder a later attempt renamed must fail."""
         if not kwargs.get("use_collectives", True):
             raise ToolkitError("HDF5 checkpoints require collectives", fix="call dcp.save with use_collectives=True")
         if is_coordinator:
@@ -131,10 +120,7 @@ class HDF5StorageWriter(StorageWriter):
         return [replace(plan, storage_data=_Place(rank, len(plans), part)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and sync this rank's shard file and its digests.
-
-        A rank without tensors writes no file.
-        """
+        """Write and sync this rank's shard file and its digests; without tensors, no file."""
         place: _Place = plan.storage_data
         if not place.part.is_dir():
             raise ToolkitError(
@@ -180,11 +166,7 @@ class HDF5StorageWriter(StorageWriter):
 
 
 def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
-    """The bytes of a part, checked against the plan: torch's planner misplaces some uneven parts (see `boxes`).
-
-    Raises:
-        ToolkitError: the part differs from the plan.
-    """
+    """The bytes of a part; ToolkitError if torch's planner misplaced it in the plan (see `boxes`)."""
     name = item.index.fqn
     tensor: torch.Tensor = planner.resolve_data(item)  # type: ignore[assignment]
     assert item.tensor_data is not None
@@ -201,7 +183,7 @@ def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
         raise ToolkitError(
             f"expected a part of {expected} by the plan, got {actual}",
             where=name,
-            fix="save with `Checkpointer`, or give dcp.save `planner=toolkit.checkpoint.SavePlanner()`",
+            fix="save with `Checkpointer`, or pass dcp.save `planner=toolkit.checkpoint.SavePlanner()`",
         )
     return bytes_of(tensor, name)
 

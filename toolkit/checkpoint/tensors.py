@@ -1,7 +1,5 @@
 """Properties of torch tensors for the format: their bits as numpy or bytes, names of types, meshes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,11 +23,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_layout(tensor: torch.Tensor, name: str) -> None:
-    """Refuse a tensor that is not a dense array.
-
-    Raises:
-        ToolkitError: the tensor is sparse, for example.
-    """
+    """Raise a ToolkitError for a tensor that is not a dense array."""
     if tensor.layout != torch.strided:
         raise ToolkitError(f"layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first")
 
@@ -41,16 +35,12 @@ def refuse_nested(flat: Mapping[str, Any]) -> None:
             raise ToolkitError(
                 "is a nested tensor, which a checkpoint cannot contain",
                 where=name,
-                fix="give the list of its .unbind()",
+                fix="pass the list of its .unbind()",
             )
 
 
 def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
-    """A tensor as numpy of its element's `memory` type, C-contiguous; shares memory if possible.
-
-    Raises:
-        ToolkitError: the format does not support its element type or layout.
-    """
+    """A C-contiguous array of the element's `memory` type, shared if possible; ToolkitError if not supported."""
     kind = element(dtype_name(tensor.dtype), where=name)
     check_layout(tensor, name)
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -60,11 +50,7 @@ def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
 
 
 def bytes_of(tensor: torch.Tensor, name: str) -> memoryview:
-    """A tensor's bytes in C order, on the CPU; shares memory if possible.
-
-    Raises:
-        ToolkitError: see `as_numpy`.
-    """
+    """A tensor's bytes in C order, on the CPU, shared if possible; errors as in `as_numpy`."""
     plain = tensor.detach()
     on_cpu = plain.layout == torch.strided and plain.device.type == "cpu"
     if on_cpu and plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
@@ -105,6 +91,6 @@ def refuse_no_dict(value: object, where: str) -> None:
     """Raise a ToolkitError unless `value` is a dict."""
     if not isinstance(value, Mapping):
         fix = (
-            'give a dict by name, as in {"model": model.state_dict()}' if where == "tensors" else "give a dict by name"
+            'pass a dict by name, as in {"model": model.state_dict()}' if where == "tensors" else "pass a dict by name"
         )
         raise ToolkitError(f"expected a dict, got a {type(value).__name__}", where=where, fix=fix)

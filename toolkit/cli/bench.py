@@ -1,4 +1,4 @@
-"""`toolkit bench`: measure what this machine does. Ranks that were started measure; a lone process starts some."""
+"""`toolkit bench`: measure this machine. Ranks of a launcher measure; a single process starts some."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # of argu
 
 @click.group()
 def bench() -> None:
-    """Measure what this machine does.
+    """Measure collectives and training steps.
 
     \b
     toolkit bench collectives --ranks 4
@@ -52,7 +52,7 @@ def bench() -> None:
 @click.option("--sizes", default="8..16M", metavar="FIRST..LAST", help="Bytes [8..16M]; K, M, G are powers of 1024.")
 @click.option("--factor", default=2, help="Each size by the one before [2].")
 @click.option("--backend", default="auto", metavar="NAME", help="gloo, nccl, or auto: that of the device.")
-@click.option("--mpi", is_flag=True, help="MPI's own collectives beside, on the same memory.")
+@click.option("--mpi", is_flag=True, help="Also measure MPI's own collectives on the same memory.")
 @click.option(
     "--algorithm",
     "algorithms",
@@ -110,7 +110,7 @@ def _wrong(found: Measurement) -> int:
 
 
 def _stored(result: str, runs: Path | None) -> Measurement:
-    """What a run, or a file, has."""
+    """Return the measurement in a run or file."""
     from toolkit.metrics.collectives import FILE, read_measurement
     from toolkit.rundir.files import typed_path
     from toolkit.runs.named_runs import find
@@ -137,7 +137,7 @@ def _draw(found: Measurement, output: Path) -> None:
 
 
 def _request(arguments: dict[str, Any]) -> BenchRequest:
-    """The arguments as a job has them; what is refused is named by its option."""
+    """Return the arguments as a job has them; errors name the option."""
     from toolkit.comm.bench.request import BenchRequest
 
     try:
@@ -147,7 +147,7 @@ def _request(arguments: dict[str, Any]) -> BenchRequest:
 
 
 def _by_option(error: ToolkitError) -> ToolkitError:
-    """An error about a key of [args], about the option that sets it."""
+    """Convert an error about a key of [args] to one about its option."""
     key = error.where.removeprefix("args.")
     if key != error.where:
         error.where = _OPTIONS.get(key, f"--{key}")
@@ -155,7 +155,7 @@ def _by_option(error: ToolkitError) -> ToolkitError:
 
 
 def _started(request: BenchRequest) -> World | None:
-    """The world of a rank that a launcher started; None where this process is alone, to start ranks itself."""
+    """Return the world of a rank that a launcher started; None for a single process, which starts ranks itself."""
     from toolkit.world.discover import discover
 
     if request.backend == "gloo":  # any number of ranks can share what GPUs are not needed for
@@ -167,13 +167,13 @@ def _started(request: BenchRequest) -> World | None:
 
 
 def _be_a_rank(world: World, request: BenchRequest, ranks: int | None, *, as_json: bool) -> Measurement:
-    """Measure with the other ranks; rank 0 prints, and speaks for all where all are refused."""
+    """Measure with the other ranks; rank 0 prints, also errors common to all."""
     from toolkit.comm.bench.request import on_backend
 
     try:
         if ranks not in (None, world.size):
             raise ToolkitError(
-                f"{world.launcher} has started {world.size} ranks", where=f"--ranks {ranks}", fix="leave --ranks out"
+                f"{world.launcher} has started {world.size} ranks", where=f"--ranks {ranks}", fix="omit --ranks"
             )
         request.check_world(on_backend(world, request.backend))
         return _measure(world, request, as_json=as_json)
@@ -203,7 +203,7 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 
 
 def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
-    """Run the job of this name here: (what it measured, its exit code)."""
+    """Run the job of this name here; return (its measurement, its exit code)."""
     from toolkit.config.request import JobRequest
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
@@ -233,7 +233,7 @@ def _say(line: str) -> None:
 
 
 def _check_job(request: BenchRequest, resolved: ResolvedJob) -> None:
-    """Refuse what its ranks would refuse, each by itself."""
+    """Reject what each of its ranks would reject."""
     from toolkit.world.device import visible_gpus
 
     job = resolved.job
@@ -244,14 +244,14 @@ def _check_job(request: BenchRequest, resolved: ResolvedJob) -> None:
 
 
 def _settings(request: BenchRequest) -> tuple[str, ...]:
-    """The request as settings of the job."""
+    """Return the request as settings of the job."""
     arguments = dataclasses.asdict(request).items()
     settings = [f"args.{name}={json.dumps(value)}" for name, value in arguments]
     return (*settings, "env.vars.CUDA_VISIBLE_DEVICES=-1") if request.backend == "gloo" else tuple(settings)
 
 
 def _echo(line: str) -> None:
-    """The table, which is rank 0's, is the answer; what else ranks say is talk."""
+    """Print rank 0's table on stdout, and other output of ranks on stderr."""
     text = line.removeprefix("[0] ")
     if text != line and _OF_THE_TABLE.match(text):
         echo_log(text)
@@ -296,7 +296,7 @@ def step(
 
 
 def _stored_profile(result: str, runs: Path | None) -> StepProfile:
-    """What a run, or a file, has."""
+    """Return the profile in a run or file."""
     from toolkit.metrics.step_profile import FILE, read_profile
     from toolkit.rundir.files import typed_path
 
@@ -311,7 +311,7 @@ def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
         if value < least:
-            raise ToolkitError(f"{value} steps", where=name, fix=f"give {least} or more")
+            raise ToolkitError(f"{value} steps", where=name, fix=f"choose {least} or more")
     # The run saves when its last step has ended, so that one is not among the profiled ones.
     length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
     later = " ".join(f"--set {setting}" for setting in length[1:])

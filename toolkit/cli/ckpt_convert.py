@@ -127,10 +127,10 @@ def _format_of_destination(dest: Path, kind: str | None) -> str:
 
     suffix_kind = format_of_name(dest)
     if kind is None and suffix_kind is None:
-        fix = "give --format safetensors, torch or dcp"
+        fix = "pass --format safetensors, torch or dcp"
         raise ToolkitError("the suffix of DEST does not determine the format", where=str(dest), fix=fix)
     if kind is not None and suffix_kind not in (None, kind):
-        fix = f"omit --format, or give DEST a suffix other than {dest.suffix}"
+        fix = f"omit --format, or choose a suffix of DEST other than {dest.suffix}"
         raise ToolkitError(f"has the suffix of {suffix_kind}, but --format is {kind}", where=str(dest), fix=fix)
     return kind or suffix_kind or ""
 
@@ -139,7 +139,7 @@ def _refuse_unfit_import(step: int, under: str) -> None:
     from toolkit.checkpoint.format.manifest_body import LARGEST
 
     if step > LARGEST:
-        raise ToolkitError(f"{step} is too large", where="--step", fix=f"give a number up to {LARGEST}")
+        raise ToolkitError(f"{step} is too large", where="--step", fix=f"choose a number up to {LARGEST}")
     if under and not all(under.split(".")):
         fix = "write names with one dot between them, as model or model.encoder"
         raise ToolkitError(f"{under!r:.80} has an empty part", where="--under", fix=fix)
@@ -156,7 +156,7 @@ def _refuse_checkpoint_for_import(dest: Path) -> None:
         step = step_of(dest)
         if step is None or dest.exists():
             raise
-        fix = f"name the folder, {dest.parent}, and give --step {step}"
+        fix = f"name the folder, {dest.parent}, and pass --step {step}"
         raise ToolkitError("is a checkpoint's name", where=str(dest), fix=fix) from None
 
 

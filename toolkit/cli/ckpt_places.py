@@ -23,12 +23,7 @@ _PATH_OCCUPIED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 
 def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[Path]:
-    """All checkpoint folders of RUN, or of one step, committed or not, the lowest step first.
-
-    Raises:
-        NotFoundError: there are none, or none of that step.
-        OwnFailureError: this host cannot read them.
-    """
+    """Return all checkpoint folders of RUN, or of one step, committed or not, the lowest step first."""
     from toolkit.checkpoint.folder.listing import checkpoint_folders
     from toolkit.checkpoint.format.layout import aside_of, step_of
 
@@ -49,12 +44,7 @@ def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[
 
 
 def committed_folders(named: str, runs: Path | None, step: int | None) -> list[Path]:
-    """The committed checkpoints of RUN, the lowest step first, including damaged ones; or the one folder that it names.
-
-    Raises:
-        NotFoundError: there are none, or none of that step.
-        OwnFailureError: this host cannot read them.
-    """
+    """Return the committed checkpoints of RUN, lowest step first, damaged ones included; or the named folder."""
     from toolkit.checkpoint.folder.listing import checkpoint_folders
     from toolkit.checkpoint.format.layout import step_of
 
@@ -76,17 +66,12 @@ def committed_folders(named: str, runs: Path | None, step: int | None) -> list[P
 
 
 def one_folder(named: str, runs: Path | None, step: int | None = None) -> Path:
-    """The newest of the committed checkpoints of RUN, or the one of a step; see `committed_folders`."""
+    """Return the newest committed checkpoint of RUN, or that of a step; see `committed_folders`."""
     return committed_folders(named, runs, step)[-1]
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """The manifest of a checkpoint for inspection; warns if its folder has the name of another step.
-
-    Raises:
-        CorruptCheckpointError: its manifest is missing or damaged; names the steps beside it.
-        OwnFailureError: this host cannot read it.
-    """
+    """Return a checkpoint's manifest for inspection; warn if its folder has the name of another step."""
     from toolkit.checkpoint.folder.verify import open_manifest
 
     with naming_other_steps(folder):
@@ -97,11 +82,7 @@ def manifest_of(folder: Path) -> Manifest:
 
 
 def manifest_for_export(folder: Path) -> Manifest:
-    """The manifest of a checkpoint for an export: like `manifest_of`, but refuses checkpoints that a load refuses.
-
-    Raises:
-        CorruptCheckpointError: also if the folder has the name of another step.
-    """
+    """Return a checkpoint's manifest for an export: like `manifest_of`, but reject checkpoints that a load rejects."""
     from toolkit.checkpoint.folder.verify import open_manifest
 
     with naming_other_steps(folder):
@@ -139,16 +120,12 @@ def naming_other_steps(folder: Path) -> Iterator[None]:
         yield
     except CorruptCheckpointError as error:
         beside = [step for step, other in committed_steps(folder.parent).items() if other.name != folder.name]
-        fix = f"choose another step: {_listed(beside)}" if beside else "there is no other checkpoint beside it"
+        fix = f"choose another step: {_listed(beside)}" if beside else "there is no other checkpoint"
         raise CorruptCheckpointError(error.message, where=error.where, fix=fix) from None
 
 
 def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
-    """RUN and 400 for `RUN:400`; a colon may also be a part of a path.
-
-    Raises:
-        ToolkitError: `step` differs.
-    """
+    """Return RUN and 400 for `RUN:400`; a path may also contain a colon."""
     match = _WITH_STEP.fullmatch(named)
     if match is None or Path(named).exists():
         return named, step
@@ -158,7 +135,7 @@ def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
 
 
 def folder_of(named: str, runs: Path | None) -> Path:
-    """The folder of RUN: a path, or a run below `runs`."""
+    """Return the folder of RUN: a path, or a run below `runs`."""
     from toolkit.rundir.files import typed_path
     from toolkit.rundir.find import find_run
 
@@ -182,11 +159,7 @@ def folder_of(named: str, runs: Path | None) -> Path:
 
 
 def refuse_empty(argument: str, named: str = "") -> None:
-    """Refuse an empty path, which would mean the current folder.
-
-    Raises:
-        ToolkitError: `named` is empty.
-    """
+    """Reject an empty path, which would mean the current folder."""
     if not named:
         fix = "name one (. is this folder); is a shell variable unset?"
         raise ToolkitError("is empty", where=argument, fix=fix)

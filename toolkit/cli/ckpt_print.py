@@ -32,20 +32,20 @@ def print_out(what: Table | Tree) -> None:
 
 
 def shortened(value: object) -> str:
-    """The repr of a value, shortened if it is long."""
+    """Return a value's repr, shortened if long."""
     shown = plain(repr(value))
     return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}... ({len(shown)} characters)"
 
 
 def size(count: int) -> str:
-    """1.2 GB."""
+    """Format bytes, as 1.2 GB."""
     from rich.filesize import decimal
 
     return decimal(count)
 
 
 def speed(count: int, seconds: float) -> str:
-    """`1.2 GB in 0.4 s, 3.0 GB/s`."""
+    """Format `1.2 GB in 0.4 s, 3.0 GB/s`."""
     return f"{size(count)} in {seconds:.{1 if seconds >= 0.1 else 3}f} s, {size(int(count / max(seconds, 1e-6)))}/s"
 
 

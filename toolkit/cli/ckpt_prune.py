@@ -113,7 +113,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
     if place.run is None:
         if "last" not in given:
             message = "does not belong to a run, which would define what is kept"
-            raise ToolkitError(message, where=str(place.directory), fix="give --keep-last")
+            raise ToolkitError(message, where=str(place.directory), fix="pass --keep-last")
         return Retention(**given), None
     from toolkit.runs.record.job import recorded_job
 

@@ -1,6 +1,4 @@
-"""The values that TAB completes: runs, steps, jobs, sites, sessions, partitions."""
-
-from __future__ import annotations
+"""TAB completion of values: runs, steps, jobs, sites, sessions, partitions."""
 
 import os
 import re
@@ -28,7 +26,7 @@ def _plain(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """`last` and the newest runs; of those that begin as typed more. A shell that shows help gets name and state."""
+    """Return `last` and the newest runs; with a prefix, more of them. Shells that show help get name and state."""
     from toolkit.rundir.find import state_on_disk
     from toolkit.rundir.known import known_runs
 
@@ -44,7 +42,7 @@ def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 
 def _folder_of_runs(ctx: click.Context) -> Path:
-    """RUNS as of the command. Which the site's is takes long to find out, and is remembered while no site file changes."""
+    """Return RUNS as of the command. The site's value is slow to determine, and cached until a site file changes."""
     from toolkit.rundir.files import runs_folder
     from toolkit.runs.named_runs import runs_of_site
 
@@ -59,7 +57,7 @@ def _folder_of_runs(ctx: click.Context) -> Path:
 
 
 def _remembered() -> Path:
-    """The file for a machine, an environment and the site files as they are now."""
+    """Return the cache file for a machine, an environment and the current site files."""
     import hashlib
     import platform
 
@@ -72,18 +70,18 @@ def _remembered() -> Path:
 
 
 def runs_or_steps(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """A run, or with a colon behind it one of its steps."""
+    """Return runs, or after a colon the steps of one."""
     name, colon, step = incomplete.partition(":")
     return _steps(ctx, name, step, before=f"{name}:") if colon else runs(ctx, incomplete)
 
 
 def steps_of_run(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """The steps that the RUN of the same line has saved. Where an option lacks its value, click leaves RUN unread."""
+    """Return the saved steps of the RUN on the same line. If an option lacks its value, click does not parse RUN."""
     return _steps(ctx, ctx.params.get("run") or next(iter(ctx.args), "last"), incomplete)
 
 
 def _steps(ctx: click.Context, run: str, typed: str, *, before: str = "") -> list[CompletionItem]:
-    """The newest step first."""
+    """Return the steps, the newest first."""
     from toolkit.rundir.find import find_run
     from toolkit.rundir.layout import RunDirectory, step_of
 
@@ -93,7 +91,7 @@ def _steps(ctx: click.Context, run: str, typed: str, *, before: str = "") -> lis
 
 
 def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Names of shipped jobs, and job files. The shell itself goes into folders, and quotes what must be."""
+    """Return shipped jobs and job files. The shell itself completes folders and quotes."""
     from toolkit.rundir.files import typed_path
 
     typed, slash, name = incomplete.rpartition("/")
@@ -109,28 +107,28 @@ def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 
 def shipped(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Names of shipped jobs."""
+    """Return shipped jobs."""
     from toolkit.config.shipped import shipped_jobs
 
     return _plain(shipped_jobs(), incomplete)
 
 
 def sites(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Names of sites; also the path of a site file."""
+    """Return sites, and paths of site files."""
     from toolkit.config.shipped import site_files
 
     return _plain(site_files(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def sessions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Names of sessions."""
+    """Return sessions."""
     from toolkit.rundir.layout import session_names
 
     return _plain(session_names(), incomplete)
 
 
 def partitions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """The partitions that the named site's file has; where none is named or it has none, those of this cluster."""
+    """Return the partitions in the named site's file, or those of this cluster."""
     from toolkit.config.shipped import partitions_in
     from toolkit.errors import ToolkitError
     from toolkit.slurm.commands import Slurm

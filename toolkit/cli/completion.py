@@ -3,8 +3,6 @@
 Each TAB starts a new process, so this module must not import anything that reads configuration.
 """
 
-from __future__ import annotations
-
 import os
 
 import click
@@ -57,7 +55,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that makes SHELL complete commands, options, runs, jobs, sites, partitions, sessions and steps.
+    """Print the script with which SHELL completes commands, options, runs, jobs, sites, partitions, sessions and steps.
 
     The first line below is for ~/.bashrc, the second for ~/.zshrc, after compinit.
 

@@ -1,4 +1,4 @@
-"""`toolkit config`: what a job resolves to, where each value came from, and the files' schemas."""
+"""`toolkit config`: a job's resolved values, their origins, and the files' schemas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config() -> None:
 @click.argument("job", type=JOB, required=False)
 @click.option("--site", type=SITE, help="Site name or file.  [default: TOOLKIT_SITE, else detected]")
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Set one value; may be repeated.")
-@click.option("--origin", is_flag=True, help="Say where each value came from.")
+@click.option("--origin", is_flag=True, help="Print the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved job as JSON.")
 @print_command_option
 def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
@@ -58,7 +58,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
 
 
 def print_values(values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin], *, with_origin: bool) -> None:
-    """Print one line a key, in columns, so that `grep` and `diff` work on it."""
+    """Print one line per key, in columns, for `grep` and `diff`."""
     from toolkit.config.document import Origin
     from toolkit.config.resolved import as_json, shown, shown_origin
 

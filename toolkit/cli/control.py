@@ -1,6 +1,4 @@
-"""`save`, `stop` and `requeue`: what a living run can be asked for."""
-
-from __future__ import annotations
+"""`save`, `stop` and `requeue`: requests to a running run."""
 
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from toolkit.runs.named_runs import find
 @runs_option
 @print_command_option
 def save(run: str, runs: Path | None) -> None:
-    """Ask RUN to save at its next step, and to go on.
+    """Make RUN save at its next step and continue.
 
     \b
     toolkit save last
@@ -31,7 +29,7 @@ def save(run: str, runs: Path | None) -> None:
 @runs_option
 @print_command_option
 def stop(run: str, runs: Path | None) -> None:
-    """Ask RUN to save and end. `resume` continues it.
+    """Make RUN save and stop; `resume` continues it.
 
     \b
     toolkit stop last
@@ -48,7 +46,7 @@ def stop(run: str, runs: Path | None) -> None:
 @runs_option
 @print_command_option
 def requeue(run: str, runs: Path | None) -> None:
-    """Have RUN save, and put its job back into the queue.
+    """Make RUN save, and requeue its job.
 
     \b
     toolkit requeue last

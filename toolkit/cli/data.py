@@ -1,7 +1,5 @@
 """`toolkit data`: prepare the files that a training job reads."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

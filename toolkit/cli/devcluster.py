@@ -1,7 +1,5 @@
 """`toolkit devcluster`: a real Slurm cluster on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`toolkit diff`: in what two runs differ."""
+"""`toolkit diff`: compare two runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 60  # letters of one value in a line; --json has all of it
 @print_command_option
 @click.option("--code", "with_code", is_flag=True, help="Print the lines of code that differ instead, as `diff -u`.")
 def diff(a: str, b: str, runs: Path | None, as_json: bool, with_code: bool) -> None:
-    """Say in what the runs A and B differ: configuration, code, versions, and what came of them.
+    """Compare the runs A and B: configuration, code, versions and results.
 
     \b
     toolkit diff 20261120-142233-9f3a last

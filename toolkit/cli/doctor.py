@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @json_option
 @print_command_option
 def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
-    """Examine Python, MPI, torch, Slurm, the site, the folder of runs and limits; exit code 1 where anything is wrong.
+    """Check Python, MPI, torch, Slurm, the site, the folder of runs and limits; exit code 1 on an error.
 
     \b
     toolkit doctor
@@ -52,14 +52,14 @@ def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
 @runs_option
 @click.option("--older-than", type=Age(), help="Also whole runs that ended so long ago: 30d, 12w.")
 @click.option("--keep-checkpoints", is_flag=True, help="With --older-than: leave runs that have a checkpoint.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 @print_command_option
 def gc(
     runs: Path | None, older_than: timedelta | None, keep_checkpoints: bool, dry_run: bool, yes: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Remove runs that were rendered and never started, and what cut off saves of ended runs left behind.
+    """Remove runs that were rendered and never started, and leftovers of interrupted saves.
 
     Whole runs go only by --older-than. Nothing goes of a run that lives, that another run begins from, or that changed
     within the last hour.
@@ -102,7 +102,7 @@ def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ToolkitError("nothing was removed: there is no terminal to ask on", fix="give --yes, or --dry-run")
+        raise ToolkitError("nothing was removed: there is no terminal to confirm it", fix="pass --yes, or --dry-run")
     click.confirm(f"Remove {counted(len(found), 'folder')}?", abort=True, err=True)
 
 

@@ -1,6 +1,4 @@
-"""`explain`, `efficiency` and `timeline`: why a run is in its state, what it used, and where its time went."""
-
-from __future__ import annotations
+"""`explain`, `efficiency` and `timeline`: why a run is in its state, its resource use, and its time."""
 
 import json
 import shutil
@@ -42,7 +40,7 @@ def explain(run: str, runs: Path | None, as_json: bool) -> None:
 @json_option
 @print_command_option
 def efficiency(run: str, runs: Path | None, as_json: bool) -> None:
-    """Say what RUN used of what it asked for: walltime, CPUs, memory, GPUs, steps; and which flags to change.
+    """Compare the requested and used walltime, CPUs, memory, GPUs and steps of RUN; advise which flags to change.
 
     \b
     toolkit efficiency last
@@ -64,7 +62,7 @@ def efficiency(run: str, runs: Path | None, as_json: bool) -> None:
 @json_option
 @print_command_option
 def timeline(run: str, runs: Path | None, as_json: bool) -> None:
-    """What RUN did with its time, drawn: in the queue, starting, running, saving, and steps that were lost.
+    """Draw how RUN spent its time: queue, start, steps, saves, and lost steps.
 
     \b
     toolkit timeline last

@@ -1,4 +1,4 @@
-"""`status`, `logs`, `wait`, `cancel` and `history`: follow what was submitted."""
+"""`status`, `logs`, `wait`, `cancel` and `history`: follow submitted runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", he
 
 
 def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> RunDirectory:
-    """RUN, or with --task that task of it; `to` as of `find`."""
+    """Return RUN, or with --task that task of it; `to` as in `find`."""
     from toolkit.runs.status.state import require_task
 
     directory = find(run, runs, to=to)
@@ -39,7 +39,7 @@ def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> Run
 
 
 def _table(statuses: Sequence[RunStatus]) -> None:
-    """A line for each run."""
+    """Return a line for each run."""
     from toolkit.rundir.sweep import in_words
 
     rows = []
@@ -57,7 +57,7 @@ def _table(statuses: Sequence[RunStatus]) -> None:
 
 
 def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
-    """A line for each task of the arrays among some runs."""
+    """Return a line for each task of the arrays among some runs."""
     from toolkit.rundir.sweep import in_words
     from toolkit.slurm.records import named
 
@@ -81,7 +81,7 @@ def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
 @click.option("--live", is_flag=True, help="All runs that have not ended.")
 @click.option("--tasks", "by_task", is_flag=True, help="A line for each task of an array, with its values.")
 def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, by_task: bool) -> None:
-    """State of each RUN: a run id, a Slurm job id in any form, or `last`, which is the default.
+    """Show the state of each RUN: a run id, a Slurm job id in any form, or `last` (the default).
 
     \b
     toolkit status
@@ -114,7 +114,7 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
 
 
 def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunStatus], list[ToolkitError]]:
-    """The status of each run that is named, and what is wrong with the others."""
+    """Return the status of each named run, and the errors of the others."""
     from toolkit.runs.status.state import run_statuses
 
     directories, refused = for_each(names, lambda name: find(name, runs))
@@ -140,14 +140,14 @@ def _no_arrays(statuses: Sequence[RunStatus]) -> list[ToolkitError]:
 @click.option("--failed", is_flag=True, help="The ranks that failed; of an array, those of the tasks that failed.")
 @click.option("--attempt", type=click.IntRange(min=0), help="Of this attempt [the last].")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines of each log [all].")
-@click.option("--by-time", is_flag=True, help="All lines in the order of the times that they begin with.")
+@click.option("--by-time", is_flag=True, help="All lines in the order of their times.")
 @task_option
 @print_command_option
 def logs(
     run: str, runs: Path | None, follow: bool, rank: str, nodes: str, failed: bool, attempt: int | None, lines: int,
     by_time: bool, task: int | None,
 ) -> None:  # fmt: skip
-    """What RUN wrote: the job's own log, where the supervisor speaks, or the ranks'.
+    """Print the log of RUN: the job's own, with the supervisor's messages, or those of ranks.
 
     \b
     toolkit logs last -f
@@ -160,7 +160,7 @@ def logs(
     from toolkit.runs.status.state import require_submitted
 
     if sum((bool(rank), bool(nodes), failed)) > 1:
-        raise click.UsageError("give one of --rank, --node and --failed")
+        raise click.UsageError("choose one of --rank, --node and --failed")
     if follow and (failed or by_time):
         raise click.UsageError(f"-f prints lines as they are written; omit {'--failed' if failed else '--by-time'}")
     directory = _part(run, task, runs)
@@ -185,7 +185,7 @@ def logs(
             f"the run continues; `toolkit logs -f {name}` shows more, `toolkit cancel {name}` ends it"
         ) from None
     if is_empty:
-        say(f"nothing was written there; `toolkit explain {directory.run_id}` says how the run is")
+        say(f"nothing was written there; `toolkit explain {directory.run_id}` shows its state")
 
 
 @click.command()
@@ -212,7 +212,7 @@ def wait(run: str, runs: Path | None) -> None:
 @print_command_option
 @task_option
 def cancel(run: tuple[str, ...], runs: Path | None, task: int | None) -> None:
-    """Ask each RUN to save and end.
+    """Make each RUN save and end.
 
     \b
     toolkit cancel last
@@ -225,7 +225,7 @@ def cancel(run: tuple[str, ...], runs: Path | None, task: int | None) -> None:
 
 
 def _cancel(directory: RunDirectory) -> str:
-    """Ask a run, or a task, to end; what follows."""
+    """Cancel a run or a task, and report what follows."""
     from toolkit.runs.requests.cancel import cancel_run, cancel_task, what_follows
     from toolkit.terminal.talk import clean
 
@@ -260,7 +260,7 @@ def history(
     runs: Path | None, as_json: bool, job_name: str, states: tuple[str, ...], since: datetime | None,
     limit: int, tree: bool,
 ) -> None:  # fmt: skip
-    """All runs, the newest first. How a run ended is remembered in RUNS/.cache, which may be removed at any time.
+    """List all runs, the newest first. RUNS/.cache caches how runs ended; it may be removed at any time.
 
     \b
     toolkit history -n 10

@@ -1,7 +1,5 @@
 """`toolkit jobs`: list and copy the jobs that come with the package."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import takewhile

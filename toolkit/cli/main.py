@@ -3,8 +3,6 @@
 The table contains the one-line help of each command, so `toolkit --help` imports nothing but click.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import importlib
@@ -34,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cancel": ("toolkit.cli.follow", "cancel", "Cancel a run; it saves first."),
     "stop": ("toolkit.cli.control", "stop", "Save and stop a run, to resume it later."),
     "save": ("toolkit.cli.control", "save", "Save a checkpoint of a running run."),
-    "requeue": ("toolkit.cli.control", "requeue", "Save a run and put its job back into the queue."),
+    "requeue": ("toolkit.cli.control", "requeue", "Save a run and requeue its job."),
     "watch": ("toolkit.cli.watch", "watch", "Follow the progress of runs."),
     "timeline": ("toolkit.cli.explain", "timeline", "Draw how a run spent its time."),
     "explain": ("toolkit.cli.explain", "explain", "Explain the state of a run, and what to do."),

@@ -21,7 +21,7 @@ __all__ = ["after_option", "asks_for_job", "request_of", "sweep_options"]
 
 
 class Named(click.ParamType[str]):
-    """A word that is taken as it stands. `values` is the function of `completers` that finds what it may be."""
+    """A string argument. `values` is the function of `completers` that completes it."""
 
     def __init__(self, name: str, values: str) -> None:
         self.name = name
@@ -159,7 +159,7 @@ after_option = click.option(
 
 
 def request_of(job: str, values: Mapping[str, Any], **fields: Any) -> JobRequest:
-    """Return the request for JOB with the values of `job_options` and other fields of `JobRequest`."""
+    """Return the request for JOB from the values of `job_options` and other fields of `JobRequest`."""
     from toolkit.config.request import JobRequest
 
     return JobRequest(job, **shape_of(values), **fields)
@@ -184,7 +184,7 @@ def sweep_options(function: Command) -> Command:
 
 
 def asks_for_job(function: Command) -> Command:
-    """Add what every command that makes a run takes; the command gets a `JobRequest` as its first argument."""
+    """Add the arguments of all commands that create a run; the command gets a `JobRequest` first."""
 
     @functools.wraps(function)
     def command(*, job: str, **given: Any) -> Any:

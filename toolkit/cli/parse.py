@@ -1,6 +1,4 @@
-"""`parse`: read the output of another command as toolkit does. docs/parse.md lists every kind and its keys."""
-
-from __future__ import annotations
+"""`parse`: read the output of another command like toolkit does. docs/parse.md lists every kind and its keys."""
 
 import difflib
 import importlib
@@ -66,11 +64,7 @@ Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 
 
 def reader_of(kind: str) -> tuple[Reader, dict[str, str]]:
-    """The reader of a kind and the meaning of its keys.
-
-    Raises:
-        ToolkitError: the kind is unknown, or an earlier version had it; the fix names what to use.
-    """
+    """Return the reader of a kind and the meaning of its keys."""
     if kind in REMOVED:
         raise ToolkitError(f"kind {kind!r} was removed", where="toolkit parse", fix=f"use {REMOVED[kind]}")
     if kind not in KINDS:
@@ -78,7 +72,7 @@ def reader_of(kind: str) -> tuple[Reader, dict[str, str]]:
         raise ToolkitError(
             f"{kind!r} is not a valid kind",
             where="toolkit parse",
-            fix=f"did you mean {similar[0]}" if similar else f"give one of {', '.join(KINDS)}",
+            fix=f"did you mean {similar[0]}" if similar else f"choose one of {', '.join(KINDS)}",
         )
     module = importlib.import_module(KINDS[kind].module)
     return getattr(module, KINDS[kind].function), module.KEYS
@@ -106,7 +100,7 @@ def parse(kind: str, file: str, as_json: bool) -> None:
         facts, warnings = reader(text)
     except ToolkitError as error:
         error.where = f"{file}:{error.where.removeprefix('line ')}" if error.where else file
-        error.fix = error.fix or f"give the output of `{KINDS[kind].command}`"
+        error.fix = error.fix or f"pass the output of `{KINDS[kind].command}`"
         raise
     is_refused = facts.get("valid") is False  # an invalid host list has an answer all the same
     for warning in () if is_refused else warnings:
@@ -139,7 +133,7 @@ def _text_of(file: str) -> str:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise ToolkitError(
-            f"cannot be read: {error.strerror}", where=file, fix="give a file that you can read, or - for stdin"
+            f"cannot be read: {error.strerror}", where=file, fix="pass a file that you can read, or - for stdin"
         ) from error
     return data.decode("utf-8-sig", errors="replace")  # editors of Windows put a byte order mark before the text
 
@@ -154,11 +148,7 @@ KEYS = {
 
 
 def parse_hostlist(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The facts of a host list: (values of `KEYS`, why it is invalid).
-
-    Raises:
-        CheckFailedError: the text is empty.
-    """
+    """Return (values of `KEYS`, why the host list is invalid)."""
     if not text.strip():
         raise CheckFailedError("expected a list of hosts, got an empty text", where="line 1")
     invalid = dict.fromkeys(KEYS) | {"valid": False}

@@ -1,4 +1,4 @@
-"""`rehearse`: a failure on purpose, and what it cost."""
+"""`rehearse`: cause a failure, and report its cost."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option(
     "--timeout", "timeout_s", type=click.IntRange(min=1), default=600, show_default=True, metavar="SECONDS",
-    help="Give up when the run has not gone on by then.",
+    help="Give up if the run has not continued by then.",
 )  # fmt: skip
 def rehearse(
     run: str, failure: str, rank: int | None, runs: Path | None, as_json: bool, yes: bool, timeout_s: int
 ) -> None:  # fmt: skip
-    """Let FAILURE happen to RUN now; say which steps and seconds it cost. RANK is kill-rank's.
+    """Cause FAILURE in RUN now, and report the lost steps and seconds. RANK is for kill-rank.
 
     \b
     toolkit rehearse last preempt
@@ -60,20 +60,22 @@ def rehearse(
 
 
 def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
-    """Ask the user before a running job is made to fail."""
+    """Ask the user before making a running job fail."""
     from toolkit.errors import ToolkitError
     from toolkit.runs.rehearse.rehearse import require_stepping, what_is_at_stake
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ToolkitError("a rehearsal makes a live run fail, and there is no terminal to ask on", fix="give --yes")
+        raise ToolkitError(
+            "a rehearsal makes a running job fail, and there is no terminal to confirm it", fix="pass --yes"
+        )
     click.echo(what_is_at_stake(run, require_stepping(run)), err=True)
     click.confirm(f"Let {failure} happen to it now?", abort=True, err=True)
 
 
 def _cut_off(run: RunDirectory) -> CutOff | None:
-    """How to cut a node off: the dev cluster can, no other cluster lets its users."""
+    """Return how to disconnect a node: the dev cluster can, other clusters do not let users."""
     from toolkit.devcluster import cluster
     from toolkit.devcluster.layout import make_layout
     from toolkit.runs.record.job import recorded_job

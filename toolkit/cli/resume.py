@@ -1,7 +1,5 @@
 """`resume` and `rerun`: continue a run, and repeat one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""`toolkit session`: an allocation with a name, which no terminal ends."""
-
-from __future__ import annotations
+"""`toolkit session`: named allocations that outlive every terminal."""
 
 import json
 import os
@@ -81,7 +79,7 @@ def _until(left_s: float | None) -> str:
 @json_option
 @print_command_option
 def list_sessions(as_json: bool) -> None:
-    """List the sessions. One that has ended is shown once more, and forgotten.
+    """List the sessions. An ended one is listed once more, then removed.
 
     \b
     toolkit session ls
@@ -191,7 +189,7 @@ def notebook(name: str, port: int | None, node: str | None, login: str | None) -
 @click.argument("name", type=SESSION, nargs=-1, required=True)
 @print_command_option
 def stop(name: tuple[str, ...]) -> None:
-    """Give the nodes of each session NAME back; what runs there ends.
+    """Release the nodes of each session NAME; its processes end.
 
     \b
     toolkit session stop dev
@@ -209,7 +207,7 @@ def stop(name: tuple[str, ...]) -> None:
 
 
 def _become(argv: Sequence[str], environment: dict[str, str]) -> None:
-    """srun takes this process's place: it hears the terminal's signals, and its exit code is ours."""
+    """Replace this process by srun, which receives the terminal's signals and returns its exit code."""
     from toolkit.errors import NotFoundError
 
     program = shutil.which(argv[0], path=environment.get("PATH"))

@@ -34,7 +34,7 @@ force_option = click.option("--force", is_flag=True, help="Submit what `toolkit 
 
 
 def announce(run: Run, *, parsable: bool) -> None:
-    """Report which job a run has become; on stderr if stdout is closed, since the job is submitted all the same."""
+    """Report the job of a run; on stderr if stdout is closed, because the job is already submitted."""
     from toolkit.slurm.records import named
 
     whole = run.directory.whole
@@ -151,7 +151,7 @@ def run(request: JobRequest, session: str | None) -> None:
 
 
 def live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
-    """Run one start in the foreground; the exit code is the job's."""
+    """Run one start in the foreground; return the job's exit code."""
     from toolkit.submission.run_here import follow_here
 
     sys.exit(follow_here(directory, job, start, echo_log, partial(click.echo, err=True)))

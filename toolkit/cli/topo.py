@@ -1,4 +1,4 @@
-"""`toolkit topo`: what the hardware is, who says so, and which groups of a job lie where."""
+"""`toolkit topo`: the hardware with sources, and the groups of a job on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def topo() -> None:
-    """Show what the hardware is.
+    """Show hardware facts, and place a job's groups on them.
 
     \b
     toolkit topo show
@@ -52,7 +52,7 @@ def groups(
     as_json: bool,
     **shape: Any,
 ) -> None:
-    """Show which ranks of JOB talk over which links: as they are launched, and as they are placed.
+    """Show the links of JOB's groups of ranks: as launched, and as placed.
 
     \b
     toolkit topo groups train_lm.toml --machine dgx-a100 -N 8 --leaves 4,4 --explain
@@ -64,7 +64,7 @@ def groups(
     from toolkit.topology.placement import as_launched, place
 
     resolved = resolve(request_of(job, shape, settings=settings), None)
-    refuse_components(resolved, "groups are shown of nodes that are alike", "leave the components out")
+    refuse_components(resolved, "groups are shown of nodes that are alike", "omit the components")
     tiers = _tiers(resolved, machine, leaves, facts)
     if resolved.job.min_nodes != resolved.job.max_nodes:
         said = f"of {resolved.job.nodes} nodes the most; -N {resolved.job.min_nodes} shows the fewest"
@@ -78,7 +78,7 @@ def groups(
         return
     _print_groups(tiers, before, after)
     if resolved.parallel.placement == "launched":
-        click.echo("the job's ranks stay as launched: parallel.placement says so")
+        click.echo("the job's ranks stay as launched: by parallel.placement")
     if explain:
         if model is not None:
             step = job_step(resolved, sizes)
@@ -92,7 +92,7 @@ def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts
 
     if facts and (machine or leaves):
         said = "--machine" if machine else "--leaves"
-        raise ToolkitError(f"{facts} says what the nodes are", where=said, fix=f"omit {said}, or --facts")
+        raise ToolkitError(f"{facts} describes the nodes", where=said, fix=f"omit {said}, or --facts")
     topology = _topology_of_facts(resolved, facts) if facts else _topology_of_machine(resolved, machine, leaves)
     notes: list[str] = []
     tiers = tiers_of_topology(topology, resolved.job.ranks_per_node, notes)
@@ -114,7 +114,7 @@ def _topology_of_machine(resolved: ResolvedJob, machine: str | None, leaves: str
         raise ToolkitError(
             f"{leaves} is {sum(below)} nodes, and the job has {nodes}",
             where="--leaves",
-            fix=f"give numbers that add up to {nodes}, or -N {sum(below)}",
+            fix=f"pass numbers that add up to {nodes}, or -N {sum(below)}",
         )
     topology = topology_of_machine(kind, below)
     gpus = len(topology.nodes[0].hardware.gpus)
@@ -122,7 +122,7 @@ def _topology_of_machine(resolved: ResolvedJob, machine: str | None, leaves: str
         raise ToolkitError(
             f"{resolved.job.ranks_per_node} ranks on a {kind}, which has {gpus} GPUs",
             where=resolved.origin("job.ranks_per_node").place("job.ranks_per_node"),
-            fix=f"give --ntasks-per-node {gpus}, or less",
+            fix=f"pass --ntasks-per-node {gpus}, or less",
         )
     return topology
 
@@ -134,9 +134,9 @@ def _topology_of_facts(resolved: ResolvedJob, facts: str) -> Topology:
     topology = read_facts(facts)
     if len(topology.nodes) != resolved.job.max_nodes:
         raise ToolkitError(
-            f"{len(topology.nodes)} nodes told their facts, and the job has {resolved.job.max_nodes}",
+            f"{len(topology.nodes)} nodes in the facts, but the job has {resolved.job.max_nodes}",
             where=facts,
-            fix=f"give -N {len(topology.nodes)}, or the facts of {resolved.job.max_nodes} nodes",
+            fix=f"pass -N {len(topology.nodes)}, or the facts of {resolved.job.max_nodes} nodes",
         )
     return topology
 
@@ -173,17 +173,17 @@ def _explain(tiers: Tiers, after: Any, traffic: dict[str, Traffic]) -> None:
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Ranks in their order, with stretches of equal distance in short: 0-7, 16-30:2."""
+    """Format ranks in order, with short forms of equal steps: 0-7, 16-30:2."""
     from toolkit.topology.names import short_ranges
 
     return ", ".join(short_ranges(ranks))
 
 
 @topo.command()
-@click.option("--facts", metavar="FILE", help="Nodes that told their facts before, instead of this one; - is stdin.")
+@click.option("--facts", metavar="FILE", help="Facts of nodes, instead of this one's; - is stdin.")
 @click.option("--json", "as_json", is_flag=True, help="One object on one line; docs/topology.md has the keys.")
 def show(facts: str | None, as_json: bool) -> None:
-    """Show this node's facts, each with its source; what is unknown says why.
+    """Show this node's facts, each with its source; unknown ones with the reason.
 
     \b
     toolkit topo show --json > $(hostname).json
@@ -234,7 +234,7 @@ def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str
     if len(given) > 1:
         raise ToolkitError("expected one input to draw", where=" and ".join(given), fix="omit all but one")
     if leaves and not machine:
-        raise ToolkitError("says nothing without a machine", where="--leaves", fix="give --machine, too")
+        raise ToolkitError("needs a machine", where="--leaves", fix="pass --machine, too")
     topology, title = _what(facts, machine, leaves, matrix)
     save_picture(draw(topology, title), output)
     click.echo(str(output))

@@ -1,4 +1,4 @@
-"""`toolkit topo check`: does an environment say to NCCL what was meant, and did a job use the network as planned?"""
+"""`toolkit topo check`: check NCCL's environment, and from a log how a job used the network."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(
     settings: bool,
     as_json: bool,
 ) -> int:
-    """Check the variables of NCCL's in this environment, a file, a run or a log; and the log itself.
+    """Check NCCL's variables in this environment, a file, a run or a log; and the log itself.
 
     Ends with 1 when something is wrong; notes alone end with 0.
 
@@ -95,14 +95,14 @@ def _refuse_both(env_file: Path | None, run: str | None) -> None:
     from toolkit.errors import ToolkitError
 
     if env_file and run:
-        raise ToolkitError("--env-file and --run both say what to check", where="topo check", fix="give one of them")
+        raise ToolkitError("--env-file and --run both name what to check", where="topo check", fix="choose one of them")
 
 
 def _refuse_lonely(log: Path | None, *expected: Any) -> None:
     from toolkit.errors import ToolkitError
 
     if log is None and any(expected):
-        raise ToolkitError("what to expect is given, and no log", where="topo check", fix="give --log FILE")
+        raise ToolkitError("what to expect is given, and no log", where="topo check", fix="pass --log FILE")
 
 
 def _givens(
@@ -133,13 +133,13 @@ def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise ToolkitError(
-            f"cannot be read: {error.strerror}", where=str(path), fix="give a file that you can read"
+            f"cannot be read: {error.strerror}", where=str(path), fix="pass a file that you can read"
         ) from error
     try:
         facts, warnings = parse_nccl_log(text)
     except ToolkitError as error:
         error.where = f"{path}:{error.where.removeprefix('line ')}" if error.where else str(path)
-        error.fix = error.fix or "give the output of a job that ran with NCCL_DEBUG=INFO"
+        error.fix = error.fix or "pass the output of a job that ran with NCCL_DEBUG=INFO"
         raise
     for warning in warnings:
         say(f"{path}: {warning}")
@@ -154,12 +154,12 @@ def _version(nccl: str | None, seen: tuple[NcclLog, LogEvidence] | None) -> tupl
         return parse_version(nccl, "--nccl"), "--nccl"
     if seen:
         said = seen[1].version
-        return (parse_version(said, "--log"), "the log") if said else (None, "the log does not say it")
+        return (parse_version(said, "--log"), "the log") if said else (None, "the log does not show it")
     return find_nccl(os.environ)
 
 
 def _here(local: bool, ports: tuple[AdapterPort, ...] | None) -> Any:
-    """What is known of devices: a facts file says it for any environment, this node for its own."""
+    """Return the known devices: those of a facts file for any environment, this node's for its own."""
     from toolkit.topology.nccl.lint import Here
     from toolkit.topology.nccl.node import read_ports
     from toolkit.world.address import interface_addresses

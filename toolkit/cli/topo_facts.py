@@ -1,4 +1,4 @@
-"""Where the `topo` commands get a topology from: files of facts, known machines, a printed matrix."""
+"""The topology sources of the `topo` commands: files of facts, known machines, a printed matrix."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ MOST_NODES = 100_000  # some ten times the largest clusters with GPUs; they are 
 
 
 def read_facts(path: str) -> Topology:
-    """The topology of a file of facts, of stdin for `-`.
-
-    Raises:
-        ToolkitError: there is none in it.
-    """
+    """Return the topology of a file of facts, of stdin for `-`."""
     from toolkit.topology.topology_json import read_topology
 
-    return read_topology(_text(path, "give what `toolkit topo show --json` printed on each node"), _name(path))
+    return read_topology(_text(path, "pass what `toolkit topo show --json` printed on each node"), _name(path))
 
 
 def matrix_topology(path: str) -> Topology:
-    """One node of which nothing is known but what `nvidia-smi topo -m` printed into a file, or stdin for `-`.
-
-    Raises:
-        ToolkitError: it holds no matrix.
-    """
+    """Return one node known only from `nvidia-smi topo -m` in a file, or stdin for `-`."""
     from pathlib import Path
 
     from toolkit.errors import ToolkitError
@@ -38,7 +30,7 @@ def matrix_topology(path: str) -> Topology:
     from toolkit.topology.sources.commands import answer_of_matrix
     from toolkit.topology.topology_json import topology_of_node
 
-    fix = "give what `nvidia-smi topo -m` printed"
+    fix = "pass what `nvidia-smi topo -m` printed"
     name = "stdin" if path == "-" else Path(path).name
     answer = answer_of_matrix(_text(path, fix), name)
     if "gpu_count" not in {about[0] for about in answer.claims}:
@@ -50,33 +42,25 @@ def matrix_topology(path: str) -> Topology:
 
 
 def machine_of(name: str | None) -> str:
-    """The name of a known machine.
-
-    Raises:
-        ToolkitError: it is none.
-    """
+    """Return the name of a known machine."""
     from toolkit.errors import ToolkitError
     from toolkit.topology.machine_facts import machines
 
     if name is None or name not in machines():
         raise ToolkitError(
-            "nothing says what the nodes are" if name is None else f"no machine {name!r} is known",
+            "nothing describes the nodes" if name is None else f"no machine {name!r} is known",
             where="--machine",
-            fix=f"give one of {', '.join(machines())}"
+            fix=f"choose one of {', '.join(machines())}"
             + (", or --facts FILE with what `toolkit topo show --json` printed on each node" if name is None else ""),
         )
     return name
 
 
 def leaves_of(text: str) -> list[int]:
-    """The nodes below each leaf: [4, 4] of "4,4".
-
-    Raises:
-        ToolkitError: the list is invalid, or has more nodes than any cluster.
-    """
+    """Return the nodes below each leaf: [4, 4] for "4,4"."""
     from toolkit.errors import ToolkitError
 
-    fix = "give nodes of each leaf: 4,4"
+    fix = "pass nodes of each leaf: 4,4"
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise ToolkitError(f"expected a list of whole numbers, got {text!r}", where="--leaves", fix=fix)
@@ -89,13 +73,11 @@ def leaves_of(text: str) -> list[int]:
 
 
 def too_many_nodes(where: str, said: str) -> Exception:
-    """The error that names how many nodes are planned for."""
+    """Return the error that names the number of nodes."""
     from toolkit.errors import ToolkitError
 
     return ToolkitError(
-        f"{said} is more than the {MOST_NODES} nodes that are planned for",
-        where=where,
-        fix=f"give {MOST_NODES}, or fewer",
+        f"{said} is more than the {MOST_NODES} nodes of the limit", where=where, fix=f"choose {MOST_NODES}, or fewer"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `topo groups` counts for each dimension of a mesh: nominal figures, a model's (--model), single ones (--bytes)."""
+"""The traffic of each dimension in `topo groups`: nominal, from a model (--model), or single values (--bytes)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _EXAMPLE = "70e9,layers=80,width=8192,context=4096"
 
 
 def read_model(text: str) -> Transformer:
-    """The model of "70e9,layers=80,width=8192,context=4096".
-
-    Raises:
-        ToolkitError: it is none.
-    """
+    """Parse "70e9,layers=80,width=8192,context=4096"."""
     from toolkit.topology.model_traffic import Transformer
 
     first, *words = (word.strip() for word in text.split(","))
@@ -43,9 +39,9 @@ def read_model(text: str) -> Transformer:
         name, _, number = word.partition("=")
         value = _number(number)
         if name not in _WORDS:
-            raise _refusal(f"{name!r} is nothing that a model has", f"give {', '.join(_WORDS)}, as in {_EXAMPLE}")
+            raise _refusal(f"{name!r} is not a property of a model", f"use {', '.join(_WORDS)}, as in {_EXAMPLE}")
         if not value or value != int(value):
-            raise _refusal(f"{word!r} does not say a whole number, at least 1", f"write it as in {_EXAMPLE}")
+            raise _refusal(f"{word!r} is not a whole number of at least 1", f"write it as in {_EXAMPLE}")
         given[_WORDS[name]] = int(value)
     if missing := [name for name in _MUST if name not in given]:
         raise _refusal(f"{text!r} does not say {' and '.join(missing)}", f"write it as in {_EXAMPLE}")
@@ -55,11 +51,7 @@ def read_model(text: str) -> Transformer:
 def traffic_of_job(
     resolved: ResolvedJob, sizes: Mapping[str, int], model: Transformer | None, payloads: tuple[str, ...]
 ) -> dict[str, Traffic]:
-    """The traffic of each dimension: of the model with the job's batch, else nominal; then what --bytes says.
-
-    Raises:
-        ToolkitError: a term of --bytes is not DIM=BYTES, or the model has no experts for `ep`.
-    """
+    """Return the traffic of each dimension: of the model with the job's batch, else nominal; --bytes overrides."""
     from toolkit.topology.model_traffic import model_traffic
     from toolkit.topology.placement import nominal_traffic
 
@@ -71,25 +63,25 @@ def traffic_of_job(
         payload_bytes = _number(number)
         if name not in traffic or payload_bytes is None:
             raise _refusal(
-                f"{text!r} is not DIM=BYTES", f"give for instance tp=4e9; DIM is {', '.join(traffic)}", where="--bytes"
+                f"{text!r} is not DIM=BYTES", f"pass for instance tp=4e9; DIM is {', '.join(traffic)}", where="--bytes"
             )
         if sizes.get(name, 1) == 1:
             raise _refusal(
-                f"{name} has one rank, which exchanges nothing", f"leave {text} out, or set parallel.{name}", "--bytes"
+                f"{name} has one rank, which exchanges nothing", f"omit {text}, or set parallel.{name}", "--bytes"
             )
         traffic[name] = replace(traffic[name], payload_bytes=payload_bytes, source="--bytes")
     return traffic
 
 
 def job_step(resolved: ResolvedJob, sizes: Mapping[str, int]) -> Step:
-    """How the job's optimizer step is cut on a rank."""
+    """Return the split of the job's optimizer step on a rank."""
     from toolkit.topology.model_traffic import step_of
 
     return step_of(resolved.train.batch, resolved.train.micro_batch, sizes)
 
 
 def _number(text: str) -> float | None:
-    """A finite number, at least 0."""
+    """Parse a finite number, at least 0."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`watch`: how far runs are, refreshed until they end."""
+"""`watch`: progress of runs, refreshed until they end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINE_PERIOD_S = 10.0
 @json_option
 @print_command_option
 def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
-    """How far runs are, until they end: RUN, with its exit code, or all that live.
+    """Show the progress of RUN, or of all unfinished runs, until they end; with RUN its exit code.
 
     \b
     toolkit watch
@@ -54,14 +54,14 @@ def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
             f"{them}; `toolkit watch{'' if directory is None else ' ' + name}` shows more, `toolkit cancel {name}` ends it"
         ) from None
     if not found:
-        say("no run lives; `toolkit history` lists those that have ended")
+        say("no run is active; `toolkit history` lists those that have ended")
     if directory is not None:
         report_end(found[0].status, directory, Console(stderr=True))
         sys.exit(exit_code_of(found[0].status))
 
 
 def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
-    """Show how far the runs are until all have ended; how they were then."""
+    """Show progress until all runs have ended; return their last states."""
     from rich.console import Console
     from rich.live import Live
 

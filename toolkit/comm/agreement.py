@@ -1,7 +1,5 @@
 """Exchanges between ranks that give all of them the same result, or the same error."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +12,8 @@ import torch.distributed as dist
 from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import OwnFailureError
 from toolkit.world.facts import World
+
+__all__ = ["Ranks", "RanksLostError", "from_rank_zero"]
 
 T = TypeVar("T")
 _GONE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)

@@ -1,7 +1,5 @@
 """Asynchronous collectives: each call starts the operation and returns a handle. communicator.py has the synchronous ones."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace

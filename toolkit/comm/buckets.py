@@ -5,8 +5,6 @@ over in the order in which the backward pass makes them, the last layer's first.
 in one call ("fused"), which is best for many small tensors that are there already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

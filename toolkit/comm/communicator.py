@@ -28,6 +28,8 @@ from toolkit.topology.facts import Topology
 from toolkit.topology.groups import RankGroups, plan_groups
 from toolkit.world.facts import World
 
+__all__ = ["Communicator"]
+
 TIMEOUT_S = 600.0
 
 
@@ -114,7 +116,7 @@ class Communicator:
         if not self.can_measure:
             raise ToolkitError(
                 "measuring links requires two or more CPU ranks with known nodes",
-                fix="pass topology=gather_topology(world); on GPUs NCCL makes its own measurements",
+                fix="pass topology=gather_topology(world); on GPUs NCCL measures by itself",
             )
         run = RunDirectory(self._world.run_dir) if self._world.run_dir and self.size == self._world.size else None
         hosts = [self._host_of[node[0]] for node in self._peers.nodes]

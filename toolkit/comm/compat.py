@@ -3,8 +3,6 @@
 torch 2.13 renames two collectives and warns at every use of the old names; torch 2.11 has only the old names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Bytes and seconds of the collectives that toolkit issues. Each owner has its own instance."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The error of a collective that did not finish: its name, the ranks that entered it, and those that did not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -22,6 +22,8 @@ from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
+__all__ = ["Reduction", "find_reduction"]
+
 GRADIENTS = "gradient reduction"
 Hook = Callable[[None, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -87,7 +89,7 @@ def _by_measurement(
         raise ToolkitError(
             "measuring links requires two or more CPU ranks with known nodes",
             where="parallel.reduction",
-            fix='set reduction = "auto"; on GPUs NCCL makes its own measurements',
+            fix='set reduction = "auto"; on GPUs NCCL measures by itself',
         )
     choice = communicator.choose_by_measurement()
     return Reduction(measured_hook(communicator), say(world, f"{GRADIENTS}: by measurement, {choice.line}"))

@@ -1,7 +1,5 @@
 """The handle of a started collective: wait for it, or test whether it is done."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -6,8 +6,6 @@ here with N. The stages of different segments run at the same time, so that the 
 node. After the 2D-torus all-reduce of Mikami et al., "Massively Distributed SGD", arXiv:1811.05233 (2018).
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from datetime import timedelta
 

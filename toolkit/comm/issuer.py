@@ -1,7 +1,5 @@
 """Issues collectives sequentially, numbers and counts them, and explains those that do not finish."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 `direct` is also available as a reduce-scatter and an all-gather. Parts may have unequal lengths, including zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

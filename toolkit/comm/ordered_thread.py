@@ -1,7 +1,5 @@
 """A thread that runs its tasks sequentially."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

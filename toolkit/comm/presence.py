@@ -5,8 +5,6 @@ A rank that computes, sleeps or waits continues its heartbeat; a killed or disco
 collective fails can distinguish a late rank from a dead one, at no cost for the collectives.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from toolkit.errors import OwnFailureError, ToolkitError
 
+__all__ = ["RankFailure", "add_failure_kind"]
+
 
 class FailureKind(NamedTuple):
     """An error class that keeps its type on the other ranks; `comes_first` puts it before failures of lower ranks."""

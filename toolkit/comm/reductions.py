@@ -4,8 +4,6 @@
 overflow is an error, never a wrapped number. 32 and 64 bit integers wrap, as in torch.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -8,8 +8,6 @@ Three names of the table are this algorithm with other parameters. `pieces` spli
 soon as it is summed, while it receives the next one. `ahead` is the number of open receive buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ torch 2.11 and 2.13 have the same extension points, `FSDPModule.set_custom_all_g
 classes that these name as arguments are private; the two methods below are all that torch calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -26,6 +24,8 @@ from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
 from toolkit.topology.groups import GroupPlan
 from toolkit.world.facts import World
+
+__all__ = ["choose_sharding_collectives"]
 
 ALL_GATHER, REDUCE_SCATTER = "sharding all-gather", "sharding reduce-scatter"
 CROSS_ALL_GATHER = "sharding cross all-gather"

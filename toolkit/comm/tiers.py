@@ -1,7 +1,5 @@
 """The choice between flat collectives and two tiers (within and across nodes), from `[parallel] reduction` and the layout."""
 
-from __future__ import annotations
-
 import sys
 
 from toolkit.errors import ToolkitError

@@ -4,8 +4,6 @@ Places are relative to the root. Each rank adds in the order of rounds, so that 
 regardless of timing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Phases of a profile for the time that a rank waits in communication, which computation does not hide."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,6 +11,8 @@ from torch.distributed import _functional_collectives
 from toolkit.comm.compat import when_computed
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, COMMUNICATION
+
+__all__ = ["backward", "waits_noted"]
 
 
 @contextmanager

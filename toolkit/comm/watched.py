@@ -4,8 +4,6 @@ DDP and FSDP call their plugs in the same order on all ranks, so that each rank 
 the errors name ranks as a communicator's do.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

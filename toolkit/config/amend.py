@@ -1,7 +1,5 @@
 """A resolved job with some values replaced: for a resume with another shape, and for each task of a sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -15,6 +13,8 @@ from toolkit.config.refusal import refusal, table_model
 from toolkit.config.request import Setting, from_command_line, merge, origins_of_site, values_of_site
 from toolkit.config.resolved import JobFile, ResolvedJob, derive, derive_parallel
 from toolkit.config.site import Site
+
+__all__ = ["amend_job", "move_job", "nodes_after", "vary_job", "with_values"]
 
 _OF_A_METRIC = frozenset({"checkpoint.best", "train.validate_every"})
 

@@ -1,7 +1,5 @@
 """The table [checkpoint]: when the state is saved, and which saves are kept."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
@@ -12,9 +10,9 @@ from toolkit.config.table import Table, key, refuse_value
 class CheckpointTable(Table):
     """Saves at a stop and at the end are independent of this table."""
 
-    every_steps: int = key(200, "Steps between checkpoints; 0 makes no saves by step.", ge=0)
+    every_steps: int = key(200, "Steps between checkpoints; 0 disables saves by step.", ge=0)
     every_s: int = key(
-        0, "Seconds from the end of any save to the next one, by rank 0's clock; 0 makes no saves by time.", ge=0
+        0, "Seconds from the end of any save to the next one, by rank 0's clock; 0 disables saves by time.", ge=0
     )
     best: str = key(
         "",

@@ -1,7 +1,5 @@
 """Whether the site can serve this job: requests that Slurm would reject, or leave pending forever, with the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +14,8 @@ from toolkit.config.table import Table, nearest
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
+
+__all__ = ["beyond_limits"]
 
 
 def check_request(
@@ -97,7 +97,7 @@ def check_arguments(resolved: ResolvedJob) -> None:
     variables = {**resolved.site_env.vars, **resolved.network.vars, **resolved.env.vars}
     if problem := no_start(arguments, variables):
         key = "env.vars" if no_start([], variables) else "job.entry"
-        raise refuse(resolved, key, problem, "write it into a file, and give the file's path")
+        raise refuse(resolved, key, problem, "write it into a file, and pass the file's path")
 
 
 def _check_without_scheduler(resolved: ResolvedJob) -> None:

@@ -1,7 +1,5 @@
 """The tables [[component]] of a heterogeneous job: what one component requests in place of [job]'s values."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from toolkit.config.job import MOST_NODES, JobTable, Text, check_sbatch_options

@@ -1,7 +1,5 @@
 """The tables [container] of a site file and of a job file: the container that ranks run in."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import StringConstraints, ValidationInfo, field_validator

@@ -1,7 +1,5 @@
 """The table [data]: the input of the job."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from toolkit.config.table import Table, key
+
+__all__ = ["matches"]
 
 MOST_WORKERS = 256
 

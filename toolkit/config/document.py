@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from toolkit.errors import NotFoundError, ToolkitError
 
+__all__ = ["Document", "Flag", "KeyPath", "Origin", "leaves", "no_line", "read_document"]
+
 
 @dataclass(frozen=True)
 class Document:

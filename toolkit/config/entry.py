@@ -1,7 +1,5 @@
 """The check that the job's entry exists, before Slurm runs it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -11,6 +9,8 @@ from pathlib import Path
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
+
+__all__ = ["TRAINING_LOSS", "VALIDATION_LOSS", "check_entry", "files_of_entry", "script_of"]
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<function>[^:]*))?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)

@@ -1,7 +1,5 @@
 """The table [job]: what runs, and which resources it requests."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, ClassVar, Literal
 
@@ -20,6 +18,8 @@ from toolkit.slurm.sbatch_options import (
 )
 from toolkit.slurm.sbatch_table import FIXES_IN_JOB_FILE
 from toolkit.slurm.times import FORMS, parse_slurm_time
+
+__all__ = ["JobTable"]
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)

@@ -1,7 +1,5 @@
 """Checks that mesh, batch and training fit together: the arithmetic of [parallel] and [train], before submission."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from toolkit.config.checkpoint import CheckpointTable
@@ -9,6 +7,8 @@ from toolkit.config.refusal import refuse
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import SEVERAL_STAGES, ParallelTable, TrainTable, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError, counted
+
+__all__ = ["SHAPE", "check_combinations", "check_roll_back", "refuse_components"]
 
 
 def check_layout(resolved: ResolvedJob) -> None:

@@ -1,7 +1,5 @@
 """The total number of ranks (-n) beside -N and --ntasks-per-node; every node gets the same number of ranks."""
 
-from __future__ import annotations
-
 import re
 
 from toolkit.config.document import Flag

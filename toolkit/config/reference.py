@@ -3,8 +3,6 @@
 The tables are between two markers of the page; the rest of it is written by hand.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
@@ -20,6 +18,8 @@ from toolkit.config.resolved import JobFile
 from toolkit.config.site import Site
 from toolkit.config.table import form_of
 from toolkit.errors import ToolkitError
+
+__all__ = ["schema_text"]
 
 FILES: dict[str, type[BaseModel]] = {"job": JobFile, "site": Site}
 _HEADERS: dict[Any, str] = {dict: "[{}.NAME]", list: "[[{}]]"}

@@ -17,6 +17,8 @@ from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX
 if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
 
+__all__ = ["refusal", "refuse"]
+
 _COMPONENTS = ("component", "components", "hetjob")  # names that users of sbatch try for a heterogeneous job
 
 

@@ -26,7 +26,9 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path
 from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
-__all__ = ["JobRequest", "resolve", "with_rank_flags"]
+__all__ = [
+    "JobRequest", "expand_path", "from_command_line", "resolve", "resolve_job", "site_of_record", "with_rank_flags",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ from toolkit.config.table import Table, key, refuse_value
 from toolkit.config.train import ParallelTable, TrainTable
 from toolkit.errors import ToolkitError
 
+__all__ = [
+    "ResolvedJob", "as_json", "is_elsewhere", "likely_secrets", "looks_secret", "shown", "shown_arguments",
+    "shown_job", "shown_origin", "shown_tables",
+]  # fmt: skip
+
 
 class JobFile(Table):
     """A job file."""

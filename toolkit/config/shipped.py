@@ -1,7 +1,5 @@
 """The job files and the site files that ship with toolkit, and those of the user."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +8,8 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import typed_path
+
+__all__ = ["find_job", "partitions_in", "shipped_jobs", "site_files"]
 
 
 def shipped_jobs() -> dict[str, Path]:

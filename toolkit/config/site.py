@@ -23,6 +23,8 @@ from toolkit.slurm.sbatch_options import (
 )
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
+__all__ = ["AUTO", "PartitionTable", "Site"]
+
 Text = Annotated[str, StringConstraints(min_length=1)]
 AUTO = "auto"  # not a partition: toolkit chooses the best of those that can serve a job
 

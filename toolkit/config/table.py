@@ -4,8 +4,6 @@ The meaning, the form and the limits of a key are defined once, in its field. Th
 the reference in docs/contract.md are generated from them.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from types import NoneType, UnionType
@@ -17,6 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from toolkit.config.document import LARGEST_INTEGER, KeyPath, no_line, no_word, parts
+
+__all__ = ["form_of", "nearest"]
 
 _LIMITS = {
     "multiple_of": "a multiple of", "ge": "at least", "gt": "more than", "le": "at most", "lt": "less than",

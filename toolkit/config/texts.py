@@ -1,7 +1,5 @@
 """Values that arrive as strings (variables, --set, flags), read by the type of their key."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import lru_cache
 from types import UnionType
@@ -12,6 +10,8 @@ from toolkit.config.refusal import field_named, key_names, table_model
 from toolkit.config.resolved import JobFile
 from toolkit.config.table import form_of, nearest
 from toolkit.errors import ToolkitError
+
+__all__ = ["TABLES", "read_text"]
 
 # A list of tables, such as the components, can only be set in the job file.
 TABLES = tuple(name for name in key_names(JobFile) if get_origin(JobFile.model_fields[name].annotation) is not list)

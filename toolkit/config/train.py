@@ -1,12 +1,12 @@
 """The table [train]: the training loop's numbers."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from toolkit.config.table import Table, key, refuse_value
+
+__all__ = ["DDP_BUCKET_MB", "SEVERAL_STAGES", "ParallelTable", "TrainTable", "micro_batch_fix", "no_micro_batches"]
 
 
 class TrainTable(Table):
@@ -74,7 +74,7 @@ class TrainTable(Table):
         ge=0,
         lt=1,
     )
-    validate_every: int = key(0, "Steps between validations; 0 makes none.", ge=0)
+    validate_every: int = key(0, "Steps between validations; 0 disables them.", ge=0)
     early_stop_patience: int = key(
         0, "Validations without an improvement after which the run ends; 0 never ends it early.", ge=0
     )

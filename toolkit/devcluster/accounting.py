@@ -1,7 +1,5 @@
 """Accounting: slurmdbd with the cluster's own MariaDB, reachable only by a Unix socket."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +22,7 @@ def start_accounting(layout: Layout, spec: ClusterSpec) -> None:
 def find_seat(name: str) -> str:
     """A free address for another controller in the network of the cluster `name`, to share its accounting.
 
-    Raises:
-        NotFoundError: the cluster is not up.
-        ToolkitError: it has no slurmdbd, or no address is free.
+    Raises NotFoundError if it is not up, and ToolkitError if it has no slurmdbd, or no address is free.
     """
     other = layout_beside(name)
     spec = other.read_spec()

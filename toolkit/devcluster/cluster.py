@@ -1,7 +1,5 @@
 """Start and stop a cluster, and operations on a running one."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform
@@ -35,11 +33,7 @@ class ClusterStatus:
 
 
 def require_machine(*, accounting: bool = True) -> None:
-    """Check that this machine can run a cluster.
-
-    Raises:
-        ToolkitError: not Linux, not root, or a program is missing; the fix installs it.
-    """
+    """Raise a ToolkitError on a machine without Linux, root rights, or a program; the fix installs programs."""
     if platform.system() != "Linux":
         raise ToolkitError(
             f"the dev cluster needs Linux namespaces, but this machine runs {platform.system()}",
@@ -53,12 +47,9 @@ def require_machine(*, accounting: bool = True) -> None:
 
 
 def up(layout: Layout, wanted: ClusterSpec) -> bool:
-    """Bring the cluster up, or restart its failed parts; True if anything had to be started.
+    """Start the cluster, or restart its failed parts; True if anything was started. Undoes a failed first start.
 
-    `wanted.subnet` and `wanted.seat` are chosen here. A failed first start is taken down again.
-
-    Raises:
-        ToolkitError: it is up with another spec, or a daemon failed.
+    Chooses `wanted.subnet` and `wanted.seat`. Raises ToolkitError if it is up with another spec, or a daemon failed.
     """
     require_machine(accounting=wanted.accounting)
     if wanted.accounting_of == layout.name:
@@ -87,7 +78,7 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
 
 
 def _refuse_foreign_folder(layout: Layout) -> None:
-    """Reject a folder with other files, since `down` removes it. Logs that `down` left are allowed."""
+    """Raise a ToolkitError for a folder with other files than logs that `down` left, since `down` removes it."""
     foreign = sorted(entry.name for entry in layout.folder.iterdir() if entry != layout.logs)
     if foreign:
         raise ToolkitError(
@@ -153,11 +144,7 @@ def _wait_until_serving(layout: Layout, names: Sequence[str]) -> None:
 
 
 def down(layout: Layout, *, keep_logs: bool = False) -> None:
-    """End every process of the cluster, remove its links and its folder; with `keep_logs` FOLDER/logs remains.
-
-    Raises:
-        NotFoundError: the cluster is not up.
-    """
+    """Kill every process of the cluster, and remove its links and folder; with `keep_logs` FOLDER/logs remains."""
     spec = layout.read_spec()
     with _lock(layout):
         _stop_all(layout, spec.node_names)
@@ -181,11 +168,7 @@ def _stop_all(layout: Layout, names: Sequence[str]) -> None:
 
 
 def status(layout: Layout) -> ClusterStatus:
-    """The running parts of the cluster.
-
-    Raises:
-        NotFoundError: the cluster is not up.
-    """
+    """The running parts of the cluster; NotFoundError if it is not up."""
     spec = layout.read_spec()
     running = daemons.running_daemons(layout, spec)
     states = node_states(layout) if running["slurmctld"] else {}
@@ -207,11 +190,7 @@ def fail(layout: Layout, node: str) -> None:
 
 
 def kill_slurmd(layout: Layout, node: str) -> None:
-    """SIGKILL only a node's slurmd: its jobs keep running, but Slurm no longer sees them.
-
-    Raises:
-        OwnFailureError: slurmd is not running.
-    """
+    """SIGKILL only a node's slurmd: its jobs keep running, but Slurm no longer sees them."""
     _require_node(layout, node)
     slurmd = nodes.process_in_node(layout, node, "slurmd")
     if slurmd is None:
@@ -245,10 +224,7 @@ def shape(layout: Layout, node: str, rate: str) -> None:
 def command_in_node(layout: Layout, node: str, argv: Sequence[str]) -> list[str]:
     """The argv that runs `argv` inside `node`, in the current folder if the node has it, else in /.
 
-    Its exit code is that of `argv`. The environment is the caller's; add SLURM_CONF to it.
-
-    Raises:
-        NotFoundError: the node does not exist. OwnFailureError: it is not running.
+    The environment is the caller's; add SLURM_CONF to it. Errors as in `_require_node`.
     """
     first = _require_node(layout, node)
     return nodes.enter_command(first, argv, directory=_directory_inside(first))
@@ -261,11 +237,7 @@ def _directory_inside(first: int) -> Path:
 
 
 def _require_node(layout: Layout, node: str) -> int:
-    """PID of the node's first process.
-
-    Raises:
-        NotFoundError: the node does not exist. OwnFailureError: it is not running.
-    """
+    """PID of the node's first process; NotFoundError without such a node, OwnFailureError if it is not running."""
     names = [CONTROLLER, *layout.read_spec().node_names]
     if node not in names:
         raise NotFoundError(f"node {node!r} not found", where=str(layout.folder), fix=f"use one of {', '.join(names)}")
@@ -277,7 +249,7 @@ def _require_node(layout: Layout, node: str) -> int:
 
 @contextmanager
 def _lock(layout: Layout) -> Iterator[None]:
-    """Allow one `up` or `down` at a time for a folder; the lock is on the folder itself, so that no lock file remains."""
+    """Allow one `up` or `down` at a time; the lock is on the folder itself, so that no lock file remains."""
     while True:
         layout.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,9 +1,4 @@
-"""The files that make a folder a Slurm cluster: slurm.conf, gres.conf, topology.conf, slurmdbd.conf, hosts, key.
-
-Every unusual setting has its reason next to it; docs/devcluster.md lists them for users.
-"""
-
-from __future__ import annotations
+"""The files that make a folder a Slurm cluster: slurm.conf, gres.conf, topology.conf, slurmdbd.conf, hosts, key."""
 
 import os
 import secrets
@@ -27,7 +22,7 @@ GRACE_S = 10
 NULL_DEVICE = os.makedev(1, 3)
 ACCOUNT = "toolkit"
 
-# Runs on each node at the end of a job. On sites with cgroups, no process of a job survives it; here neither.
+# Runs on each node at the end of a job, so that no process survives the job, as on sites with cgroups.
 # The list of processes is made before grep starts, so that only this script must be skipped.
 EPILOG = """#!/bin/sh
 for process in /proc/[0-9]*; do
@@ -207,8 +202,8 @@ def hosts(spec: ClusterSpec) -> str:
 def name_services() -> str:
     """The contents of /etc/nsswitch.conf for the nodes: this machine's, but names come only from the hosts file.
 
-    A node has no route to a DNS server, so every look-up of an unknown address would fail with "try again" instead of
-    "unknown". torch's store looks up IPv6 addresses, which hosts files do not contain, and warned on every rank.
+    A node has no route to a DNS server, so a look-up of an unknown address would fail with "try again" instead of
+    "unknown": torch's store looks up IPv6 addresses, which hosts files do not contain, and warned on every rank.
     """
     path = Path("/etc/nsswitch.conf")
     lines = path.read_text().splitlines() if path.exists() else []

@@ -1,7 +1,5 @@
 """The daemons of a cluster: start them with a clean environment, wait for them, report why one failed."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,7 @@ class Daemon:
     ready: Callable[[], bool]
 
     def wait(self) -> None:
-        """Wait until it serves.
-
-        Raises:
-            OwnFailureError: it exited, or was not ready in time; the message contains its last lines.
-        """
+        """Wait until it serves; OwnFailureError with its last lines if it exited, or was not ready in time."""
         wait_until(lambda: self.launched.poll() is not None or self.ready(), START_TIMEOUT_S)
         code = self.launched.poll()
         if code is None and self.ready():
@@ -47,10 +41,9 @@ def launch(
     *,
     extra_environment: Mapping[str, str] | None = None,
 ) -> Daemon:
-    """Start a daemon inside `node` with a clean environment, in its own session.
+    """Start a daemon inside `node` with a clean environment, in its own session; its output goes to logs/PROGRAM.out.
 
-    `argv` must keep it in the foreground, so that its exit and its code are noticed at once. Its output goes to
-    logs/PROGRAM.out; Slurm's daemons also write a log with timestamps.
+    `argv` must keep it in the foreground, so that its exit and its code are noticed at once.
     """
     program = Path(argv[0]).name
     first = first_process(layout, node)
@@ -123,10 +116,7 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def listens(layout: Layout, node: str, port: int) -> Callable[[], bool]:
-    """A check whether a process listens at `port` in `node`.
-
-    It reads the kernel's table, since a connection without a message would cause errors in Slurm's logs.
-    """
+    """A check whether a process listens at `port` in `node`; a test connection would cause errors in Slurm's logs."""
     listening, local_port = "0A", f":{port:04X}"
 
     def check() -> bool:

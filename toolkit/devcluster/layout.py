@@ -1,10 +1,7 @@
-"""The paths, network names, addresses and ports of a dev cluster.
+"""The paths, network names, addresses and ports of a dev cluster, all derived from its name and folder.
 
-All of them derive from the cluster's name and folder, so that every command finds the cluster again and two clusters
-never conflict. The user's choices at `up` are the `ClusterSpec`, stored in the folder.
+So every command finds the cluster again, and two clusters never conflict.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -14,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, ToolkitError
+
+__all__ = ["DEFAULT_NAME", "ClusterSpec", "Layout", "make_layout"]
 
 DEFAULT_NAME = "devcluster"
 SPEC_FILE = "cluster.json"
@@ -28,11 +27,11 @@ LONGEST_FOLDER = 80
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The options of `up`.
+    """The options of `up`, stored in the folder.
 
-    `link` is the speed of each node's link in tc's format ("200mbit") or "" for no limit; `subnet` the first
-    three bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf. `accounting_of` is the name of
-    the cluster whose slurmdbd keeps this one's accounting too, and `seat` this controller's address in that one's network.
+    `link` is the speed of each node's link in tc's format ("200mbit") or "" for no limit; `subnet` the first three
+    bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf. `accounting_of` is the name of the
+    cluster whose slurmdbd keeps this one's accounting too, and `seat` this controller's address in that one's network.
     """
 
     nodes: int
@@ -73,10 +72,7 @@ class Layout:
 
     @property
     def bridge(self) -> str:
-        """Name of the bridge and prefix of every link: 8 characters of the 15 that Linux allows.
-
-        The folder counts too: two folders with one cluster name are two clusters.
-        """
+        """Name of the bridge, unique to the folder, and prefix of links: 8 of Linux' 15 characters."""
         return f"tkdc{self._number & 0xFFFF:04x}"
 
     def link(self, node: str) -> str:
@@ -94,7 +90,7 @@ class Layout:
 
     @property
     def first_subnet(self) -> int:
-        """Where the search for a free 10.x.y.0/24 starts, in [0, 2**14)."""
+        """Number of the first 10.x.y.0/24 to try in the search for a free one, in [0, 2**14)."""
         return self._number % 2**14
 
     @property
@@ -174,12 +170,7 @@ class Layout:
         return self.folder / SPEC_FILE
 
     def read_spec(self) -> ClusterSpec:
-        """The spec of the running cluster.
-
-        Raises:
-            NotFoundError: no cluster was brought up in this folder.
-            ToolkitError: one was, under another name, from which its link names derive.
-        """
+        """The spec of the running cluster; NotFoundError if none is up, ToolkitError for another name."""
         try:
             fields = json.loads(self.spec_file.read_text())
         except FileNotFoundError:
@@ -198,20 +189,12 @@ class Layout:
 
 
 def layout_beside(name: str) -> Layout:
-    """The layout of another cluster that is known only by its name: it is in ~/.toolkit/NAME.
-
-    Raises:
-        ToolkitError: the name is not valid.
-    """
+    """The layout of another cluster that is known only by its name, in ~/.toolkit/NAME."""
     return make_layout(name, Path.home() / ".toolkit" / name)
 
 
 def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
-    """The layout of cluster `name` in `folder`, else in $TOOLKIT_DEVCLUSTER, else in ~/.toolkit/NAME.
-
-    Raises:
-        ToolkitError: the name or the folder is not valid.
-    """
+    """The layout of cluster `name` in `folder`, else in $TOOLKIT_DEVCLUSTER, else in ~/.toolkit/NAME."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
         raise ToolkitError(
             f"{name!r} is not a valid cluster name", fix="use a-z, 0-9 and '-', starting with one of a-z"

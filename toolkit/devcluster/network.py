@@ -1,7 +1,5 @@
 """The cluster's network: one bridge on this machine, one cable (veth pair) to each node, one speed per cable."""
 
-from __future__ import annotations
-
 import json
 import re
 from ipaddress import IPv4Network
@@ -19,13 +17,7 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def free_subnet(layout: Layout) -> str:
-    """The first three bytes of a subnet from 10.64.0/24 to 10.127.255/24 that no route of this machine covers.
-
-    The search starts at a number that derives from the cluster's name.
-
-    Raises:
-        OwnFailureError: all of them are covered.
-    """
+    """The first three bytes of a subnet from 10.64.0/24 to 10.127.255/24 that no route of this machine covers."""
     routes = json.loads(run_program(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]))
     taken = [IPv4Network(route["dst"], strict=False) for route in routes if _is_network(route["dst"])]
     count = 2**14
@@ -83,10 +75,7 @@ def _lay_cable(layout: Layout, link: str, bridge: str, interface: str, address: 
 
 
 def remove_links(layout: Layout) -> None:
-    """Remove the bridge, and any remaining cables.
-
-    Cables disappear shortly after their nodes, so one may be gone before its removal.
-    """
+    """Remove the bridge, and any remaining cables: a cable disappears shortly after its node."""
     wait_until(lambda: set(links(layout)) <= {layout.bridge}, CABLES_GONE_S)
     _ip(*(f"link delete {name}" for name in links(layout)))
 
@@ -97,11 +86,7 @@ def switch_link(layout: Layout, node: str, *, on: bool) -> None:
 
 
 def bits_per_second(rate: str) -> float:
-    """The speed of `rate` in tc's format.
-
-    Raises:
-        ToolkitError: not a number with kbit, mbit or gbit.
-    """
+    """The speed of `rate` in tc's format; ToolkitError unless it is a number with kbit, mbit or gbit."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or float(match[1]) == 0:
         raise ToolkitError(f"{rate!r} is not a valid link speed", fix="write a number with kbit, mbit or gbit: 200mbit")

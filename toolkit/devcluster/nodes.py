@@ -1,10 +1,7 @@
 """A node: a process tree with its own network, host name, PIDs, shared memory, /tmp, /dev/shm and /sys.
 
-Its first process is PID 1 of the node and owns all of these; when it is killed, the kernel ends every process of the
-node, its mounts and its cable, so that nothing remains.
+Its first process is PID 1 of the node; if it is killed, the kernel ends all processes, mounts and cables of the node.
 """
-
-from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
@@ -33,11 +30,7 @@ _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
 def start_node(layout: Layout, node: str) -> int:
-    """Start the node's first process; return its PID on this machine. The node has no cable yet.
-
-    Raises:
-        OwnFailureError: the kernel rejects a namespace or a mount.
-    """
+    """Start the node's first process and return its PID on this machine; OwnFailureError if the kernel rejects it."""
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     process = subprocess.Popen(
         [*unshare, *("bash", "-c", FIRST_PROCESS, "node"), *_arguments(layout, node), str(layout.name_services)],

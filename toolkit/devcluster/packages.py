@@ -1,9 +1,4 @@
-"""The Debian packages of the dev cluster, and which of its programs are missing on this machine.
-
-`python -m toolkit.devcluster.packages` prints the packages for apt-get. Standard library only.
-"""
-
-from __future__ import annotations
+"""The dev cluster's Debian packages; `python -m toolkit.devcluster.packages` prints them. Standard library only."""
 
 import os
 import shutil

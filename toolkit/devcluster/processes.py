@@ -1,10 +1,7 @@
 """Run the system's programs, and find the cluster's own processes again.
 
-A process is identified by its command line, which contains the cluster's folder, and not by a PID file: a stale
-number could refer to an unrelated process.
+A command line with the cluster's folder identifies a process; a stale PID file could name an unrelated one.
 """
-
-from __future__ import annotations
 
 import os
 import signal
@@ -23,11 +20,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def run_program(argv: Sequence[str], *, stdin: str = "", env: dict[str, str] | None = None) -> str:
-    """Run one program of the system until it exits; return its stdout.
-
-    Raises:
-        OwnFailureError: it exited with a code other than 0.
-    """
+    """Run one program of the system until it exits; return its stdout, or raise OwnFailureError if it fails."""
     done = subprocess.run(
         argv, input=stdin, capture_output=True, text=True, env=env or clean_environment(), check=False
     )
@@ -59,11 +52,7 @@ def _command_line(process: Path) -> list[str]:
 
 
 def kill_and_wait(pids: Sequence[int], *, timeout_s: float = 10.0) -> None:
-    """SIGKILL `pids` and wait until the kernel has ended them.
-
-    Raises:
-        OwnFailureError: one still exists after `timeout_s`.
-    """
+    """SIGKILL `pids` and wait for their end; OwnFailureError if one still exists after `timeout_s`."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)

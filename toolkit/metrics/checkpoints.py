@@ -1,6 +1,6 @@
-"""`metrics/checkpoints.jsonl`: a line for each save, also for one that failed, written by rank 0.
+"""`metrics/checkpoints.jsonl`: a line for each save, failed ones included, written by rank 0.
 
-Attempts append, and every line counts: a save that a later attempt has gone back over cost its time all the same.
+Attempts append, and every line counts: a save that a later attempt has gone back over still cost its time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from toolkit.metrics.records import RecordLog, read_records
 
-# Why a save was made; where several reasons came together, the first of them.
+__all__ = ["CENTURY_S", "SaveLog", "SaveRecord", "read_save_log", "seconds_since_epoch"]
+
+# The reason of a save; of several, the first.
 REASONS = ("stop", "end", "best", "health", "asked", "every_steps", "every_s")
-CENTURY_S = 3.2e9  # nothing in a run takes as long
+CENTURY_S = 3.2e9  # longer than anything in a run
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,11 @@ class SaveRecord:
 
     step: optimizer steps done.
     why: one of `REASONS`.
-    waited_s: seconds for which rank 0 took no steps; of a save in the background, the wait for the one before it and
-        for the copy.
-    committed_s: seconds from its begin until the checkpoint was committed; null where the save failed.
-    bytes: of all files of the checkpoint; null where the save failed.
-    error: why it failed; null where it did not.
-    metric: what `checkpoint.best` names, null where it was not measured at this step or is not finite.
+    waited_s: seconds without steps on rank 0; for a background save the wait for the previous one and for the copy.
+    committed_s: seconds from its start to the commit; null if the save failed.
+    bytes: of all files of the checkpoint; null if the save failed.
+    error: why it failed, else null.
+    metric: the metric of `checkpoint.best`; null if not measured at this step, or not finite.
     time: when it ended, UTC, ISO 8601.
     attempt: the attempt that saved.
     """
@@ -68,7 +69,7 @@ class SaveRecord:
 
     @property
     def began_at(self) -> float:
-        """When steps stopped for it; of a failed one in the background, which does not tell, some time later."""
+        """When steps stopped for it; somewhat later for a failed background save, which does not record it."""
         return self.ended_at - (self.waited_s if self.committed_s is None else self.committed_s)
 
     @property
@@ -78,10 +79,10 @@ class SaveRecord:
 
 
 def seconds_since_epoch(time: str) -> float:
-    """Of an ISO 8601 time.
+    """Convert an ISO 8601 time.
 
     Raises:
-        ValueError: it is none, or of a year that no computer saw.
+        ValueError: it is not a time, or out of range.
     """
     moment = datetime.fromisoformat(time)
     if not 1970 < moment.year < 9000:
@@ -90,7 +91,7 @@ def seconds_since_epoch(time: str) -> float:
 
 
 def _fits(value: object, kind: str) -> bool:
-    """True for a value of the annotation `kind`, as JSON has it."""
+    """True if a JSON value fits the annotation `kind`."""
     if value is None:
         return kind.endswith("None")
     if isinstance(value, str):
@@ -105,10 +106,10 @@ class SaveLog(RecordLog[SaveRecord]):
 
 
 def read_save_log(path: Path) -> list[SaveRecord]:
-    """All saves of the run in the order of the file; none where there is no file yet.
+    """Return all saves of the run in file order; none without a file.
 
     Raises:
-        ToolkitError: for a finished line that is not a record, naming file and line.
+        ToolkitError: a finished line is not a record; names file and line.
     """
     try:
         return list(read_records(path, SaveRecord.from_line, what="save"))

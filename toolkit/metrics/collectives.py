@@ -1,6 +1,6 @@
-"""What a measurement of collectives found: its columns, as nccl-tests defines them, and its file. Standard library only.
+"""The result of a measurement of collectives: columns as nccl-tests defines them, and its file. Standard library only.
 
-`metrics/collectives.json` of a run is one `Measurement`, and so is what `toolkit bench collectives --json` prints.
+`metrics/collectives.json` of a run is one `Measurement`, and so is the output of `toolkit bench collectives --json`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from toolkit.errors import NotFoundError
 from toolkit.metrics.typed_json import read_typed
 from toolkit.rundir.files import read_json, write_json
 
+__all__ = [
+    "ELEMENT_BYTES", "FILE", "OPERATIONS", "Limit", "Measurement", "RankPlace", "Row", "Series", "Timing",
+    "read_measurement", "sizes_of", "write_measurement",
+]  # fmt: skip
+
 FILE = "collectives.json"
-ELEMENT_BYTES = 4  # all is measured in 32-bit floats, as nccl-tests does by default
-ALIGNMENT_BYTES = 16  # the part of one rank is a multiple of it, as in nccl-tests
+ELEMENT_BYTES = 4  # all measurements use 32-bit floats, nccl-tests' default
+ALIGNMENT_BYTES = 16  # one rank's part is a multiple of this, as in nccl-tests
 
 
 def _whole(ranks: int) -> float:
@@ -34,9 +39,11 @@ def _others(ranks: int) -> float:
 class Operation:
     """One collective as nccl-tests measures it.
 
-    The size S is that of all data: of an all-gather what a rank has in the end, of a reduce-scatter or an all-to-all
-    what it begins with. `bus_factor` of n ranks makes bus bandwidth of bandwidth (nccl-tests, doc/PERFORMANCE.md).
-    `crossing` of (ranks, nodes, ranks on a node) is how many times S must leave, or enter, the busiest node at least.
+    The size S is that of all data: a rank's output of an all-gather, its input of a reduce-scatter or all-to-all.
+    `bus_factor`
+    of n ranks converts bandwidth to bus bandwidth (nccl-tests, doc/PERFORMANCE.md). `crossing` of (ranks, nodes, ranks
+    per
+    node) is how many times S must leave, or enter, the busiest node at least.
     """
 
     name: str
@@ -45,7 +52,7 @@ class Operation:
     crossing: Callable[[int, int, int], float]
     reduces: bool = False
     has_root: bool = False
-    in_parts: bool = False  # the column of the count has the part of one rank
+    in_parts: bool = False  # the column count has one rank's part
 
     @property
     def reduction(self) -> str:
@@ -58,11 +65,11 @@ class Operation:
         return 0 if self.has_root else -1
 
     def count(self, size_bytes: int, ranks: int) -> int:
-        """The column of the count: elements of all data, or of one rank's part."""
+        """The column count: elements of all data, or of one rank's part."""
         return size_bytes // ELEMENT_BYTES // (ranks if self.in_parts else 1)
 
     def bus_limit(self, limit: Limit | None, ranks: int, nodes: int, on_node: int) -> float | None:
-        """The bus bandwidth that a limit of the hardware leaves, in GB/s."""
+        """Return the bus bandwidth within a hardware limit, in GB/s."""
         if limit is None:
             return None
         if limit.of == "rank":
@@ -98,11 +105,11 @@ OPERATIONS: Mapping[str, Operation] = types.MappingProxyType(
 class Timing:
     """One half of a row, out of place or in place.
 
-    time_us: of the slowest rank, its mean over the iterations.
-    median_us: of the slowest rank, its median.
+    time_us: mean over the iterations, of the slowest rank.
+    median_us: median, of the slowest rank.
     algbw_gb_per_s: size by time.
     busbw_gb_per_s: that times the operation's factor.
-    wrong: how many elements were wrong, on all ranks together, in one more call whose result was looked at.
+    wrong: wrong elements on all ranks in one more, checked call.
     """
 
     time_us: float
@@ -115,14 +122,14 @@ class Timing:
     def of(
         cls, operation: Operation, size_bytes: int, ranks: int, mean_s: float, median_s: float, wrong: int
     ) -> Timing:
-        """The columns that follow from a time."""
+        """Return the columns that follow from a time."""
         bandwidth = size_bytes / mean_s / 1e9
         return cls(mean_s * 1e6, median_s * 1e6, bandwidth, bandwidth * operation.bus_factor(ranks), wrong)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One size. A half is null where there is no such way to call the operation; so is the model's time, unpredicted."""
+    """One size. A half is null if the operation has no such form; so is the model's time without a prediction."""
 
     size_bytes: int
     count: int
@@ -132,18 +139,18 @@ class Row:
 
     @property
     def halves(self) -> tuple[Timing, ...]:
-        """Those that were measured."""
+        """The measured halves."""
         return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
 
     @property
     def usual(self) -> Timing:
-        """The half that programs meet: in place where that can be."""
+        """The half that programs use: in place if possible."""
         return self.halves[-1]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One operation over all sizes: by `library` ("torch" or "mpi"), by our `algorithm` of that name, if it is ours."""
+    """One operation over all sizes: by `library` ("torch" or "mpi"), and by `algorithm` if it is toolkit's."""
 
     operation: str
     library: str
@@ -158,14 +165,14 @@ class Series:
 
     @property
     def average_busbw_gb_per_s(self) -> float:
-        """Over all halves of all rows, as nccl-tests has it."""
+        """Mean over all halves of all rows, as in nccl-tests."""
         values = [half.busbw_gb_per_s for row in self.rows for half in row.halves]
         return math.fsum(values) / max(1, len(values))
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank ran: `device` is its number among the ranks of its host, `bus` a GPU's PCI address or 0x00."""
+    """The place of a rank: `device` is its number among the ranks of its host, `bus` a GPU's PCI address or 0x00."""
 
     rank: int
     pid: int
@@ -177,7 +184,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the hardware carries in one direction, of each "rank" or of a "node" with all that it has."""
+    """What the hardware carries in one direction, for each "rank" or for a "node" with all its links."""
 
     gb_per_s: float
     of: str
@@ -186,7 +193,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Everything that one call measured, and descriptions of what it skipped."""
+    """All results of one call, and what it skipped."""
 
     schema_version: int
     time: str
@@ -207,23 +214,23 @@ class Measurement:
 
     @property
     def nodes(self) -> int:
-        """How many hosts the ranks ran on."""
+        """The number of hosts."""
         return len({place.host for place in self.ranks})
 
     def title(self, series: Series) -> str:
-        """What measured a series: "gloo, ring", "MPI"."""
+        """Return what measured a series: "gloo, ring", "MPI"."""
         return "MPI" if series.library == "mpi" else f"{self.backend}, {series.algorithm}"
 
     def to_json(self) -> str:
-        """One object on one line."""
+        """Return one object on one line."""
         return json.dumps(dataclasses.asdict(self), allow_nan=False)
 
 
 def sizes_of(operation: Operation, first_bytes: int, last_bytes: int, factor: int, ranks: int) -> tuple[int, ...]:
-    """The sizes of an operation: from the first to the last by a factor.
+    """Return the sizes of an operation: from the first to the last by a factor.
 
-    Where each rank has a part, the first is rounded up so that all parts are equal and aligned as nccl-tests has them;
-    smaller ones do not exist.
+    If each rank has a part, the first is rounded up to equal parts with nccl-tests' alignment; smaller ones do not
+    exist.
     """
     step = ALIGNMENT_BYTES * ranks if operation.in_parts else ELEMENT_BYTES
     size = -(-first_bytes // step) * step
@@ -235,26 +242,26 @@ def sizes_of(operation: Operation, first_bytes: int, last_bytes: int, factor: in
 
 
 def write_measurement(path: Path, measurement: Measurement) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, dataclasses.asdict(measurement))
 
 
 def read_measurement(path: Path) -> Measurement:
-    """The measurement in a file.
+    """Read the measurement in a file.
 
     Raises:
-        ToolkitError: there is none, or it is none of ours, with the key.
+        ToolkitError: there is none, or it is invalid; names the key.
     """
     if not path.exists():
         raise NotFoundError(
-            "no measurement of collectives", where=str(path), fix="make one: `toolkit run bench_collectives -n 2`"
+            "no measurement of collectives", where=str(path), fix="create one: `toolkit run bench_collectives -n 2`"
         )
     found: Measurement = read_typed(
         read_json(path),
         Measurement,
         str(path),
         what="a measurement",
-        fix="give the file that `toolkit bench collectives --json` or a run's metrics hold, of this version",
+        fix="pass a file of `toolkit bench collectives --json`, or of a run's metrics, of this version",
     )
     return found

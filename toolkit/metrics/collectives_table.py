@@ -3,18 +3,18 @@
 The measuring code prints them as they arrive: `head`, a `line` for each row, `foot`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from toolkit.metrics.collectives import OPERATIONS, Measurement, Row, Series, Timing, sizes_of
 
-_UNSTEADY = 2.0  # a mean above this many medians is not due to the collective alone
+__all__ = ["foot", "head", "left_out", "line", "lines_of"]
+
+_UNSTEADY = 2.0  # a larger ratio of mean to median has other causes than the collective
 _WIDTH = 5 + 12 + 2 + 12 + 2 + 8 + 2 + 6 + 2 + 6
 
 
 def lines_of(measurement: Measurement) -> Iterator[str]:
-    """All series, one block after the other, each as one program of nccl-tests prints it."""
+    """Return all series, each as one program of nccl-tests prints it."""
     for series in measurement.series:
         yield from head(measurement, series)
         for row in series.rows:
@@ -24,7 +24,7 @@ def lines_of(measurement: Measurement) -> Iterator[str]:
 
 
 def head(measurement: Measurement, series: Series) -> Iterator[str]:
-    """What stands above the rows; of `series` the rows are not looked at, but for which halves there are."""
+    """Return the lines above the rows of `series`, whose rows are used only for their halves."""
     operation = OPERATIONS[series.operation]
     how = f"{measurement.title(series)} ({measurement.mpi})" if series.library == "mpi" else measurement.title(series)
     sizes = sizes_of(
@@ -56,12 +56,12 @@ def head(measurement: Measurement, series: Series) -> Iterator[str]:
 
 
 def has_both(series: Series) -> bool:
-    """Whether the operation can be called out of place and in place; ours mostly know one way."""
+    """True if the operation has both forms, out of place and in place; most of toolkit's have one."""
     return series.library == "mpi" or series.operation in ("all_reduce", "broadcast")
 
 
 def line(series: Series, row: Row) -> str:
-    """One row."""
+    """Return one row."""
     operation = OPERATIONS[series.operation]
     halves = "".join(_half(half) for half in row.halves)
     return (
@@ -75,7 +75,7 @@ def _half(timing: Timing) -> str:
 
 
 def foot(series: Series) -> Iterator[str]:
-    """What stands below the rows."""
+    """Return the lines below the rows."""
     yield f"# Out of bounds values : {series.wrong} {'FAILED' if series.wrong else 'OK'}"
     yield f"# Avg bus bandwidth    : {series.average_busbw_gb_per_s:g}"
     halves = [half for row in series.rows for half in row.halves]
@@ -86,6 +86,6 @@ def foot(series: Series) -> Iterator[str]:
 
 
 def left_out(measurement: Measurement) -> Iterator[str]:
-    """What was asked for and not measured."""
+    """Return what was requested and not measured."""
     for words in measurement.left_out:
         yield f"# Skipped: {words}"

@@ -1,11 +1,12 @@
-"""Where the time of a training step goes: named phases, one inside another. Standard library only.
+"""Time of a training step by named, nested phases. Standard library only.
 
     with profile.phase("forward"):
         ...
 
 A phase costs about a microsecond while the profile is on, and one attribute lookup while it is off
-(`benchmarks/phase_cost.py`). What a step took is known at its end: `Profile.steps` has, for each step, the time of every
-phase without the phases inside it, so that these times add up to the step.
+(`benchmarks/phase_cost.py`). `Profile.steps` has, for each finished step, the time of every phase without its inner
+phases, so
+that these times add up to the step.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-SETTLED_AT_ONCE = 4096  # entries that a thread's log has at most
+__all__ = ["HostClock", "Profile"]
+
+SETTLED_AT_ONCE = 4096  # maximum entries of a thread's log
 STEP = "step"
 
 M = TypeVar("M")
 
 
 class Clock(Protocol[M]):
-    """Marks moments, and says later when they were: on a GPU that is not known at once."""
+    """Marks moments, whose times are known later: on a GPU not at once."""
 
     def mark(self) -> M:
-        """This moment."""
+        """Return this moment."""
         ...
 
     def nanoseconds(self, marks: Sequence[M]) -> list[int]:
-        """When these moments were, on the scale of `time.perf_counter_ns`. May wait for the device."""
+        """Return these moments on the scale of `time.perf_counter_ns`. May wait for the device."""
         ...
 
 
 class HostClock:
-    """The processor's own: a mark is its time."""
+    """The processor's clock: a mark is its time."""
 
     mark = staticmethod(time.perf_counter_ns)
 
@@ -56,7 +59,7 @@ class Span:
 
 @dataclass
 class PhaseSum:
-    """All calls of one phase by one thread; `own_ns` is without the phases inside of them."""
+    """All calls of one phase by one thread; `own_ns` excludes inner phases."""
 
     calls: int = 0
     own_ns: int = 0
@@ -64,7 +67,7 @@ class PhaseSum:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step: how long it took, and how much of that each phase had for itself."""
+    """One step: its time, and the time of each phase without inner ones."""
 
     number: int
     total_ns: int
@@ -72,12 +75,12 @@ class StepTimes:
 
 
 class Lane(Generic[M]):
-    """The phases of one thread: a log of what begins and ends, and what that adds up to. Only that thread writes the log."""
+    """The phases of one thread: a log of starts and ends, and their sums. Only that thread writes the log."""
 
     def __init__(self, name: str, clock: Clock[M], most_spans: int) -> None:
         self.name = name
         self.clock = clock
-        self.log: list[tuple[str | None, M]] = []  # a phase begins, by its name, or the innermost one ends
+        self.log: list[tuple[str | None, M]] = []  # the name of a phase that starts, or the end of the innermost one
         self.phases: dict[str, Phase[M]] = {}
         self.spans: list[Span] = []
         self.lost = 0  # spans above `most_spans`
@@ -87,7 +90,7 @@ class Lane(Generic[M]):
         self._settling = threading.Lock()
 
     def settle(self) -> None:
-        """Add up the log, and begin a new one."""
+        """Add up the log, and start a new one."""
         with self._settling:
             entries = self.log[:]
             del self.log[: len(entries)]
@@ -99,7 +102,7 @@ class Lane(Generic[M]):
                     self._close(self._open.pop(), at_ns)
 
     def forget(self) -> None:
-        """Begin anew, with no phase open."""
+        """Reset, without open phases."""
         self.sums = {}
         self._open.clear()
         self.log.clear()
@@ -119,7 +122,7 @@ class Lane(Generic[M]):
 
 @dataclass
 class _Open:
-    """A phase that has begun and not ended, as far as the log is read."""
+    """A phase that has started and not ended in the log so far."""
 
     name: str
     began_ns: int
@@ -127,7 +130,7 @@ class _Open:
 
 
 class Phase(Generic[M]):
-    """One thread's phase of one name. It keeps nothing of a call, so it serves all of them, also one in another."""
+    """One thread's phase of one name. It keeps no state of a call, so it serves all calls, nested ones too."""
 
     __slots__ = ("_append", "_lane", "_log", "_mark", "_name")
 
@@ -147,7 +150,7 @@ class Phase(Generic[M]):
 
 
 class _Nothing:
-    """What a phase is while the profile is off."""
+    """A phase while the profile is off."""
 
     __slots__ = ()
 
@@ -166,13 +169,15 @@ _NOTHING = _Nothing()
 class Profile:
     """The phases of one process.
 
-    Phases of the thread that trains, which is the one that began the step, make up the step. Other threads' phases run
-    beside it; they are kept apart, by thread. A thread that Python did not start is the engine of torch's backward passes,
-    for which the training thread waits: its phases count as the training thread's.
+    Phases of the training thread, which started the step, make up the step. Other threads' phases are kept by thread. A
+    thread
+    that Python did not start belongs to torch's backward engine, for which the training thread waits: its phases count
+    as the
+    training thread's.
 
     Args:
-        clock: times the phases of the training thread; other threads have the processor's.
-        most_spans: how many single phases each thread keeps for the trace. Sums go on without them.
+        clock: times the phases of the training thread; other threads use the processor's.
+        most_spans: the number of single phases that each thread keeps for the trace. Sums continue without them.
     """
 
     def __init__(self, clock: Clock[Any] | None = None, most_spans: int = 20_000) -> None:
@@ -186,7 +191,7 @@ class Profile:
         self._step: int | None = None
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """The time within counts as this phase's, but for what phases inside of it take."""
+        """Count the time inside this context as this phase's, except that of inner phases."""
         if not self.on:
             return _NOTHING
         try:
@@ -196,7 +201,7 @@ class Profile:
         return phase
 
     def begin_step(self, number: int) -> None:
-        """From here on this thread takes a step. The one before must have ended."""
+        """Start a step on this thread. The previous one must have ended."""
         assert self._step is None, "a step has begun and not ended"
         if self._training is None:
             self._training = self._lane_of("training", self.clock)
@@ -207,7 +212,7 @@ class Profile:
         self.phase(STEP).__enter__()
 
     def end_step(self) -> None:
-        """The step ends: its times are added up, and phases cost nothing until the next one begins."""
+        """End the step and add up its times; phases cost nothing until the next one starts."""
         assert self._step is not None and self._training is not None, "no step has begun"
         self.phase(STEP).__exit__(None, None, None)
         self.on = False
@@ -220,14 +225,14 @@ class Profile:
         self._step = None
 
     def beside(self) -> dict[str, dict[str, PhaseSum]]:
-        """The phases of other threads, by thread and name."""
+        """Return the phases of other threads, by thread and name."""
         others = [lane for lane in self.lanes if lane is not self._training]
         for lane in others:
             lane.settle()
         return {lane.name: lane.sums for lane in others}
 
     def forget(self) -> None:
-        """Drop all steps and spans, as if nothing had been profiled. Between steps only."""
+        """Drop all steps and spans. Only between steps."""
         assert self._step is None, "a step has begun and not ended"
         self.steps, self.lanes, self._training, self._own = [], [], None, threading.local()
 

@@ -1,6 +1,4 @@
-"""Find records in a long file of one record a line by reading a few blocks of it. Standard library only."""
-
-from __future__ import annotations
+"""Find records in a long JSON-lines file by reading a few blocks of it. Standard library only."""
 
 import os
 from collections.abc import Callable
@@ -8,22 +6,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+__all__ = ["first_where", "samples_of"]
+
 BLOCK_BYTES = 1 << 14
 
 T = TypeVar("T")
 
 
 def first_where(path: Path, from_line: Callable[[str], T], reached: Callable[[T], bool]) -> T | None:
-    """The first record for which `reached` holds, of a file in which it holds for every record behind that one.
+    """Return the first record for which `reached` is true, if it is true for every later record.
 
-    Lines that are no records are passed over. None where there is no such record, or no file.
+    Lines that are not records are skipped. None without such a record, or without a file.
     """
     try:
         stream = path.open("rb")
     except FileNotFoundError:
         return None
     with stream:
-        low, high = 0, stream.seek(0, os.SEEK_END)  # the record begins at `low`, which is a line's begin, or behind it
+        low, high = 0, stream.seek(0, os.SEEK_END)  # the record starts at or after `low`, the start of a line
         while high - low > BLOCK_BYTES:
             middle = (low + high) // 2
             stream.seek(middle)
@@ -41,7 +41,7 @@ def first_where(path: Path, from_line: Callable[[str], T], reached: Callable[[T]
 
 
 def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]:
-    """At most `count` records from all over a file, evenly by bytes, in its order."""
+    """Return at most `count` records from all over a file, evenly by bytes, in file order."""
     found: list[T] = []
     try:
         stream = path.open("rb")
@@ -53,7 +53,7 @@ def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]
             begin = max(behind, size * number // count)
             stream.seek(max(0, begin - 1))
             if begin:
-                stream.readline()  # the rest of a line, or the newline before one
+                stream.readline()  # the rest of a line, or the preceding newline
             record = _next(stream, from_line)
             if record is None:
                 break
@@ -63,7 +63,7 @@ def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]
 
 
 def _next(stream: BinaryIO, from_line: Callable[[str], T]) -> T | None:
-    """The next whole record; None at the end."""
+    """Return the next whole record; None at the end."""
     while (line := stream.readline()).endswith(b"\n"):
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             return from_line(line.decode())

@@ -1,6 +1,4 @@
-"""Files of one JSON record a line, appended to by one writer. Standard library only."""
-
-from __future__ import annotations
+"""JSON-lines files that one writer appends to. Standard library only."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,14 +11,16 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, json_reason, tail_text
 from toolkit.terminal.talk import say_beside
 
+__all__ = ["last_of", "read_records"]
+
 
 class Record(Protocol):
-    """What such a file holds."""
+    """The record type of such a file."""
 
     def to_line(self) -> str: ...
 
 
-MOST_WAITING = 10_000  # lines; the oldest go first
+MOST_WAITING = 10_000  # lines; the oldest are dropped first
 
 
 class OfStep(Protocol):
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class RecordLog(Generic[R]):
-    """Appends records to a file, each whole and at once. Only rank 0 may hold one.
+    """Appends whole records to a file. Only rank 0 may own one.
 
-    A disk that takes nothing ends no run: that is told once, and the lines wait until it takes them again.
+    A full disk ends no run: it is reported once, and the lines wait until the disk accepts them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class RecordLog(Generic[R]):
         self._cut_torn_line()
 
     def _cut_torn_line(self) -> None:
-        """A writer killed in the middle of a line leaves half of it; the next line must not join it."""
+        """Cut the partial line of a killed writer, so that the next line does not join it."""
         size = self._stream.seek(0, os.SEEK_END)
         tail = min(size, 65536)
         self._stream.seek(size - tail)
@@ -60,7 +60,7 @@ class RecordLog(Generic[R]):
     def write(self, record: R) -> None:
         self._waiting.append(record.to_line().encode() + b"\n")
         lines = b"".join(self._waiting)
-        before, why = os.fstat(self._stream.fileno()).st_size, "no room for a whole line"
+        before, why = os.fstat(self._stream.fileno()).st_size, "no free space for a whole line"
         written = 0
         try:
             written = self._stream.write(lines)
@@ -96,10 +96,10 @@ class RecordLog(Generic[R]):
 
 
 def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Iterator[T]:
-    """The records of a file, which may be written meanwhile: an unfinished last line is not yet read.
+    """Return the records of a file; an unfinished last line is skipped, because a writer may be active.
 
     Raises:
-        ToolkitError: for a finished line that is not a record, naming file and line.
+        ToolkitError: a finished line is not a record; names file and line.
     """
     with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
@@ -116,9 +116,9 @@ def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Ite
 
 
 def read_steps(path: Path, from_line: Callable[[str], S], *, what: str) -> list[S]:
-    """The records of the run as it stands, in the order of their steps, each step once.
+    """Return the current records of the run in step order, each step once.
 
-    A line that goes back to step N, as after a resume or a roll-back, drops every earlier line from N on. Else as
+    A line that goes back to step N, as after a resume or a roll-back, drops every earlier line from N on. Errors as in
     `read_records`.
     """
     kept: list[S] = []
@@ -130,7 +130,9 @@ def read_steps(path: Path, from_line: Callable[[str], S], *, what: str) -> list[
 
 
 def last_of(path: Path, from_line: Callable[[str], T]) -> T | None:
-    """The newest record, from the end of the file, which may be long, and may end within a line; None without one."""
+    """Return the newest record, read from the end of the file, which may be long and end within a line; None without
+    one.
+    """
     for line in reversed(tail_text(path, 2)):
         with suppress(ValueError, KeyError, TypeError):
             return from_line(line)

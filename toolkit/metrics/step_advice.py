@@ -1,11 +1,11 @@
-"""What to change where a step spends its time: rules, each with the number above which it speaks. Standard library only."""
-
-from __future__ import annotations
+"""Advice from the profile of a step: rules, each with the limit that triggers it. Standard library only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, StepProfile
+
+__all__ = ["advise"]
 
 # Shares of the step.
 DATA_LIMIT = 0.10
@@ -13,15 +13,15 @@ COMMUNICATION_LIMIT = 0.20
 OPTIMIZER_LIMIT = 0.10
 CHECKPOINT_LIMIT = 0.05
 REST_LIMIT = 0.10
-LATE_LIMIT = 0.10  # what the busiest rank works longer than the median one
-UNSTEADY_LIMIT = 2.0  # the 95th percentile of steps by their median
-FEWEST_STEADY_STEPS = 20  # of fewer steps a percentile says nothing
+LATE_LIMIT = 0.10  # extra work of the busiest rank over the median one
+UNSTEADY_LIMIT = 2.0  # ratio of the 95th percentile of steps to their median
+FEWEST_STEADY_STEPS = 20  # too few steps for a percentile
 FEWEST_TOKENS = 256  # of a pass on the CPU: benchmarks/pass_size.py
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One rule that speaks: its `value` is beyond its `limit`. What was `said` names both; `change` is what to do."""
+    """A triggered rule: its `value` exceeds its `limit`. `said` names both; `change` is what to do."""
 
     rule: str
     value: float
@@ -35,7 +35,7 @@ class Advice:
 
 
 def advise(profile: StepProfile) -> tuple[Advice, ...]:
-    """The rules that speak, those that cost the most of a step first."""
+    """Return the triggered rules, the most expensive first."""
     found = [*_late(profile), *_shares(profile), *_small_passes(profile), *_unsteady(profile)]
     order = {"unsteady": 2, "small passes": 1}
     return tuple(sorted(found, key=lambda advice: (order.get(advice.rule, 0), -advice.value)))
@@ -64,10 +64,10 @@ def _shares(profile: StepProfile) -> Iterator[Advice]:
     }  # fmt: skip
     what = {
         DATA: "steps wait for samples in",
-        COMMUNICATION: "communication that nothing hides takes",
+        COMMUNICATION: "exposed communication takes",
         OPTIMIZER: "the optimizer takes",
         CHECKPOINT: "saving takes",
-        REST: "what is in no phase takes",
+        REST: "time outside of phases takes",
     }
     for name, limit in limits.items():
         share = profile.share(name)
@@ -81,10 +81,10 @@ def _change(profile: StepProfile, name: str) -> str:
         return _less_communication(profile)
     if name == OPTIMIZER:
         if profile.settings.fused is False:
-            return "give the optimizer fused=True, or take fewer steps of a larger train.batch"
-        return "take fewer steps of a larger train.batch"
+            return "create the optimizer with fused=True, or perform fewer steps of a larger train.batch"
+        return "perform fewer steps of a larger train.batch"
     return {
-        DATA: "raise data.workers where a loader reads the samples, else make `take_samples` faster",
+        DATA: "raise data.workers if a loader reads the samples, else speed up `take_samples`",
         CHECKPOINT: "raise checkpoint.every_steps, or set checkpoint.background = true",
         REST: "raise train.log_every, and check what processes the records",
     }[name]

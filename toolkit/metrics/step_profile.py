@@ -1,6 +1,6 @@
-"""What the steps of a run were made of: the phases of every rank, and their comparison. Standard library only.
+"""The profile of a run's steps: the phases of every rank, and their comparison. Standard library only.
 
-`metrics/profile.json` of a run is one `StepProfile`, and so is, with advice, what `toolkit bench step --json` prints.
+`metrics/profile.json` of a run is one `StepProfile`, and so is, with advice, the output of `toolkit bench step --json`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from toolkit.metrics.phases import PhaseSum, StepTimes
 from toolkit.metrics.typed_json import read_typed
 from toolkit.rundir.files import read_json, write_json
 
+__all__ = [
+    "BACKWARD", "CHECKPOINT", "COMMUNICATION", "DATA", "FILE", "FORWARD", "OPTIMIZER", "TRACE_FILE", "VALIDATION",
+    "PhaseBeside", "RankProfile", "Spread", "StepProfile", "StepSettings", "compare", "read_profile", "summarise",
+    "write_profile",
+]  # fmt: skip
+
 FILE = "profile.json"
 TRACE_FILE = "trace.json"
 
-# What the training loop names, in the order of a step. A job may add phases of its own.
+# Phases of the training loop, in the order of a step. A job may add its own.
 DATA, FORWARD, BACKWARD, COMMUNICATION = "data", "forward", "backward", "communication"
 OPTIMIZER, VALIDATION, CHECKPOINT, REST = "optimizer", "validation", "checkpoint", "rest"
 USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, VALIDATION, CHECKPOINT)
@@ -27,10 +33,10 @@ USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, VALIDATION, CHECKPOI
 
 @dataclass(frozen=True)
 class PhaseSummary:
-    """One phase on one rank. Seconds are the phase's own, without the phases inside of it.
+    """One phase on one rank. Seconds exclude inner phases.
 
     calls, total_s: over all profiled steps.
-    mean_s, p50_s, p95_s: of a step.
+    mean_s, p50_s, p95_s: per step.
     share: of the time of all steps.
     """
 
@@ -45,7 +51,7 @@ class PhaseSummary:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over the ranks, and the ranks that have the least and the most of it."""
+    """A number over the ranks, and the ranks with its minimum and maximum."""
 
     min: float
     median: float
@@ -55,7 +61,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of the value of each rank, by rank."""
+        """Return the spread of a value by rank."""
         low, high = min(values), max(values)
         return cls(low, statistics.median(values), high, values.index(low), values.index(high))
 
@@ -64,10 +70,10 @@ class Spread:
 class PhaseOverRanks:
     """One phase on all ranks.
 
-    calls: of the rank that has the most.
+    calls: the maximum over ranks.
     mean_s, share: means over ranks and steps, so that the phases add up to the step.
     p50_s: the median step of the median rank.
-    p95_s: of the rank where it is the longest.
+    p95_s: of the rank with the longest.
     ranks: `mean_s` of each rank.
     """
 
@@ -82,7 +88,7 @@ class PhaseOverRanks:
 
 @dataclass(frozen=True)
 class PhaseBeside:
-    """A phase of another thread than the one that trains, on rank 0. It may slow a step down, and is not part of it."""
+    """A phase of another thread than the training thread, on rank 0. It may slow a step down, and is not part of it."""
 
     thread: str
     name: str
@@ -92,7 +98,7 @@ class PhaseBeside:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What the job said that the advice needs. `fused` is the optimizer's; null where it cannot be."""
+    """The job's settings that the advice uses. `fused` is the optimizer's; null if unsupported."""
 
     batch: int
     micro_batch: int
@@ -102,7 +108,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """What one rank knows of its steps."""
+    """The steps of one rank."""
 
     host: str
     step: PhaseSummary
@@ -139,17 +145,17 @@ class StepProfile:
     left_out: tuple[str, ...]
 
     def phase(self, name: str) -> PhaseOverRanks | None:
-        """The phase of that name; None where no rank was in it."""
+        """Return the phase of that name; None if no rank was in it."""
         return next((phase for phase in self.phases if phase.name == name), None)
 
     def share(self, name: str) -> float:
-        """Of the step, 0 where no rank was in that phase."""
+        """Return a phase's share of the step, 0 if no rank was in it."""
         found = self.phase(name)
         return found.share if found else 0.0
 
 
 def summarise(steps: Sequence[StepTimes]) -> tuple[PhaseSummary, tuple[PhaseSummary, ...]]:
-    """The steps of one rank, and their phases; the last one is "rest", what was in none.
+    """Return the steps of one rank, and their phases; the last one is "rest", the time in no phase.
 
     Args:
         steps: at least one.
@@ -176,7 +182,9 @@ def _summary(name: str, calls: int, own_ns: list[int], total_ns: int) -> PhaseSu
 
 
 def over_ranks(summaries: Sequence[PhaseSummary | None], total_s: float) -> PhaseOverRanks:
-    """One phase from that of every rank, by rank; None of a rank that was never in it. `total_s` is all ranks' steps'."""
+    """Return one phase from every rank's, None for ranks that were never in it. `total_s` is the time of all ranks'
+    steps.
+    """
     known = [one for one in summaries if one is not None]
     means = [one.mean_s if one else 0.0 for one in summaries]
     return PhaseOverRanks(
@@ -191,7 +199,9 @@ def over_ranks(summaries: Sequence[PhaseSummary | None], total_s: float) -> Phas
 
 
 def compare(ranks: Sequence[RankProfile]) -> tuple[PhaseOverRanks, tuple[PhaseOverRanks, ...], Spread]:
-    """Of all ranks, by rank: the step, its phases, and the seconds of a step that a rank does not wait for others."""
+    """Return from all ranks' profiles the step, its phases, and each rank's seconds per step without waiting for
+    others.
+    """
     total_s = sum(rank.step.total_s for rank in ranks)
     of_ranks = [{phase.name: phase for phase in rank.phases} for rank in ranks]
     names = {name: None for named in of_ranks for name in named}
@@ -203,16 +213,16 @@ def compare(ranks: Sequence[RankProfile]) -> tuple[PhaseOverRanks, tuple[PhaseOv
 
 
 def write_profile(path: Path, profile: StepProfile) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, dataclasses.asdict(profile))
 
 
 def read_profile(path: Path) -> StepProfile:
-    """The profile in a file.
+    """Read the profile in a file.
 
     Raises:
-        ToolkitError: there is none, or it is none of ours, with the key.
+        ToolkitError: there is none, or it is invalid; names the key.
     """
     if not path.exists():
         raise NotFoundError(
@@ -222,7 +232,7 @@ def read_profile(path: Path) -> StepProfile:
         )
     value = read_json(path)
     if isinstance(value, dict):
-        value.pop("advice", None)  # `--json` prints it beside; it follows from the rest
+        value.pop("advice", None)  # `--json` prints it as well; it follows from the rest
     found: StepProfile = read_typed(
         value, StepProfile, str(path), what="a profile of steps", fix="profile again, with this version"
     )

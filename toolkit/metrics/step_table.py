@@ -1,6 +1,4 @@
-"""A profile of steps as lines for people. Standard library only."""
-
-from __future__ import annotations
+"""Print a profile of steps. Standard library only."""
 
 from collections.abc import Iterator
 
@@ -8,11 +6,13 @@ from toolkit.metrics.step_advice import advise
 from toolkit.metrics.step_profile import COMMUNICATION, PhaseOverRanks, Spread, StepProfile
 from toolkit.units import format_bytes_in
 
+__all__ = ["lines_of"]
+
 _EXPOSED = "communication, exposed"
 
 
 def lines_of(profile: StepProfile) -> Iterator[str]:
-    """The table, what stands below it, and what to change."""
+    """Return the table, the lines below it, and the advice."""
     last = profile.first_step + profile.steps - 1
     mesh = " x ".join(f"{name} {ranks}" for name, ranks in profile.mesh.items() if ranks > 1) or "one rank"
     yield f"steps {profile.first_step} to {last} on {profile.ranks} x {profile.device}, {mesh}; torch {profile.torch}"
@@ -22,7 +22,7 @@ def lines_of(profile: StepProfile) -> Iterator[str]:
     yield _row(profile.step)
     yield f"{profile.tokens_per_s:,.0f} tokens/s of all ranks, {profile.tokens_per_step:,} tokens a step"
     if profile.overlap_s is not None:
-        yield f"gradients were under way for {1e3 * profile.overlap_s:.2f} ms of a step while others were still computed"
+        yield f"gradients were in flight for {1e3 * profile.overlap_s:.2f} ms of a step while others were still computed"
     yield f"memory, at most: {_bytes(profile.peak_resident_bytes)} resident" + (
         f", {_bytes(profile.peak_device_bytes)} of a GPU" if profile.peak_device_bytes else ""
     )

@@ -1,10 +1,8 @@
-"""Phases as a trace that Perfetto and chrome://tracing open. Standard library only.
+"""Write phases as a trace for Perfetto and chrome://tracing. Standard library only.
 
-One process a rank, one row a thread. The format is the "Trace Event Format" of Chromium: complete events ("X") with
-microseconds, and metadata events ("M") that name the rows.
+One process per rank, one row per thread, in Chromium's "Trace Event Format": complete events ("X") in microseconds, and
+metadata events ("M") that name the rows.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,17 +13,19 @@ from typing import Any
 from toolkit.metrics.phases import Profile, Span
 from toolkit.rundir.files import write_text
 
-MOST_SPANS = 200_000  # of all ranks together: some 20 MB, which a browser still opens
+__all__ = ["ThreadTrace", "spans_of_a_rank", "traces_of", "write_trace"]
+
+MOST_SPANS = 200_000  # of all ranks: about 20 MB, which a browser still opens
 
 
 def spans_of_a_rank(ranks: int) -> int:
-    """How many phases each thread of a rank may keep."""
+    """Return the number of phases that each thread of a rank may keep."""
     return max(100, min(20_000, MOST_SPANS // ranks))
 
 
 @dataclass(frozen=True)
 class ThreadTrace:
-    """What a thread of a rank did. `epoch_ns` is the time of the epoch where the rank's clock shows 0."""
+    """The phases of a thread. `epoch_ns` is the epoch time at which the rank's clock shows 0."""
 
     rank: int
     host: str
@@ -36,7 +36,7 @@ class ThreadTrace:
 
 
 def traces_of(profile: Profile, rank: int, host: str, epoch_ns: int) -> list[ThreadTrace]:
-    """The threads of a rank, the one that trains first. They share what a rank may keep."""
+    """Return the threads of a rank, the training thread first. They share the rank's limit."""
     left, traces = profile.most_spans, []
     for lane in profile.lanes:
         kept = lane.spans[:left]
@@ -47,7 +47,7 @@ def traces_of(profile: Profile, rank: int, host: str, epoch_ns: int) -> list[Thr
 
 
 def write_trace(path: Path, threads: Sequence[ThreadTrace]) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     spans = [span.began_ns + thread.epoch_ns for thread in threads for span in thread.spans]
     lost = sum(thread.lost for thread in threads)
@@ -59,7 +59,7 @@ def write_trace(path: Path, threads: Sequence[ThreadTrace]) -> None:
 def _events(threads: Sequence[ThreadTrace], first_ns: int) -> Iterator[dict[str, Any]]:
     rows: dict[int, int] = {}
     for thread in threads:
-        # Numbers begin at 1: process 0 is the idle one to Perfetto.
+        # Numbers start at 1: Perfetto reserves process 0.
         process, row = thread.rank + 1, rows.get(thread.rank, 0) + 1
         if row == 1:
             yield _metadata("process_name", process, row, name=f"rank {thread.rank} on {thread.host}")

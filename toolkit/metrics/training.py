@@ -1,7 +1,8 @@
 """`metrics/train.jsonl`: a line every `train.log_every` optimizer steps, written by rank 0. Standard library only.
 
-A resumed attempt appends. When it takes steps again that an earlier attempt had already taken, its lines
-replace them: the reader drops what the run has gone back over.
+A resumed attempt appends. When it repeats steps of an earlier attempt, its lines replace theirs: the reader drops what
+the run
+has gone back over.
 """
 
 from __future__ import annotations
@@ -13,25 +14,27 @@ from pathlib import Path
 
 from toolkit.metrics.records import RecordLog, last_of, read_steps
 
+__all__ = ["TrainLog", "TrainRecord", "last_record", "read_train_log"]
+
 
 @dataclass(frozen=True)
 class TrainRecord:
     """One optimizer step. The fields are the columns of the file, in this order.
 
-    step: optimizer steps taken since the run began, this one included; the first line has 1.
-    steps: the step at which the run ends.
-    loss: mean over the global batch. null in the file when it is not finite.
+    step: optimizer steps since the start of the run, including this one; the first line has 1.
+    steps: the last step of the run.
+    loss: mean over the global batch; null in the file if not finite.
     loss_hex: the same number as a C99 hexadecimal float, exact to the last bit.
     lr: the learning rate of this step.
-    grad_norm: 2-norm of the whole gradient before clipping. null in the file when it is not finite.
-    samples, tokens: read since the run began, by all ranks, this step included.
-    seconds: wall clock of a step on rank 0, the mean since the line before or the last save.
-    tokens_per_s: tokens that all ranks read in a step, divided by `seconds`.
+    grad_norm: 2-norm of the gradient before clipping; null in the file if not finite.
+    samples, tokens: read by all ranks since the start of the run.
+    seconds: wall clock per step on rank 0, mean since the previous line or save.
+    tokens_per_s: tokens of all ranks per step, divided by `seconds`.
     time: when the step ended, UTC, ISO 8601.
-    attempt: the attempt that took the step.
-    world: the number of ranks that took it.
-    flops_per_s: model FLOPs of a rank in a second, where they are counted.
-    mfu: the same as a share of what the GPU can do, where that is known.
+    attempt: the attempt of this step.
+    world: its number of ranks.
+    flops_per_s: model FLOPs per rank and second, if counted.
+    mfu: the same as a share of the GPU's peak, if known.
     """
 
     step: int
@@ -72,10 +75,10 @@ class TrainLog(RecordLog[TrainRecord]):
 
 
 def read_train_log(path: Path) -> list[TrainRecord]:
-    """The steps of the run as it stands: `read_steps`, which see. The file may be read while it is written."""
+    """Return the current steps of the run (`read_steps`). The file may be read while it is written."""
     return read_steps(path, TrainRecord.from_line, what="training")
 
 
 def last_record(path: Path) -> TrainRecord | None:
-    """The newest line; None without one."""
+    """Return the newest record; None without one."""
     return last_of(path, TrainRecord.from_line)

@@ -1,6 +1,4 @@
-"""Reads JSON into the frozen dataclasses that wrote it: every key is there, and no other. Standard library only."""
-
-from __future__ import annotations
+"""Read JSON into the frozen dataclasses that wrote it: every key must exist, and no other. Standard library only."""
 
 import dataclasses
 import types
@@ -11,10 +9,11 @@ from toolkit.errors import ToolkitError
 
 
 def read_typed(value: Any, kind: Any, where: str, *, what: str, fix: str) -> Any:
-    """A value of JSON as `kind`: a dataclass of such kinds, a tuple or a dict of one, a value or None, or a plain value.
+    """Convert a JSON value to `kind`: a dataclass of such kinds, a tuple or a dict of one, a value or None, or a plain
+    value.
 
     Raises:
-        ToolkitError: it is none, with the place below `where`.
+        ToolkitError: it does not match; names the place below `where`.
     """
 
     def read(value: Any, kind: Any, where: str) -> Any:

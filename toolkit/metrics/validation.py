@@ -11,18 +11,20 @@ from typing import Any
 
 from toolkit.metrics.records import RecordLog, last_of, read_steps
 
+__all__ = ["ValidationLog", "ValidationRecord", "in_words", "last_validation"]
+
 
 @dataclass(frozen=True)
 class ValidationRecord:
     """One validation. The fields are the columns of the file, in this order.
 
-    step: optimizer steps taken when it was made.
-    samples: that were validated with, over all ranks; each counts once.
-    means: of each measurement by its name; null in the file where it is not finite.
+    step: optimizer steps before it.
+    samples: validation samples over all ranks; each counts once.
+    means: of each measurement by its name; null in the file if not finite.
     average: whether the weights were those of the moving average.
     time: when it ended, UTC, ISO 8601.
-    attempt: the attempt that made it.
-    stopped: why early stopping ended the run with it, "" where it did not.
+    attempt: its attempt.
+    stopped: why early stopping ended the run with it, else "".
     """
 
     step: int
@@ -34,7 +36,7 @@ class ValidationRecord:
     stopped: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The line as an object."""
+        """Return the record as an object."""
         means = {name: mean if math.isfinite(mean) else None for name, mean in self.means.items()}
         return asdict(self) | {"means": means}
 
@@ -53,15 +55,15 @@ class ValidationLog(RecordLog[ValidationRecord]):
 
 
 def read_validations(path: Path) -> list[ValidationRecord]:
-    """The validations of the run as it stands: `read_steps`, which see."""
+    """Return the current validations of the run (`read_steps`)."""
     return read_steps(path, ValidationRecord.from_line, what="validation")
 
 
 def last_validation(path: Path) -> ValidationRecord | None:
-    """The newest line; None without one."""
+    """Return the newest record; None without one."""
     return last_of(path, ValidationRecord.from_line)
 
 
 def in_words(means: Mapping[str, float]) -> str:
-    """What was measured, as "loss 1.2345, accuracy 0.9812"."""
+    """Format the measurements, as "loss 1.2345, accuracy 0.9812"."""
     return ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())

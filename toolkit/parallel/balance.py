@@ -1,6 +1,4 @@
-"""Deals a row of blocks to pipeline stages so that the slowest stage is as fast as can be."""
-
-from __future__ import annotations
+"""Split a row of blocks into pipeline stages that minimize the slowest stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +10,14 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class Costs:
-    """What the parts of a model cost, in a unit of the caller's: before the blocks, each block, and after them."""
+    """Costs of a model's parts, in any unit: before the blocks, each block, and after them."""
 
     before: float
     blocks: tuple[float, ...]
     after: float
 
     def of_stages(self, cut: Sequence[range]) -> list[float]:
-        """The cost of each stage of a cut."""
+        """Return the cost of each stage of a cut."""
         costs = [sum(self.blocks[blocks.start : blocks.stop]) for blocks in cut]
         costs[0] += self.before
         costs[-1] += self.after
@@ -27,10 +25,9 @@ class Costs:
 
 
 def cut_evenly(costs: Costs, stages: int) -> tuple[range, ...]:
-    """The blocks of each stage: neighbours, one at least, and the costliest stage as cheap as any cut has it.
+    """Return the number of consecutive blocks of each stage, at least one, that minimizes the largest cost.
 
-    Of equally good cuts it is the one whose last stages are the longest. Exact, by dynamic programming over the
-    costliest stage of the first blocks: O(stages x blocks^2).
+    Ties go to the cut with the longest last stages. Exact, by dynamic programming: O(stages x blocks^2).
 
     Raises:
         ToolkitError: there are fewer blocks than stages.
@@ -48,8 +45,8 @@ def cut_evenly(costs: Costs, stages: int) -> tuple[range, ...]:
         ends = (costs.before if number == 0 else 0.0) + (costs.after if number == stages - 1 else 0.0)
         return until[stop] - until[start] + ends
 
-    worst = [[0.0, *[inf] * count]]  # [stages dealt][blocks dealt]: cost of the costliest of these stages
-    begun: list[list[int]] = []  # where the last of these stages begins
+    worst = [[0.0, *[inf] * count]]  # [stages assigned][blocks assigned]: the largest cost of these stages
+    begun: list[list[int]] = []  # where the last of these stages starts
     for number in range(stages):
         row, starts = [inf] * (count + 1), [0] * (count + 1)
         for stop in range(number + 1, count + 1):

@@ -1,9 +1,7 @@
-"""The norm of all gradients of a model that lies on several meshes, and clipping by it.
+"""The norm of all gradients of a model on several meshes, and clipping by it.
 
-torch's own `clip_grad_norm_` takes tensors of one mesh only, and knows nothing of the parameters on other pipeline stages.
+torch's own `clip_grad_norm_` accepts tensors of one mesh only, and ignores parameters on other pipeline stages.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -21,12 +19,12 @@ def clip_gradients(
     stages: dist.ProcessGroup | None,
     counted_elsewhere: Collection[nn.Parameter] = (),
 ) -> Tensor:
-    """Scale all gradients so that their 2-norm is at most `max_norm`; returns the norm before, a scalar. Collective.
+    """Scale all gradients so that their 2-norm is at most `max_norm`; return the norm before, a scalar. Collective.
 
     Args:
-        max_norm: 0 leaves the gradients as they are.
-        stages: the ranks that hold other parameters of the same model, its pipeline stages.
-        counted_elsewhere: those that another stage holds as well, which counts them in the norm.
+        max_norm: 0 leaves the gradients unchanged.
+        stages: ranks with other parameters of the same model, its pipeline stages.
+        counted_elsewhere: parameters that another stage has as well and counts in the norm.
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
     elsewhere = {id(parameter) for parameter in counted_elsewhere}
@@ -42,7 +40,7 @@ def clip_gradients(
 
 
 def total_norm(gradients: Iterable[Tensor], stages: dist.ProcessGroup | None) -> Tensor:
-    """The 2-norm of gradients, some of them in parts on other ranks; a scalar, the same on all ranks. Collective."""
+    """Return the 2-norm of gradients, some of them sharded; a scalar, the same on all ranks. Collective."""
     by_mesh = defaultdict(list)
     for gradient in gradients:
         by_mesh[_mesh_of(gradient)].append(gradient)
@@ -54,10 +52,10 @@ def total_norm(gradients: Iterable[Tensor], stages: dist.ProcessGroup | None) ->
 
 
 def _square_norm(gradients: list[Tensor]) -> Tensor:
-    """Of gradients on one mesh, laid alike; a scalar in float64. Collective.
+    """Return the squared norm of gradients of one mesh and placement, a float64 scalar. Collective.
 
-    Parts are summed here, one number for each mesh dimension: torch would gather the norms of all gradients, and warn of
-    each mesh that it has no process group for.
+    Shards are summed here, one number per mesh dimension: torch would gather the norms of all gradients, and warn about
+    each mesh without a process group.
     """
     first = gradients[0]
     own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]

@@ -1,6 +1,4 @@
-"""Turns a model and a mesh into a distributed model: splits, shards or copies it, then gives it memory and values."""
-
-from __future__ import annotations
+"""Turn a model and a mesh into a distributed model: split, shard or replicate it, then allocate and fill it."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,16 +34,18 @@ from toolkit.parallel.tensor_plan import Split, tensor_plan
 from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
+__all__ = ["Design", "DistributedModel", "Part", "distribute"]
+
 
 @dataclass(frozen=True)
 class DistributedModel:
-    """A model on a mesh, and how to train it.
+    """A model on a mesh, with its training operations.
 
-    `module` has this rank's parameters under the names that they have in the whole model. `counts_loss` where the losses
-    of this rank go into the sum over all ranks: ranks that share samples see the same loss. `parameters` is how many the
-    whole model has; `counted_elsewhere` are those that another pipeline stage has as well, and counts in the gradient's
-    norm. `pipeline` passes samples through all stages where `module` has those of this rank. `profile` has the phases of a
-    step; a module may add its own.
+    `module` has this rank's parameters under their names in the whole model. `counts_loss` is true if this rank's
+    losses enter the sum over all ranks: ranks that share samples see the same loss. `parameters` is the size of the
+    whole model; `counted_elsewhere` are parameters that another pipeline stage counts in the gradient norm. `pipeline`
+    passes samples through all stages if `module` has only this rank's. `profile` has the phases of a step; a module may
+    add its own.
     """
 
     module: nn.Module
@@ -62,7 +62,7 @@ class DistributedModel:
 
     @property
     def stream(self) -> tuple[int, int]:
-        """Which random stream this rank draws from, of how many; tensor parallel ranks have one together."""
+        """Index and number of the random streams of this rank; tensor-parallel ranks share one."""
         number, count = 0, 1
         for name in ("pp", "replicate", "shard", "cp"):
             number = number * self.mesh.sizes[name] + self.mesh.place[name]
@@ -72,19 +72,19 @@ class DistributedModel:
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
     ) -> None:
-        """Gradients of the mean loss over all ranks, from this rank's micro-batches: `passes.Passes`. Collective."""
+        """Compute gradients of the mean loss over all ranks from this rank's micro-batches (`Passes.run`). Collective."""
         self.passes.run(micro_batches, part_of, heard, precision)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale gradients to a 2-norm of `max_norm` at most, 0 for any; returns the norm before. Collective."""
+        """Scale gradients to a 2-norm of at most `max_norm`, 0 for any; return the norm before. Collective."""
         return clip_gradients(self.module.parameters(), max_norm, self.mesh.group("pp"), self.counted_elsewhere)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A model, or a stage of it in a pipeline, on the meta device: as this rank has it, but for its shards.
+    """A model, or a pipeline stage of it, on the meta device, split for this rank but not yet sharded.
 
-    `inputs` gives what goes into it of `Design.trial`, on the meta device. A loss follows where it `is_last`.
+    `inputs` returns its inputs for `Design.trial`, on the meta device. The loss follows if it `is_last`.
     """
 
     module: nn.Module
@@ -94,14 +94,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Design:
-    """A model that is not there yet.
+    """The construction of a model.
 
     Args:
-        build: makes the model; all ranks make the same.
+        build: creates the model; all ranks create the same.
         initialise: fills each parameter with its first values; buffers keep those of the constructor.
         outline: the order of its parts.
-        prepare: changes the model, or each stage of it, in place before it is sharded: recomputes or compiles blocks.
-        trial: with what the blocks are timed where `[parallel] balance` wants it, and what `prepare` may try them with.
+        prepare: changes the model, or each stage, in place before sharding: recomputes or compiles blocks.
+        trial: inputs for timing blocks if `[parallel] balance` needs them, and for `prepare`.
     """
 
     build: Callable[[], nn.Module]
@@ -111,21 +111,21 @@ class Design:
     trial: Trial | None = None
 
     def on_meta(self) -> nn.Module:
-        """The whole model, its parameters on torch's "meta" device, where they take no memory."""
+        """Return the whole model with parameters on torch's "meta" device, without memory."""
         with parameters_on_meta(0):
             return self.build()
 
     def trial_on_meta(self) -> Tensor:
-        """The inputs of one micro-batch as shapes.
+        """Return the inputs of one micro-batch as shapes.
 
         Raises:
             ToolkitError: there is no trial.
         """
         if self.trial is None:
             raise ToolkitError(
-                "the model cannot be tried without the inputs of a micro-batch",
+                "a trial of the model needs the inputs of a micro-batch",
                 where="distribute",
-                fix="give `Design` a trial=Trial(inputs, precision)",
+                fix="pass trial=Trial(inputs, precision) to `Design`",
             )
         return self.trial.inputs.to("meta")
 
@@ -133,15 +133,15 @@ class Design:
 def distribute(
     design: Design, world: World, mesh: Mesh, config: ResolvedJob, topology: Topology, profile: Profile | None = None
 ) -> DistributedModel:
-    """Lay a model on `mesh` as `[parallel]` says. Collective.
+    """Distribute a model over `mesh` as `[parallel]` requests. Collective.
 
-    It is built on torch's "meta" device, and refused there if it does not fit the mesh.
+    The model is built on torch's "meta" device, and rejected there if it does not fit the mesh.
 
     Args:
-        profile: where a model has phases of its own, the profile that it names them to.
+        profile: the profile to which the model adds its own phases.
 
     Raises:
-        ToolkitError: the model cannot be laid on this mesh.
+        ToolkitError: the model cannot be distributed over this mesh.
     """
     profile = profile or Profile()
     whole = design.on_meta()
@@ -173,7 +173,7 @@ def distribute(
 
 @dataclass(frozen=True)
 class _Parts:
-    """How a model, or a stage of it, becomes what one rank holds."""
+    """Turns a model, or a stage of it, into one rank's part."""
 
     design: Design
     plan: Mapping[str, Split]
@@ -186,7 +186,7 @@ class _Parts:
 
     @property
     def are_copies(self) -> bool:
-        """Whether each rank holds a whole model."""
+        """True if each rank has a whole model."""
         return all(self.mesh.sizes[name] == 1 for name in ("shard", "tp", "pp"))
 
     def lay(
@@ -198,12 +198,12 @@ class _Parts:
         is_last: bool = True,
         known_as: Mapping[str, str] | None = None,
     ) -> Between:
-        """Turn `part`, on the meta device, into what this rank holds of it, with memory and values."""
+        """Turn `part`, on the meta device, into this rank's part, with memory and values."""
         design, settings = self.design, self.config.parallel
         splits: AbstractContextManager[None] = nullcontext()
         if self.tensor is not None:
             split_tensors(part, design.outline, self.plan, self.tensor, settings.sequence)
-            splits = loss_parallel()  # it may be tried with a loss, of split logits
+            splits = loss_parallel()  # a trial may include the loss of split logits
         with splits:
             design.prepare(Part(part, inputs, is_last))
         data = self.mesh.among("replicate", "shard")
@@ -214,7 +214,7 @@ class _Parts:
         return between
 
     def inputs_of(self, cut: Sequence[range], stage: int) -> Tensor:
-        """What a stage gets of the trial, on the meta device: of a sequence that is split, this rank's piece."""
+        """Return a stage's inputs of the trial, on the meta device: with a split sequence, this rank's slice."""
         stream = stream_into(self.design.on_meta, self.design.outline, cut, stage, self.design.trial_on_meta())
         if stage and self.tensor is not None and self.config.parallel.sequence:
             return stream.narrow(-2, 0, stream.shape[-2] // self.tensor.size())
@@ -222,7 +222,7 @@ class _Parts:
 
 
 def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Module, PipelinePasses]:
-    """This rank's stages under the whole model's names, and the passes through all of them."""
+    """Return this rank's stages under the whole model's names, and the passes through all of them."""
     design, mesh, settings = parts.design, parts.mesh, parts.config.parallel
     pipeline = lay_pipeline(design.on_meta, design.outline, world, mesh, settings, design.trial)
     for stage, part in pipeline.modules.items():

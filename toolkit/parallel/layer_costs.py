@@ -1,6 +1,4 @@
-"""What the parts of a model cost, for the balance of pipeline stages: measured on this machine, or counted."""
-
-from __future__ import annotations
+"""The costs of a model's parts, to balance pipeline stages: measured on this machine, or counted."""
 
 import time
 from collections import defaultdict
@@ -20,26 +18,28 @@ from toolkit.parallel.stages import cut_stage
 from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.layout import RunDirectory
 
-# The fastest of at least this many passes counts, of more if they are short: other load only adds to a time.
+__all__ = ["Trial"]
+
+# The fastest of at least this many passes counts, because other load only adds time; short passes run more often.
 _PASSES, _MOST_PASSES, _ENOUGH_S = 5, 50, 0.05
-_NOISE = 0.25  # times of equal blocks that differ by less are taken for equal
+_NOISE = 0.25  # times of equal blocks that differ by less are treated as equal
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a pass takes: the inputs of one micro-batch, and the precision of its forward pass."""
+    """The arguments of a trial pass: the inputs of one micro-batch, and the precision of its forward pass."""
 
     inputs: Tensor
     precision: torch.autocast
 
 
 def even_costs(model: nn.Module, outline: Outline) -> Costs:
-    """Every block costs 1, all else nothing."""
+    """Return cost 1 for every block, 0 for the rest."""
     return Costs(0.0, (1.0,) * len(outline.blocks_of(model)), 0.0)
 
 
 def parameter_counts(model: nn.Module, outline: Outline) -> Costs:
-    """The number of parameters; tied ones count where they are used."""
+    """Return the number of parameters; tied ones count in each user."""
     before = sum(_count(model.get_submodule(name)) for name in outline.before)
     after = sum(_count(model.get_submodule(name)) for name in outline.after)
     return Costs(before, tuple(float(_count(block)) for block in outline.blocks_of(model)), after)
@@ -48,10 +48,10 @@ def parameter_counts(model: nn.Module, outline: Outline) -> Costs:
 def kept_or_measured_seconds(
     build: Callable[[], nn.Module], outline: Outline, trial: Trial, device: str, run: RunDirectory | None
 ) -> tuple[Costs, str]:
-    """`measured_seconds`, once in a run, and where they are from.
+    """Return `measured_seconds`, measured once per run, and their origin.
 
-    Another cut gives ranks other random streams for the same layers: later attempts would not repeat what a run that was
-    not cut short does.
+    Another cut gives ranks other random streams for the same layers: later attempts would differ from an uninterrupted
+    run.
     """
     counts = parameter_counts(build(), outline)
     kept = _read(run.layer_times, counts) if run and run.layer_times.exists() else None
@@ -64,7 +64,7 @@ def kept_or_measured_seconds(
 
 
 def _read(path: Path, counts: Costs) -> Costs | None:
-    """What was kept of this very model; None where it is of another one, or damaged."""
+    """Read the stored times of this model; None for another one, or if damaged."""
     try:
         found = read_json(path)
         if found["parameters"] != {**asdict(counts), "blocks": list(counts.blocks)}:
@@ -76,17 +76,17 @@ def _read(path: Path, counts: Costs) -> Costs | None:
 
 
 def measured_seconds(build: Callable[[], nn.Module], outline: Outline, trial: Trial, device: str) -> Costs:
-    """Seconds of one forward and backward pass of each part, one part in memory at a time.
+    """Return the seconds of one forward and backward pass of each part, with one part in memory at a time.
 
     Args:
-        build: makes the model on the meta device.
+        build: creates the model on the meta device.
 
     Raises:
         ToolkitError: a part of the model does not run alone.
     """
     count = len(outline.blocks_of(build()))
     nothing = range(0)
-    # Each part as the one stage that has it: before the blocks, the blocks one by one, after them.
+    # Each part as a stage: before the blocks, the blocks one by one, after them.
     cuts = [(nothing, nothing, nothing)] + [(nothing, range(block, block + 1), nothing) for block in range(count)]
     stages = [0] + [1] * count
     stream, seconds, shapes = trial.inputs, [], []
@@ -101,7 +101,7 @@ def measured_seconds(build: Callable[[], nn.Module], outline: Outline, trial: Tr
 
 
 def _timed(part: nn.Module, inputs: Tensor, precision: torch.autocast, said: str) -> tuple[Tensor, float]:
-    """What `part` gives, and the seconds of its fastest pass."""
+    """Return the outputs of `part`, and the seconds of its fastest pass."""
     times: list[float] = []
     while len(times) <= _PASSES or (sum(times[1:]) < _ENOUGH_S and len(times) <= _MOST_PASSES):
         begun = _now(inputs)
@@ -115,10 +115,10 @@ def _timed(part: nn.Module, inputs: Tensor, precision: torch.autocast, said: str
             raise ToolkitError(
                 f"{type(part).__name__} does not run with {said} alone, as a pipeline stage would: {error}",
                 where="outline",
-                fix="let `forward` pass by parts that are None and blocks that are missing",
+                fix="let `forward` skip parts that are None and blocks that are missing",
             ) from error
         times.append(_now(inputs) - begun)
-    return outputs.detach(), min(times[1:])  # the first one warms up
+    return outputs.detach(), min(times[1:])  # the first pass is a warm-up
 
 
 def _now(like: Tensor) -> float:
@@ -128,7 +128,7 @@ def _now(like: Tensor) -> float:
 
 
 def _any_values(name: str, tensor: Tensor) -> None:
-    """Values that keep a stream of activations from growing or vanishing; what they are does not matter for time."""
+    """Return values that keep activations from growing or vanishing; they do not affect the time."""
     if tensor.is_floating_point():
         nn.init.normal_(tensor, std=0.02)
     else:
@@ -136,7 +136,7 @@ def _any_values(name: str, tensor: Tensor) -> None:
 
 
 def _without_noise(seconds: Sequence[float], shapes: Sequence[object]) -> tuple[float, ...]:
-    """Blocks of the same shapes that took about as long as the most of them take their median."""
+    """Replace times close to the median of blocks with the same shapes by that median."""
     alike: dict[object, list[float]] = defaultdict(list)
     for took, shape in zip(seconds, shapes, strict=True):
         alike[shape].append(took)

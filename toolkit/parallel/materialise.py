@@ -1,11 +1,9 @@
-"""Gives memory and first values to a model that was laid out on torch's "meta" device.
+"""Allocate and fill a model that was built on torch's "meta" device.
 
-A value depends on the seed and the parameter's name alone, not on who holds it: a rank makes each tensor whole, one at a
-time, and keeps its own part. So all layouts begin with the same weights, without a message, and no rank ever holds more
-than its share and one tensor.
+A value depends only on the seed and the parameter's name: a rank fills each tensor whole, one at a time, and keeps its
+part. So all layouts start with the same weights, without communication, and no rank needs more memory than its share
+and one tensor.
 """
-
-from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,15 +15,17 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import box_of
 
-# Fills the parameter of that name with its first values, drawn from torch's default generator.
+__all__ = ["Initialise", "buffers_on_meta", "parameters_on_meta"]
+
+# Fills the parameter of that name with its first values, from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
 
 
 @contextmanager
 def parameters_on_meta(seed: int) -> Iterator[None]:
-    """Modules that are made within have parameters without memory; their buffers are real, and the same on all ranks.
+    """Create modules without memory for parameters inside this context; buffers are real, and the same on all ranks.
 
-    A parameter is given up as soon as its module has it, before anything is drawn for it.
+    A parameter is dropped when its module registers it, before it is initialized.
     """
     plain = nn.Module.register_parameter
 
@@ -45,7 +45,7 @@ def parameters_on_meta(seed: int) -> Iterator[None]:
 
 @contextmanager
 def buffers_on_meta(module: nn.Module) -> Iterator[None]:
-    """Within, buffers are shapes without values, as parameters on the meta device are; afterwards they are themselves."""
+    """Move buffers to the meta device inside this context, like parameters; restore them after it."""
     places = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
     shapes = {id(buffer): torch.empty_like(buffer, device="meta") for _, _, buffer in places if buffer is not None}
     try:
@@ -60,17 +60,18 @@ def buffers_on_meta(module: nn.Module) -> Iterator[None]:
 def materialise(
     module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Mapping[str, str] | None = None
 ) -> None:
-    """Fill all parameters of `module`, which are on the meta device and may be split or sharded; buffers keep their values.
+    """Fill all parameters of `module`, which are on the meta device and may be split or sharded; buffers keep their
+    values.
 
-    `initialise` sees every parameter whole, in its global shape. The default generators are left as they were.
+    `initialise` gets every parameter whole, at its global shape. The default generators are restored.
 
     Args:
-        known_as: names in the whole model of parameters that have another one in `module`, a part of it.
+        known_as: names in the whole model of parameters with another name in `module`, a part of it.
     """
     tied = tied_names(module)
     values = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
-    for first, *others in tied:  # `to_empty` makes a tensor for each name
+    for first, *others in tied:  # `to_empty` creates a tensor for each name
         for name in others:
             set_parameter(module, name, module.get_parameter(first))
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
@@ -91,7 +92,7 @@ def materialise(
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
-    """Names of one parameter, for each that has several, in the model's order."""
+    """Return the names of each parameter that has several, in the model's order."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -99,7 +100,7 @@ def tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Put `parameter` in the place of the one of that name."""
+    """Replace the parameter of that name."""
     owner, _, own_name = name.rpartition(".")
     setattr(module.get_submodule(owner), own_name, parameter)
 

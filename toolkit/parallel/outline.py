@@ -1,6 +1,4 @@
-"""What strategies must know of a model that they cannot read off it."""
-
-from __future__ import annotations
+"""The declaration of a model's structure, which strategies cannot derive from the model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,18 +8,20 @@ from torch import nn
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 
+__all__ = ["Outline"]
+
 
 @dataclass(frozen=True)
 class Outline:
     """The order of a model's parts, by the names of its modules.
 
     Args:
-        blocks: a ModuleList whose members run sequentially, the unit in which a model is sharded, recomputed and
-            dealt to pipeline stages.
-        before, after: modules that run before the first block and after the last. A pipeline stage that does without
-            them has None in their place, and blocks of other stages are missing in the list: the model's `forward` asks.
-        tensor: how tensor parallel ranks split a module, by names in which "*" matches one part of a name:
-            {"blocks.*.attention_out": "row"}. The words are those of `toolkit.parallel.tensor_plan`.
+        blocks: a ModuleList whose members run sequentially; the unit of sharding, recomputation and pipeline stages.
+        before, after: modules that run before the first block and after the last. In a stage without them they are
+            None, and
+        blocks of other stages are missing in the list: the model's `forward` must skip them.
+        tensor: how tensor-parallel ranks split modules, by names in which "*" matches one component:
+            {"blocks.*.attention_out": "row"}. `toolkit.parallel.tensor_plan` lists the styles.
     """
 
     blocks: str
@@ -30,10 +30,10 @@ class Outline:
     tensor: Mapping[str, str] = field(default_factory=dict)
 
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:
-        """The blocks of this model, or of a pipeline stage of it.
+        """Return the blocks of this model, or of a pipeline stage of it.
 
         Raises:
-            ToolkitError: the model has no such list, or not one of the other modules.
+            ToolkitError: the model lacks this list, or one of the other modules.
         """
         names = dict(model.named_modules(remove_duplicate=False))
         for name in (self.blocks, *self.before, *self.after):
@@ -57,7 +57,7 @@ class Outline:
 
 def _fix(model: nn.Module, name: str, names: list[str]) -> str:
     if name in dict(model.named_parameters()):
-        return f"{name} is a parameter: put it into a module of its own, and name that"
+        return f"{name} is a parameter: put it into its own module, and name that"
     near = nearest(name, names)
     shown = near or [one for one in names if "." not in one]
     return f"name one of its own: {', '.join(shown[:20])}"

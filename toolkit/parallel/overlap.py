@@ -1,6 +1,4 @@
-"""How much of the exchange of gradients is hidden behind the backward pass."""
-
-from __future__ import annotations
+"""Measure the share of the gradient exchange that the backward pass hides."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +7,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.parallel.passes import Passes
 
+__all__ = ["OverlapMeter"]
+
 
 class OverlapMeter:
-    """How long buckets of gradients are under way while further gradients are computed, by DDP's own clock."""
+    """Time during which gradient buckets are in flight while further gradients are computed, by DDP's own clock."""
 
     def __init__(self, passes: Passes) -> None:
         module = getattr(passes, "module", None)
@@ -19,12 +19,12 @@ class OverlapMeter:
 
     @property
     def is_known(self) -> bool:
-        """False where another than DDP sums gradients: nothing tells when those leave."""
+        """False unless DDP reduces the gradients: others do not report the start of an exchange."""
         return self._parallel is not None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within, DDP times every backward pass, and not one of a hundred."""
+        """Make DDP time every backward pass inside this context, instead of one in a hundred."""
         if self._parallel is None:
             yield
             return
@@ -35,7 +35,7 @@ class OverlapMeter:
             self._parallel._set_ddp_runtime_logging_sample_rate(100)
 
     def seconds(self) -> float | None:
-        """From the first bucket's departure to the last gradient, in the exchange before the last one."""
+        """Return the time from the first bucket's start to the last gradient, in the exchange before the last one."""
         if self._parallel is None:
             return None
         overlap_ns = self._parallel._get_ddp_logging_data().get("backward_compute_comm_overlap_time")

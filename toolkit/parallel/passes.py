@@ -1,6 +1,4 @@
-"""The forward and backward passes of one optimizer step: what differs between ways to distribute a model."""
-
-from __future__ import annotations
+"""The forward and backward passes of one optimizer step, which differ between strategies."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,44 +12,46 @@ from toolkit.comm.waits import backward
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import FORWARD
 
-# What goes into the model, and what it is compared with.
+__all__ = ["MicroBatch"]
+
+# The inputs and targets of the model.
 MicroBatch = tuple[Tensor, Tensor]
-# The share that a micro-batch has in the mean loss of the step, a scalar, from the model's outputs and the targets.
+# Returns a micro-batch's share of the step's mean loss, a scalar, from the model's outputs and the targets.
 PartOf = Callable[[Tensor, Tensor], Tensor]
-# Is given each such share as soon as the way to pass allows it.
+# Called with each such share as early as the strategy allows.
 Heard = Callable[[Tensor], None]
 
 
 class Passes(Protocol):
-    """Leaves in every parameter's `grad` the gradient of the mean loss over the samples of all ranks."""
+    """Leaves the gradient of the mean loss over the samples of all ranks in each parameter's `grad`."""
 
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
     ) -> None:
-        """Pass all micro-batches of this rank forward, in `precision`, and backward. Collective.
+        """Run the forward pass of all micro-batches of this rank, in `precision`, and the backward pass. Collective.
 
-        `heard` is called once for each of them, on ranks that see a loss.
+        `heard` is called once for each of them, on ranks with a loss.
         """
         ...
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """Settle what settles in the first passes, before any counts. Collective.
+        """Settle what the first passes decide, before any counts. Collective.
 
         Args:
-            once: runs the passes of one step, whose gradients are thrown away.
+            once: runs the passes of one step, whose gradients are discarded.
         """
         ...
 
 
 @dataclass(frozen=True)
 class PassesInTurn:
-    """One micro-batch after the other through the whole model; gradients travel with the last one.
+    """Passes micro-batches through the whole model one by one; gradients are exchanged with the last one.
 
     Args:
-        module: is called with the inputs.
-        factor: by how many ranks the exchange will divide the sum of gradients.
-        between: in it, a backward pass leaves to a later one what it can.
-        profile: has the phases "forward" and "backward", and what of that is communication.
+        module: called with the inputs.
+        factor: the number by which the exchange divides the sum of gradients.
+        between: a context in which a backward pass defers its exchange.
+        profile: has the phases "forward" and "backward", and their communication.
     """
 
     module: nn.Module

@@ -1,9 +1,7 @@
-"""Deals the blocks of a model to pipeline stages and lays out those of this rank.
+"""Split the blocks of a model into pipeline stages, and lay out those of this rank.
 
 Y. Huang et al., "GPipe", NeurIPS 2019, arXiv:1811.06965; D. Narayanan et al., "PipeDream", SOSP 2019, arXiv:1806.03377.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
@@ -27,10 +25,10 @@ from toolkit.world.facts import World
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages of this rank, still on torch's "meta" device, as they come from `lay_pipeline`.
+    """The stages of this rank, still on torch's "meta" device, from `lay_pipeline`.
 
-    `modules` are to be split, sharded and materialised like whole models, each with the names in `known_as`; then
-    `whole` and `passes` are asked for.
+    The caller splits, shards and materialises `modules` like whole models, each with the names in `known_as`, and then
+    uses `whole` and `passes`.
     """
 
     modules: dict[int, nn.Module]  # by the number of the stage
@@ -42,7 +40,7 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """How many there are on all ranks."""
+        """The number of stages on all ranks."""
         return len(self.cut)
 
     def whole(self) -> StagesOfRank:
@@ -51,7 +49,7 @@ class Pipeline:
         return StagesOfRank(list(self.modules.values()), self._outline, names)
 
     def passes(self, settings: ParallelTable, factor: float, device: str) -> PipelinePasses:
-        """How micro-batches pass through them; gradients are summed over data ranks and divided by `factor`."""
+        """Return the passes of micro-batches; gradients are summed over data ranks and divided by `factor`."""
         return PipelinePasses(self.modules, self.stages, self._group, settings, factor, device, self._ties())
 
     def _ties(self) -> list[Tie]:
@@ -73,16 +71,16 @@ def lay_pipeline(
     settings: ParallelTable,
     trial: Trial | None,
 ) -> Pipeline:
-    """Cut the model that `build` makes on the meta device; rank 0 says how on stderr. Collective.
+    """Cut the model that `build` creates on the meta device; rank 0 prints the cut to stderr. Collective.
 
     Raises:
-        ToolkitError: there are more stages than blocks, or a parameter is part of no stage, or of too many.
+        ToolkitError: there are more stages than blocks, or a parameter is in no stage, or in too many.
     """
     group = mesh.group("pp")
     assert group is not None and dist.get_rank(group) == mesh.place["pp"]
     model = build()
     stages = settings.pp * settings.stages_per_rank
-    cut_evenly(even_costs(model, outline), stages)  # refuses before anything is measured
+    cut_evenly(even_costs(model, outline), stages)  # rejects before any measurement
     costs, source = from_rank_zero(world, lambda: _costs(build, outline, world, settings, trial))
     cut = cut_evenly(costs, stages)
     shared = shared_weights(model, outline, cut)
@@ -106,16 +104,16 @@ def lay_pipeline(
 def _costs(
     build: Callable[[], nn.Module], outline: Outline, world: World, settings: ParallelTable, trial: Trial | None
 ) -> tuple[Costs, str]:
-    """What each part costs, and how that is known."""
+    """Return the cost of each part, and its origin."""
     if settings.balance == "even":
         return even_costs(build(), outline), "evenly"
     if settings.balance == "parameters":
         return parameter_counts(build(), outline), "by parameters"
     if trial is None:
         raise ToolkitError(
-            "the blocks of the model cannot be measured without the inputs of a micro-batch",
+            "measuring the model's blocks needs the inputs of a micro-batch",
             where="parallel.balance",
-            fix='give `distribute` a trial, or set balance = "parameters"',
+            fix='pass a trial to `distribute`, or set balance = "parameters"',
         )
     run = RunDirectory(world.run_dir) if world.run_dir else None
     costs, how = kept_or_measured_seconds(build, outline, trial, world.device, run)

@@ -1,15 +1,12 @@
 """The passes of an optimizer step through a pipeline, in the order of one of torch's schedules.
 
-What a schedule says, after D. Narayanan et al., SC 2021, arXiv:2104.04473 and P. Qi et al., "Zero Bubble", ICLR 2024,
-arXiv:2401.10241:
+Schedules (D. Narayanan et al., SC 2021, arXiv:2104.04473; P. Qi et al., "Zero Bubble", ICLR 2024, arXiv:2401.10241):
 
     gpipe        all forward passes, then all backward passes; a rank keeps the activations of all micro-batches.
-    1f1b         alternates one forward and one backward; a rank keeps those of as many micro-batches as stages follow.
-    interleaved  1f1b with several stages a rank: less idle time, more messages.
+    1f1b         alternates one forward and one backward; a rank keeps as many activations as stages follow.
+    interleaved  1f1b with several stages per rank: less idle time, more messages.
     zero_bubble  backward passes in two halves; the one for the weights, on which no rank depends, fills idle time.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +32,10 @@ from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, FORWARD
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf
 
+__all__ = ["PipelinePasses"]
+
 T = TypeVar("T")
-# Is given the number of a micro-batch and its outputs.
+# Called with the number of a micro-batch and its outputs.
 HeardOutputs = Callable[[int, Tensor], None]
 
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
@@ -49,9 +48,9 @@ _OF_SEVERAL: dict[str, type[ScheduleInterleaved1F1B | ScheduleInterleavedZeroBub
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter that a stage of another rank holds as well: `peer`, in the pipeline's group.
+    """A parameter that a stage of rank `peer` in the pipeline's group has as well.
 
-    `counts` on the one of the two that counts it in the norm of all gradients.
+    `counts` is true on the one of the two that counts it in the gradient norm.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Tie:
 
 
 class _ProfiledStage(PipelineStage):
-    """A stage whose passes are phases. What it waits for others is communication, by their `Work.wait`."""
+    """A stage whose passes are phases; its waits in `Work.wait` are communication."""
 
     def __init__(self, profile: Profile, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -81,9 +80,9 @@ class _ProfiledStage(PipelineStage):
 
 
 class PipelinePasses:
-    """Micro-batches of equal size through the stages of this rank; implements `Passes`.
+    """Passes equal micro-batches through the stages of this rank; implements `Passes`.
 
-    Gradients add up whole over the micro-batches and travel once, whatever `[parallel] zero` says.
+    Gradients accumulate whole over the micro-batches and are exchanged once, for every `[parallel] zero`.
     """
 
     def __init__(
@@ -96,27 +95,28 @@ class PipelinePasses:
         device: str,
         ties: Sequence[Tie],
     ) -> None:
-        """
-        Args:
-            modules: the stages of this rank by their number, of `stages`. Their `forward` is put into the step's precision.
-            factor: by how many ranks the exchange will divide the sum of gradients.
+        """Args:
+            modules: the stages of this rank by number, of `stages`. Their `forward` runs in the step's precision.
+        factor: the number by which the exchange divides the sum of gradients.
         """
         self.ties = tuple(ties)
         self._modules, self._stages, self._group = modules, stages, group
         self._settings, self._factor, self._device = settings, factor, torch.device(device)
         self._first, self._last = 0 in modules, stages - 1 in modules
         self.profile = Profile()
-        self.settle: Callable[[], None] = lambda: None  # lays gradients as their parameters lie, before ties are summed
+        self.settle: Callable[[], None] = lambda: (
+            None
+        )  # gives gradients the placement of their parameters, before ties are summed
         self._schedules: dict[object, Schedule] = {}
         self._precision = torch.autocast(self._device.type, enabled=False)
         self._part_of: PartOf | None = None
         self._parts: list[Tensor] = []
         self._evaluations: dict[object, tuple[list[Any], Schedule]] = {}
         self._heard_outputs: HeardOutputs | None = None
-        # On any error torch writes out the whole schedule, on every rank: thousands of lines around what went wrong.
+        # On any error torch prints the whole schedule on every rank: thousands of lines around the cause.
         logging.getLogger(ScheduleGPipe.__module__).setLevel(logging.CRITICAL)
         for module in modules.values():
-            # Not a module around it: torch treats a stage that is sharded as such.
+            # Not wrapped in a module, because torch detects a sharded stage by its type.
             module.forward = self._in_precision(module.forward)
 
     def run(
@@ -128,7 +128,7 @@ class PipelinePasses:
         targets = torch.cat([targets for _, targets in micro_batches]) if self._last else None
         given = () if inputs is None else (inputs,)
         self._schedule(micro_batches).step(*given, target=targets, return_outputs=False)
-        for part in self._parts[-len(micro_batches) :]:  # before its first step torch tries the loss once for its shape
+        for part in self._parts[-len(micro_batches) :]:  # before its first step torch calls the loss once for its shape
             heard(part)
         self._parts.clear()
         self.settle()
@@ -136,11 +136,11 @@ class PipelinePasses:
 
     @property
     def evaluated_together(self) -> int:
-        """How many micro-batches `evaluate` takes: they keep the ranks busy, and the last one holds outputs of as many."""
+        """The micro-batches of one `evaluate`: enough to keep the ranks busy; the last rank keeps as many outputs."""
         return 2 * dist.get_world_size(self._group)
 
     def evaluate(self, inputs: Sequence[Tensor], heard: HeardOutputs) -> None:
-        """Pass equal micro-batches forward alone, with no autocast; the last stage hears what comes out. Collective.
+        """Run forward passes of equal micro-batches, without autocast; the last stage receives the outputs. Collective.
 
         Args:
             inputs: `evaluated_together` of them.
@@ -152,20 +152,20 @@ class PipelinePasses:
         given = (torch.cat(list(inputs)),) if self._first else ()
         schedule.eval(*given, target=torch.arange(len(inputs)), return_outputs=False)
         for stage in stages:
-            stage.clear_runtime_states()  # which are as large as the outputs, and would stay
+            stage.clear_runtime_states()  # as large as the outputs, and otherwise kept
 
     def from_last_stage(self, value: T | None) -> T | None:
-        """What the last stage of this pipeline has, on all its ranks. Collective."""
+        """Return a value of this pipeline's last stage, on all its ranks. Collective."""
         box = [value]
         last = dist.get_world_size(self._group) - 1
         dist.broadcast_object_list(box, group=self._group, group_src=last, device=self._device)
         return box[0]
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """There is nothing to settle, and one micro-batch is none that a pipeline takes."""
+        """Do nothing: a pipeline has nothing to settle, and one micro-batch cannot pass through it."""
 
     def _schedule(self, micro_batches: Sequence[MicroBatch]) -> Schedule:
-        """The one for micro-batches of this number and shape; a new one has the stages agree on the shapes they send."""
+        """Return the schedule for this number and shape of micro-batches; in a new one, stages agree on shapes."""
         inputs, _ = micro_batches[0]
         training = next(iter(self._modules.values())).training
         key = (len(micro_batches), inputs.shape, inputs.dtype, training, self._precision.fast_dtype)
@@ -175,7 +175,9 @@ class PipelinePasses:
         return self._schedules[key]
 
     def _evaluation(self, inputs: Sequence[Tensor]) -> tuple[list[Any], Schedule]:
-        """Stages and a schedule of their own: those of the training would have to agree on shapes anew after each use."""
+        """Return separate stages and a schedule: sharing the training's would require agreement on shapes after each
+        use.
+        """
         key = (len(inputs), inputs[0].shape, inputs[0].dtype)
         if key not in self._evaluations:
             stages = self._new_stages(PipelineStage)
@@ -197,7 +199,7 @@ class PipelinePasses:
         return _OF_ONE_STAGE[name](stages[0], micro_batches, loss, scale_grads=False)
 
     def _tell_outputs(self, outputs: Tensor, number: Tensor) -> Tensor:
-        """Takes the place of a loss, which torch computes on the last stage from each micro-batch's outputs."""
+        """Report each micro-batch's outputs in place of a loss, which torch computes on the last stage."""
         assert self._heard_outputs is not None
         self._heard_outputs(int(number), outputs)
         return torch.zeros(())
@@ -220,14 +222,14 @@ class PipelinePasses:
         sizes = [len(inputs) for inputs, _ in micro_batches]
         said = no_micro_batches(self._settings, len(sizes))
         if len(set(sizes)) > 1:
-            said = f"a pipeline takes equal micro-batches, and these have {', '.join(map(str, sizes))} samples"
+            said = f"a pipeline needs equal micro-batches, and these have {', '.join(map(str, sizes))} samples"
         if said:
             wanted = sizes[0] if len(sizes) > 1 else 0
             fix = micro_batch_fix(self._settings, sum(sizes), wanted, int(self._factor))
             raise ToolkitError(said, where="train.micro_batch", fix=fix)
 
     def _sum_ties(self) -> None:
-        """Both holders of a tied parameter get the sum of their gradients, the same bits on both."""
+        """Sum the gradients of a tied parameter on both of its ranks, to the same bits."""
         received = []
         operations = []
         for tie in self.ties:
@@ -244,7 +246,7 @@ class PipelinePasses:
 
 
 def _own_part(parameter: nn.Parameter) -> Tensor:
-    """The gradient of what this rank holds, in one piece of memory."""
+    """Return the gradient of this rank's part, in contiguous memory."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad

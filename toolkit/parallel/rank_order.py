@@ -1,6 +1,4 @@
-"""The place of each rank in a job's mesh, and one line with the reason. No torch: the same answer on every rank."""
-
-from __future__ import annotations
+"""The place of each rank in a job's mesh, and one line with the reason. No torch: the same result on every rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from toolkit.topology.traffic import Traffic
 
 @dataclass(frozen=True)
 class RankOrder:
-    """A mesh of ranks, and the line about it for people."""
+    """A mesh of ranks, and its log line."""
 
     placement: Placement
     line: str
@@ -31,15 +29,16 @@ def order_ranks(
     *,
     keeps_order: bool = True,
 ) -> RankOrder:
-    """The cheapest order of ranks that `parallel.placement` and the known facts allow.
+    """Return the cheapest order of ranks that `parallel.placement` and the known facts allow.
 
     Args:
         topology: of all ranks of the job.
-        traffic: what each dimension exchanges in a step, nominal where the model is not known yet.
-        keeps_order: whether a process group can have its ranks in any order; else only the launcher's will do.
+        traffic: exchanges of each dimension per step; nominal if the model is unknown.
+        keeps_order: whether a process group can have its ranks in any order; otherwise only the launcher's order is
+            possible.
 
     Raises:
-        ToolkitError: the mesh does not fill the ranks; tensor parallel groups would cross nodes.
+        ToolkitError: the mesh does not match the number of ranks; tensor-parallel groups would cross nodes.
     """
     sizes = parallel.sizes(topology.size)
     exchanged = {**nominal_traffic(sizes), **(traffic or {})}
@@ -63,9 +62,9 @@ def order_ranks(
 
 
 def _tiers_or_reason(parallel: ParallelTable, topology: Topology, notes: list[str]) -> Tiers | str:
-    """The tiers to place ranks on, or why none are placed; odd facts are no reason for a job to fail."""
+    """Return the tiers for placement, or why there is none; inconsistent facts must not fail a job."""
     if parallel.placement == "launched":
-        return "parallel.placement says so"
+        return "by parallel.placement"
     if topology.unplaced_ranks:
         return f"the hosts of {len(topology.unplaced_ranks)} ranks are unknown"
     if topology.conflicts:
@@ -77,7 +76,7 @@ def _tiers_or_reason(parallel: ParallelTable, topology: Topology, notes: list[st
 
 
 def _anywhere(size: int) -> Tiers:
-    """Ranks whose place is unknown."""
+    """Return tiers of ranks with unknown places."""
     return tiers_of([("cluster", [0] * size, Link(0.0, inf, "unknown"))])
 
 

@@ -1,9 +1,7 @@
-"""A whole model on every rank, gradients summed in buckets while the backward pass runs: torch's DDP.
+"""A whole model on every rank, with gradients summed in buckets during the backward pass: torch's DDP.
 
 S. Li et al., "PyTorch Distributed", VLDB 2020, arXiv:2006.15704.
 """
-
-from __future__ import annotations
 
 import statistics
 import sys
@@ -25,11 +23,11 @@ from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
 TRIED_MB = (1.0, 5.0, DDP_BUCKET_MB, 100.0)
-_REPEATS = 3  # of each, after one in which DDP lays its buckets out
+_REPEATS = 3  # passes per size, after one in which DDP builds its buckets
 
 
 class ReplicatedPasses:
-    """Passes through a model of which every rank of `replicate` has a copy; gradients travel with the last one."""
+    """Passes through a model that every rank of `replicate` has; gradients are exchanged with the last micro-batch."""
 
     def __init__(
         self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int, profile: Profile
@@ -37,8 +35,8 @@ class ReplicatedPasses:
         """Wrap the model. Collective.
 
         Args:
-            wrap: makes a DDP of the model, with buckets of the given MiB.
-            bucket_mb: None has it measured, when `prepare` is called.
+            wrap: wraps the model in DDP, with buckets of the given MiB.
+            bucket_mb: None measures it in `prepare`.
             profile: has the phases of the passes.
         """
         self._wrap, self._ranks, self._profile = wrap, ranks, profile
@@ -47,7 +45,7 @@ class ReplicatedPasses:
 
     @property
     def module(self) -> nn.Module:
-        """The DDP that is called."""
+        """The DDP to call."""
         return self._passes.module
 
     def run(
@@ -56,7 +54,7 @@ class ReplicatedPasses:
         self._passes.run(micro_batches, part_of, heard, precision)
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """Try some sizes of buckets and keep the fastest; then pass once more, after which the buckets stay."""
+        """Try some bucket sizes and keep the fastest; then pass once more, after which the buckets are final."""
         if self._measures:
             seconds = {size_mb: self._try(size_mb, once) for size_mb in self._sizes_mb()}
             best = min(seconds, key=lambda size_mb: seconds[size_mb])
@@ -68,18 +66,18 @@ class ReplicatedPasses:
 
     def _with_buckets(self, size_mb: float) -> PassesInTurn:
         parallel = self._wrap(size_mb)
-        # The gradient that DDP leaves is the mean over ranks.
+        # DDP leaves the mean gradient over ranks.
         return PassesInTurn(parallel, float(self._ranks), parallel.no_sync, self._profile)
 
     def _sizes_mb(self) -> list[float]:
-        """Not those that hold the whole model several times over."""
+        """Return bucket sizes without several that contain the whole model."""
         assert isinstance(self._passes.module, DistributedDataParallel)
         parameters = self._passes.module.parameters()
         model_mb = sum(one.numel() * one.element_size() for one in parameters if one.requires_grad) / 2**20
         return [size_mb for number, size_mb in enumerate(TRIED_MB) if not number or TRIED_MB[number - 1] < model_mb]
 
     def _try(self, size_mb: float, once: Callable[[], None]) -> float:
-        """Seconds of a pass on the slowest rank, the median of some; the same on all ranks."""
+        """Return the median seconds of a pass on the slowest rank; the same on all ranks."""
         self._passes = self._with_buckets(size_mb)
         once()
         taken = []
@@ -88,7 +86,7 @@ class ReplicatedPasses:
             start = time.perf_counter()
             once()
             taken.append(time.perf_counter() - start)
-        # On the device that the backend can reach.
+        # On a device that the backend supports.
         found = torch.tensor(statistics.median(taken), device=next(self._passes.module.parameters()).device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return float(found)
@@ -100,7 +98,7 @@ def replicate(
     """Keep `model` equal on all ranks of `replicate`. Collective."""
     settings = config.parallel
     group = mesh.group("replicate") or dist.group.WORLD
-    assert group is not None, "the default process group is there before a model is distributed"
+    assert group is not None, "initialize the default process group before distributing a model"
     reduction = find_reduction(group, world, settings.reduction, topology)
 
     def wrap(bucket_mb: float) -> DistributedDataParallel:

@@ -1,17 +1,15 @@
-"""Parameters, gradients and optimizer state in parts on the ranks of `shard`, by torch's FSDP2.
+"""Shard parameters, gradients and optimizer state over the ranks of `shard`, by torch's FSDP2.
 
-What `[parallel] zero` means here, after S. Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054:
+`[parallel] zero`, after S. Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054:
 
-    1  a rank keeps its part of the optimizer's state. Parameters are gathered once a step, gradients added up whole over
-       the micro-batches and scattered once.
+    1  a rank keeps its shard of the optimizer state. Parameters are gathered once per step; gradients accumulate whole
+       over the micro-batches and are scattered once.
     2  gradients too: they are scattered after every micro-batch.
     3  parameters too: each block is gathered for its forward pass and again for its backward pass.
 
-With `replicate` beside it, parts are copied: parameters travel within `shard` alone, and the sums of gradients once a step
-across (hybrid sharding).
+With `replicate`, shards are copied: parameters move within `shard` only, and gradient sums once per step across (hybrid
+sharding).
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,12 +17,15 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_composable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from toolkit.config.train import ParallelTable
-from toolkit.parallel.compat import replicate_composable
 from toolkit.parallel.outline import Outline
+
+__all__ = ["replicate_composable"]
+
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "as_is": None}
 
@@ -32,13 +33,13 @@ Between = Callable[[], AbstractContextManager[None]]
 
 
 def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: ParallelTable) -> Between:
-    """Lay `model` in parts on the ranks of `mesh`, of "replicate", "shard" or both. Collective.
+    """Shard `model` over the ranks of `mesh`, of "replicate", "shard" or both. Collective.
 
-    A model without "shard" in its mesh is copied by the same machinery, which, unlike DDP, takes models that are split
-    by tensor parallel ranks.
+    Without "shard" in its mesh a model is replicated by the same machinery, which, unlike DDP, accepts models that are
+    split by tensor-parallel ranks.
 
     Returns:
-        In what the backward passes run that are not the last of a step.
+        The context of all backward passes of a step except the last.
     """
     names = mesh.mesh_dim_names or ()
     precision = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
@@ -53,7 +54,7 @@ def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: Parall
 
 
 def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> list[nn.Module]:
-    """What is gathered at once, inner modules before outer ones."""
+    """Return the units of a gather, inner modules before outer ones."""
     if settings.wrap == "blocks":
         return list(outline.blocks_of(model))
     names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -65,10 +66,10 @@ def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> lis
 
 
 def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Module]) -> int:
-    """Add modules of `least` parameters or more that are not in an inner one; returns those that are left over.
+    """Add modules of `least` parameters or more that are not in an inner one; return what remains.
 
-    A list is not a callable module, so it is never wrapped itself. A tied parameter belongs to several modules, so
-    that it stays with the whole model.
+    A list is not callable, so it is never wrapped itself. A tied parameter has several modules, so it stays with the
+    whole model.
     """
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     left = own + sum(_by_size(child, least, tied, found) for child in module.children())

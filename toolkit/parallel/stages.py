@@ -1,10 +1,8 @@
-"""Cuts a model into pipeline stages, and shows those of a rank as one module with the whole model's names.
+"""Cut a model into pipeline stages, and present those of a rank as one module with the whole model's names.
 
-A stage is the model itself without the parts of other stages: `Outline.before` is None but on the first, `Outline.after`
-but on the last, and the list of blocks lacks those of others, so that a block keeps its name ("blocks.3") wherever it is.
+A stage is the model without the parts of other stages: `Outline.before` is None except on the first, `Outline.after`
+except on the last, and the list of blocks lacks those of others, so that a block keeps its name ("blocks.3").
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +18,9 @@ from toolkit.parallel.outline import Outline
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """One parameter of the whole model that two stages hold, as tied weights of the first and last layer.
+    """A parameter of the whole model that two stages have, such as tied weights of the first and last layer.
 
-    `name` is the one that the whole model lists it under; `own_names` the names on each of the `stages`.
+    `name` is its first name in the whole model, `own_names` its names in each of the `stages`.
     """
 
     name: str
@@ -31,7 +29,7 @@ class SharedWeight:
 
 
 def cut_stage(build: Callable[[], nn.Module], outline: Outline, cut: Sequence[range], stage: int) -> nn.Module:
-    """A model with the parts of this stage alone; `cut` has the blocks of all stages."""
+    """Return the model with the parts of this stage only; `cut` has the blocks of all stages."""
     model = build()
     kept = [*(outline.before if stage == 0 else ()), *(outline.after if stage == len(cut) - 1 else ())]
     for name in {*outline.before, *outline.after} - {*kept}:
@@ -40,25 +38,25 @@ def cut_stage(build: Callable[[], nn.Module], outline: Outline, cut: Sequence[ra
     blocks = outline.blocks_of(model)
     for number in range(len(blocks)):
         if number not in cut[stage]:
-            del blocks._modules[str(number)]  # `del blocks[number]` would number the others anew
+            del blocks._modules[str(number)]  # `del blocks[number]` would renumber the others
     return model
 
 
 def stream_into(
     build: Callable[[], nn.Module], outline: Outline, cut: Sequence[range], stage: int, inputs: Tensor
 ) -> Tensor:
-    """What a stage gets when `inputs` go into the model; all of it on the meta device."""
+    """Return a stage's inputs for `inputs` of the model; all on the meta device."""
     if stage == 0:
         return inputs
     first, count = cut[stage].start, cut[-1].stop
-    before = cut_stage(build, outline, (range(first), range(first, count)), 0)  # all stages before, as one
+    before = cut_stage(build, outline, (range(first), range(first, count)), 0)  # all earlier stages, as one
     with torch.no_grad(), buffers_on_meta(before):
         stream: Tensor = before(inputs)
     return stream.requires_grad_()
 
 
 def shared_weights(model: nn.Module, outline: Outline, cut: Sequence[range]) -> list[SharedWeight]:
-    """The parameters that several stages need, found on the whole model.
+    """Return the parameters that several stages need, from the whole model.
 
     Raises:
         ToolkitError: a parameter is in no part that `outline` names, or in more than two stages.
@@ -92,7 +90,7 @@ def _stages_of(name: str, model: nn.Module, outline: Outline, cut: Sequence[rang
     found = [stage for stage, parts in ends if any(name.startswith(f"{part}.") for part in parts)]
     if not found:
         raise ToolkitError(
-            f"no pipeline stage would hold {name} of {type(model).__name__}: its outline names no module with it",
+            f"no pipeline stage would contain {name} of {type(model).__name__}: its outline names no module with it",
             where="outline",
             fix=f"name the module of {name} in `before` or `after`, or make it part of the blocks",
         )
@@ -100,17 +98,17 @@ def _stages_of(name: str, model: nn.Module, outline: Outline, cut: Sequence[rang
 
 
 class StagesOfRank(nn.Module):
-    """The stages of one rank as one module, with the names that their parts have in the whole model.
+    """The stages of one rank as one module, under the whole model's names.
 
-    It is what optimizers and checkpoints see; it cannot be called.
+    For optimizers and checkpoints; it cannot be called.
     """
 
     def __init__(self, stages: Sequence[nn.Module], outline: Outline, known_as: Mapping[str, str]) -> None:
-        """
-        Args:
-            stages: made by `cut_stage`, with their final parameters.
-            known_as: names in the whole model of parameters that have another one here; they come first, so that
-                checkpoints and optimizers know the parameter by the same name wherever it is.
+        """Args:
+            stages: from `cut_stage`, with their final parameters.
+        known_as: names in the whole model of parameters with another name here; they come first, so that checkpoints
+        and
+            optimizers use one name everywhere.
         """
         super().__init__()
         for own_name, name in known_as.items():
@@ -119,18 +117,18 @@ class StagesOfRank(nn.Module):
         for stage in stages:
             _merge(self, stage, outline.blocks.split("."))
         seen = {id(module) for module in self.modules()}
-        # A tuple, and no module list: their parts are shown under the whole model's names.
+        # A tuple instead of a module list, because their parts have the whole model's names.
         self._unseen = tuple(module for stage in stages for module in stage.modules() if id(module) not in seen)
 
     def forward(self, *_: object) -> None:
         raise ToolkitError(
-            "the stages of one rank are no model that could be called",
+            "the stages of one rank are not callable as a model",
             where="parallel.pp",
             fix="pp = 1, or pass micro-batches by `DistributedModel.run`",
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Switch the stages to training or evaluation as well: their `forward` depends on it."""
+        """Switch the stages to training or evaluation as well, because their `forward` depends on it."""
         super().__setattr__(name, value)
         if name == "training":
             for module in self.__dict__.get("_unseen", ()):
@@ -144,7 +142,7 @@ def _parameters_named(stage: nn.Module, name: str) -> Iterator[nn.Parameter]:
 
 
 def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Give `module` this parameter under a dotted name."""
+    """Register this parameter in `module` under a dotted name."""
     *owners, own_name = name.split(".")
     for owner in owners:
         if module._modules.get(owner) is None:
@@ -154,7 +152,7 @@ def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _merge(into: nn.Module, stage: nn.Module, to_blocks: Sequence[str]) -> None:
-    """Add the parts of `stage`; a module on the way to the blocks is one of several, so its parts are added instead."""
+    """Add the parts of `stage`; modules above the blocks occur in several stages, so their parts are added instead."""
     for name, buffer in stage.named_buffers(recurse=False):
         into.register_buffer(name, buffer, persistent=name not in stage._non_persistent_buffers_set)
     for name, child in stage.named_children():

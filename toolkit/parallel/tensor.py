@@ -1,15 +1,17 @@
-"""Matrices in pieces on the ranks of `tp`, and between them, if asked, the sequence: torch's styles for a plan.
+"""Split matrices over the ranks of `tp`, and optionally the sequence between them, with torch's styles.
 
-Without `[parallel] sequence` every rank has the whole stream, (batch, context, width), and what "row" gives is summed over
-ranks. With it a rank has (batch, context / tp, width): "column" gathers its input, "row" scatters its sum, and norms and
-dropout work on a piece. V. Korthikanti et al., "Reducing Activation Recomputation", 2022, arXiv:2205.05198.
+Without `[parallel] sequence` every rank has the whole residual stream, (batch, context, width), and outputs of "row"
+are summed over ranks. With it a rank has (batch, context / tp, width): "column" gathers its input, "row" scatters its
+sum, and norms and dropout work on a slice. V. Korthikanti et al., "Reducing Activation Recomputation", 2022,
+arXiv:2205.05198.
 """
 
-from __future__ import annotations
-
+import hashlib
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -24,8 +26,52 @@ from torch.distributed.tensor.parallel import (
 from toolkit.errors import ToolkitError
 from toolkit.parallel.materialise import set_parameter, tied_names
 from toolkit.parallel.outline import Outline
-from toolkit.parallel.piece_draws import PieceDraws
 from toolkit.parallel.tensor_plan import Split, unplanned
+
+
+class PieceDraws:
+    """Hooks around work on slices.
+
+    Args:
+        device_type: of the rank's tensors.
+        place: of the rank among those with slices of the same tensors.
+    """
+
+    def __init__(self, device_type: str, place: int) -> None:
+        self._device_type = device_type
+        self._place = place
+        self._common: Tensor | None = None  # the state of the common generator while the rank's own is active
+
+    @property
+    def on_pieces(self) -> bool:
+        return self._common is not None
+
+    def begin(self, module: nn.Module, *_: Any) -> None:
+        """Start a block with the common generator, whatever the previous one left.
+
+        A recomputed block may end early; torch then restores the generators.
+        """
+        self._common = None
+
+    def enter(self, module: nn.Module, *_: Any) -> None:
+        if self._common is not None or not module.training:
+            return
+        generator = self._generator()
+        torch.rand(1, device=generator.device, generator=generator)  # a different state each time
+        self._common = generator.get_state()
+        words = hashlib.sha256(self._common.numpy().tobytes() + self._place.to_bytes(8, "little")).digest()
+        generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        if self._common is not None:
+            self._generator().set_state(self._common)
+            self._common = None
+
+    def _generator(self) -> torch.Generator:
+        if self._device_type == "cuda":
+            return torch.cuda.default_generators[torch.cuda.current_device()]
+        return torch.default_generator
+
 
 _SEQUENCE = Shard(-2)  # of (batch, context, width), and of (context, width), which is added to it
 
@@ -36,7 +82,7 @@ def split_tensors(
     """Split `model`, which is on the meta device, over the ranks of the one-dimensional `mesh`. No communication.
 
     Args:
-        plan: of `tensor_plan`; modules that this rank's stage of a pipeline does without may be in it.
+        plan: of `tensor_plan`; it may name modules that this rank's pipeline stage lacks.
 
     Raises:
         ToolkitError: tied parameters would be split in different ways.
@@ -47,7 +93,9 @@ def split_tensors(
     for name, split in present.items():
         style = _style(split.word, sequence)
         if style is not None:
-            parallelize_module(modules[name], mesh, style, src_data_rank=None)  # all ranks have the same, or none yet
+            parallelize_module(
+                modules[name], mesh, style, src_data_rank=None
+            )  # equal on all ranks, or not allocated yet
     _tie_again(model, tied)
     for name, split in present.items():
         if split.word == "head":
@@ -80,7 +128,7 @@ def _style(word: str, sequence: bool) -> ParallelStyle | None:
 
 
 def _tie_again(model: nn.Module, tied: Iterable[list[str]]) -> None:
-    """Splitting makes a new parameter for each name of a tied one."""
+    """Tie parameters again, because splitting creates a new one for each name."""
     for first, *others in tied:
         parameter = model.get_parameter(first)
         for name in others:
@@ -101,7 +149,7 @@ def _layout(parameter: nn.Parameter) -> object:
 def _draw_apart(
     model: nn.Module, outline: Outline, plan: Mapping[str, Split], draws: PieceDraws, sequence: bool
 ) -> None:
-    """Draw as one rank where all have the stream, and each for itself where they have pieces."""
+    """Draw as one rank for the whole stream, and separately for slices."""
     if sequence:
         model.register_forward_pre_hook(draws.enter)
         model.register_forward_hook(draws.leave, always_call=True)
@@ -123,17 +171,17 @@ def _draw_apart(
 
 
 def _refuse_on_pieces(draws: PieceDraws, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Its gradient would be the share of this rank's pieces, another on every rank."""
+    """Reject a module whose gradient would differ on every rank, because it sees only a slice."""
     if draws.on_pieces:
         raise ToolkitError(
-            f"{name} is whole on every rank and gets the rank's own heads or features",
+            f"{name} is whole on every rank but gets the rank's own heads or features",
             where="outline.tensor",
-            fix=f'say "piece" of {name}',
+            fix=f'set the style of {name} to "piece"',
         )
 
 
 def _gather_to_evaluate(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-    """Nothing but a training step's loss can do with split logits."""
+    """Gather logits for evaluation; only a training loss works on split ones."""
     return logits.full_tensor() if isinstance(logits, DTensor) and not module.training else logits
 
 

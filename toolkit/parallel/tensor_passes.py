@@ -1,6 +1,4 @@
-"""The passes of a model that tensor parallel ranks have in pieces: its loss, and gradients of what each has whole."""
-
-from __future__ import annotations
+"""The passes of a tensor-parallel model: its loss, and the gradients of whole parameters."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,16 +13,16 @@ from toolkit.errors import ToolkitError
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes
 
 _CHECKED_RUNS = 2  # the rehearsal, before the job seeds its streams, and the first step
-_LOSS_APART = 0.03  # of the gradient of logits in bfloat16 that is taken by other sums
-_APART = 0.05  # far above what a sum of bfloat16 in another order makes, and below what another mask of dropout does
+_LOSS_APART = 0.03  # tolerance of gradients of bfloat16 logits that are summed in another order
+_APART = 0.05  # far above the effect of another order of bfloat16 sums, and below that of another dropout mask
 
 
 class TensorPasses:
-    """Makes a loss of logits that are split by vocabulary, sums what is left to sum, and looks that ranks agree.
+    """Computes the loss of split logits, sums the remaining gradients, and checks that ranks agree.
 
     Args:
-        passes: what passes micro-batches through `module`.
-        group: the tensor parallel ranks.
+        passes: passes micro-batches through `module`.
+        group: the tensor-parallel ranks.
     """
 
     def __init__(self, passes: Passes, module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -53,22 +51,22 @@ class TensorPasses:
 
 
 def _check_loss(part_of: PartOf, logits: Tensor, targets: Tensor) -> None:
-    """torch knows the cross-entropy of split logits; of a log-softmax by itself it would give a wrong gradient."""
+    """Check the loss: torch supports cross-entropy of split logits, but computes a wrong gradient for a log-softmax."""
     gathered = _whole(logits).requires_grad_()
     wanted = part_of(gathered, targets)
     (wanted_gradient,) = torch.autograd.grad(wanted, gathered)
     if not wanted.isfinite() or not wanted_gradient.any():
-        return  # a sample without a target
+        return  # the index of samples without a target
     split = logits.requires_grad_()
     try:
         found = _whole(part_of(split, targets))
         (gradient,) = torch.autograd.grad(found, split)
     except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
-        raise  # of the machine, not of the loss
+        raise  # a fault of the machine, not of the loss
     except (RuntimeError, ValueError) as error:
-        raise _refusal(f"torch cannot take this loss of them: {str(error).splitlines()[0]}") from error
+        raise _refusal(f"torch cannot compute this loss on them: {str(error).splitlines()[0]}") from error
     apart = (_whole(gradient) - wanted_gradient).norm() / wanted_gradient.norm()
-    if not apart <= _LOSS_APART:  # which a NaN is not
+    if not apart <= _LOSS_APART:  # false for NaN
         raise _refusal(f"its gradient is {float(apart):.0%} off")
     if not (found - wanted).abs() <= _LOSS_APART * wanted.abs():
         raise _refusal(f"it is {float(found):.6g} and not {float(wanted):.6g}")
@@ -76,9 +74,9 @@ def _check_loss(part_of: PartOf, logits: Tensor, targets: Tensor) -> None:
 
 def _refusal(what: str) -> ToolkitError:
     return ToolkitError(
-        f"the loss of logits that are split by vocabulary is not that of whole ones: {what}",
+        f"the loss of logits split by vocabulary differs from that of whole logits: {what}",
         where="outline.tensor",
-        fix='say "head_gathered" of the head, or take nn.functional.cross_entropy without label_smoothing',
+        fix='set the style of the head to "head_gathered", or use nn.functional.cross_entropy without label_smoothing',
     )
 
 
@@ -87,9 +85,9 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def settle_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Lay gradients as their parameters lie. FSDP2 has done that with its own.
+    """Give gradients the placement of their parameters. FSDP2 has done that for its own.
 
-    Those of which every rank has the share of its piece of the sequence are summed in one message.
+    Gradients of slices of the sequence are summed in one message.
     """
     shares: dict[torch.dtype, list[tuple[nn.Parameter, DTensor]]] = defaultdict(list)
     for parameter in module.parameters():
@@ -110,7 +108,7 @@ def settle_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _check_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Ranks that have the whole of a parameter would drift apart, step by step, if its gradients were not one."""
+    """Reject different gradients of a whole parameter, which would make ranks diverge step by step."""
     apart: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         gradient = parameter.grad
@@ -128,8 +126,8 @@ def _check_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
     differing = [name for name, one in zip(apart, largest.tolist(), strict=True) if one > _APART]
     if differing:
         raise ToolkitError(
-            f"the tensor parallel ranks have the whole of {differing[0]}, and each has another gradient of it",
+            f"the tensor parallel ranks have the whole parameter {differing[0]}, and their gradients of it differ",
             where="outline.tensor",
-            fix="seed the ranks by DistributedModel.stream, so that they drop the same; give modules that work on a "
-            'rank\'s own heads or features the word "piece"',
+            fix="seed the ranks by DistributedModel.stream, so that their dropout is equal; use the style 'piece' for "
+            "modules that work on a rank's own heads or features",
         )

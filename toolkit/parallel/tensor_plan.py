@@ -1,23 +1,22 @@
-"""Which modules tensor parallel ranks split, and how: the words of `Outline.tensor`, held against a model.
+"""Which modules tensor-parallel ranks split, and how: the styles of `Outline.tensor`, checked against a model.
 
-A rank of `tp` holds, of a module with this word:
+A rank's part of a module, by style:
 
-    column            nn.Linear (out, in): out / tp outputs and their biases. Takes all features, gives its outputs alone.
-    column by NAME    the same, in whole pieces, of which the module around it says in its attribute NAME how many the
-                      whole model has: "column by heads" where the outputs of one head lie side by side.
-    row               nn.Linear (out, in): in / tp inputs. Takes what "column" gave, and gives the sum over ranks.
-    embedding         nn.Embedding (rows, width): rows / tp rows. Gives the sum over ranks, to which one adds.
-    embedding_column  nn.Embedding (rows, width): width / tp columns. Gives all of them, gathered.
-    norm              nn.LayerNorm, nn.RMSNorm, nn.Dropout, whole: work on the stream, each place of the sequence for itself.
-    piece             the same modules between "column" and "row", whole: work on the rank's heads or features alone.
-    head              nn.Linear (vocabulary, width): vocabulary / tp outputs, of which the loss is taken without gathering:
-                      logits are a DTensor of which nn.functional.cross_entropy makes a plain loss.
-    head_gathered     the same, and every rank gets all logits: for any other loss.
+    column            nn.Linear (out, in): out / tp outputs and their biases; full input, its outputs only.
+    column by NAME    the same, in whole groups; attribute NAME of the parent module is their number: "column by heads"
+    if
+                      the outputs of a head are adjacent.
+    row               nn.Linear (out, in): in / tp inputs, which "column" produces; outputs are summed over ranks.
+    embedding         nn.Embedding (rows, width): rows / tp rows; outputs are summed over ranks.
+    embedding_column  nn.Embedding (rows, width): width / tp columns; outputs are gathered.
+    norm              nn.LayerNorm, nn.RMSNorm, nn.Dropout, whole: on the residual stream, per place of the sequence.
+    piece             the same modules between "column" and "row", whole: on the rank's heads or features.
+    head              nn.Linear (vocabulary, width): vocabulary / tp outputs; logits are a DTensor, of which
+                      nn.functional.cross_entropy computes the loss without gathering.
+    head_gathered     the same with gathered logits, for any other loss.
 
-"column" and "row" are the pair of M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053.
+"column" and "row" are from M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
@@ -47,7 +46,7 @@ _WHERE = "outline.tensor"
 
 @dataclass(frozen=True)
 class Split:
-    """What becomes of one module: its word, and how many pieces of which kind go to the ranks in equal numbers."""
+    """The split of one module: its style, and the number and kind of groups that ranks share equally."""
 
     word: str
     pieces: int = 0
@@ -55,20 +54,20 @@ class Split:
 
 
 def tensor_plan(model: nn.Module, outline: Outline, parallel: ParallelTable, size: int) -> dict[str, Split]:
-    """What each module becomes on `parallel.tp` tensor parallel ranks, by its name; empty for one rank.
+    """Return the split of each module over `parallel.tp` tensor-parallel ranks, by name; empty for one rank.
 
-    An invalid outline is rejected for one rank as well, so its author learns of it before there are more ranks.
+    An invalid outline is rejected for one rank as well, so that its author notices early.
 
     Args:
         model: the whole model, before it is cut or split; it may be on the meta device.
         size: all ranks of the job.
 
     Raises:
-        ToolkitError: the outline does not fit the model, or the model does not divide.
+        ToolkitError: the outline does not fit the model, or the model is not divisible.
     """
     if parallel.tp > 1 and not outline.tensor:
         raise ToolkitError(
-            f"parallel.tp is {parallel.tp}, and the outline of {type(model).__name__} says of no module how ranks split it",
+            f"parallel.tp is {parallel.tp}, and the outline of {type(model).__name__} does not say how ranks split any module",
             where=_WHERE,
             fix=f"name its modules, each with one of {_words()}, or set parallel.tp to 1",
         )
@@ -143,9 +142,9 @@ def _count_of(owner: nn.Module, attribute: str, given: str, name: str) -> int:
     if not isinstance(count, int) or count < 1:
         counts = [known for known, value in vars(owner).items() if isinstance(value, int) and not known.startswith("_")]
         raise ToolkitError(
-            f"{name} is split {given!r}, and {type(owner).__name__}.{attribute} is {count!r}, no number of pieces",
+            f"{name} is split {given!r}, and {type(owner).__name__}.{attribute} is {count!r}, which is not a number of groups",
             where=_WHERE,
-            fix=f"name an attribute that is one: {', '.join(nearest(attribute, counts) or counts) or 'heads'}",
+            fix=f"name an attribute with a number: {', '.join(nearest(attribute, counts) or counts) or 'heads'}",
         )
     return count
 
@@ -165,9 +164,9 @@ def _check_sizes(plan: Mapping[str, Split], parallel: ParallelTable, size: int) 
 
 
 def _fitting(divisor: int, ranks: int, size: int) -> str:
-    """The nearest numbers of tensor parallel ranks that divide everything; "" where only 1 does.
+    """Return the nearest numbers of tensor-parallel ranks that divide everything; "" if only 1 does.
 
-    With as many ranks for each piece as now, so that a batch that was split evenly still is.
+    Each part of the model keeps its number of ranks, so an evenly split batch stays so.
     """
     possible = [number for number in range(2, divisor + 1) if divisor % number == 0]
     below, above = [n for n in possible if n < ranks][-1:], [n for n in possible if n > ranks][:1]
@@ -179,15 +178,15 @@ def _check_nothing_left(model: nn.Module, plan: Mapping[str, Split]) -> None:
     left = list(unplanned(model, plan))
     if left:
         raise ToolkitError(
-            f"with parallel.sequence a rank sees a piece of the sequence, so that each gradient must be summed, and the "
-            f"outline says nothing of {', '.join(left[:5])}{' and others' if len(left) > 5 else ''}",
+            f"with parallel.sequence a rank sees a slice of the sequence, so that each gradient must be summed, and the "
+            f"outline does not name {', '.join(left[:5])}{' and others' if len(left) > 5 else ''}",
             where=_WHERE,
-            fix=f"give {left[0]} a word, one of {_words()}, or set parallel.sequence to false",
+            fix=f"set a style for {left[0]}, one of {_words()}, or set parallel.sequence to false",
         )
 
 
 def unplanned(model: nn.Module, plan: Mapping[str, Split]) -> Iterator[str]:
-    """Modules with parameters of their own that the plan does not name."""
+    """Return modules with parameters that the plan does not name."""
     for name, module in model.named_modules():
         if name not in plan and any(True for _ in module.parameters(recurse=False)):
             yield name or "the model itself"

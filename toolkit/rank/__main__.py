@@ -1,6 +1,4 @@
-"""`python -P -m toolkit.rank`: what every launcher starts, once a rank."""
-
-from __future__ import annotations
+"""`python -P -m toolkit.rank`: the program that every launcher starts, once per rank."""
 
 import os
 import sys

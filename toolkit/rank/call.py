@@ -1,7 +1,5 @@
 """`python -m toolkit.rank.call`: one rank of a function that `toolkit.AutoExecutor` submitted."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -1,7 +1,6 @@
 """The three kinds of entry: a function `main(world, config)`, a script as `__main__`, an executable."""
 
-from __future__ import annotations
-
+import atexit
 import ctypes
 import importlib
 import importlib.util
@@ -9,6 +8,7 @@ import os
 import runpy
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +18,22 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.rank.compat import end_threads, run_exit_handlers
 from toolkit.rank.result import store_result
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.shape import shape_of_job
 from toolkit.world.facts import World
+
+
+def end_threads() -> None:
+    """Wait for threads, and stop idle executor threads, like the interpreter's shutdown."""
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
+def run_exit_handlers() -> None:
+    """Call the `atexit` handlers, the last first, and clear them."""
+    atexit._run_exitfuncs()
+
 
 _OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
 
@@ -299,5 +309,5 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
         raise ToolkitError(
             f"cannot run {program}: {error.strerror}",
             where="job.entry",
-            fix="give a path that exists and is executable on the nodes",
+            fix="pass a path that exists and is executable on the nodes",
         ) from error

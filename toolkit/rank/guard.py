@@ -4,8 +4,6 @@ The rank is a fork of the guard, created before any heavy import. Launchers repo
 all; the guard's record is the same under all of them. Standard library only.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import math
 import os

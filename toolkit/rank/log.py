@@ -1,6 +1,4 @@
-"""What a rank prints, on its way into a log: a file of its own, or its node's with the rank before each line."""
-
-from __future__ import annotations
+"""The output of a rank, on its way into its own log, or into its node's with the rank before each line."""
 
 import os
 import sys
@@ -11,14 +9,14 @@ from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import label_of, log_of
 
-END_S = 2.0  # for what is still on its way when the rank has ended; a process that it left behind may hold on
-LONGEST_LINE = 1 << 16  # of one write; progress bars end no line for long
+END_S = 2.0  # for remaining output after the rank's exit; a process that it left behind may keep the pipe open
+LONGEST_LINE = 1 << 16  # bytes per write; progress bars may not end a line for long
 
 
 class RankLog:
-    """The log of a rank, which standard output and error are from now on, and those of its fork.
+    """The log of a rank, which replaces standard output and error of this process and of its fork.
 
-    Ranks of a node write to one file through one client, whose appends keep whole lines; nodes have a file each.
+    Ranks of a node append whole lines to one file; each node has its own.
     """
 
     def __init__(self, attempt: AttemptDirectory, rank: int, host: str) -> None:
@@ -27,8 +25,8 @@ class RankLog:
         self._log = open_append(path)
         self._label = label_of(rank).encode()
         self._pipe: int | None = None
-        self._lost, self._why = 0, ""  # lines that a full disk did not take
-        self._is_torn = False  # the last one that it did take has no end
+        self._lost, self._why = 0, ""  # lines lost on a full disk
+        self._is_torn = False  # the last written one has no line end
         self._reader: threading.Thread | None = None
         if path == attempt.log_file(rank):
             _become(self._log)
@@ -39,15 +37,15 @@ class RankLog:
         os.close(inlet)
 
     def begin(self) -> None:
-        """Pass on what comes, from after the fork: a thread of before it would not be in the rank."""
+        """Start to copy, after the fork: an earlier thread would not exist in the rank."""
         if self._pipe is not None:
             self._reader = threading.Thread(target=self._pass_on, daemon=True)
             self._reader.start()
 
     def end(self) -> None:
-        """After the rank has exited: wait for its last lines. Later output of this process is written unchanged."""
+        """Wait for the last lines of the exited rank. Later output of this process is not copied."""
         if self._reader is not None:
-            _become(self._log)  # the last of our own inlets
+            _become(self._log)  # the last of our own write ends
             self._reader.join(END_S)
             if self._lost:
                 self._write([f"toolkit: {counted(self._lost, 'line')} could not be written here: {self._why}".encode()])

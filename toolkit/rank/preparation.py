@@ -5,22 +5,116 @@ variables once. toolkit does not change the affinity of executables: an MPI prog
 would restrict its choice.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.rank.processors import PROCESS_ROOT, SYSTEM_ROOT, cpu_quota, numa_node_of_gpu, read_processors
+from toolkit.errors import ToolkitError
 from toolkit.supervise.shape import shape_of_job
 from toolkit.terminal.talk import say
-from toolkit.world.binding import Binding, RankOfNode, bind, unbound
-from toolkit.world.cpu_lists import cpu_list
+from toolkit.topology.nccl.environment import SYSTEM_FILE, of_process
+from toolkit.topology.nccl.finding import effective
+from toolkit.topology.nccl.node import read_node
+from toolkit.topology.nccl.settings import fabric_settings
+from toolkit.world.address import choose_interface
+from toolkit.world.binding import Binding, Processors, RankOfNode, bind, unbound
+from toolkit.world.cpu_lists import cpu_list, read_cpu_list
+from toolkit.world.device import visible_gpus
 from toolkit.world.facts import World
 from toolkit.world.masks import Masks, masks_of_node
 from toolkit.world.physical_gpu import PhysicalGpu, gpus_of_process
+
+PROCESS_ROOT = Path("/proc/self")
+SYSTEM_ROOT = Path("/sys")
+
+
+def read_processors(cpus: Iterable[int], root: Path = SYSTEM_ROOT) -> Processors:
+    """The NUMA nodes, and the cores of `cpus`. What the kernel does not report is omitted."""
+    numa_nodes = {}
+    for folder in (root / "devices/system/node").glob("node[0-9]*"):
+        numa_nodes[int(folder.name.removeprefix("node"))] = _cpus(folder / "cpulist")
+    cores: dict[int, frozenset[int]] = {}
+    for cpu in cpus:
+        if cpu not in cores:  # one file a core: a node has hundreds of CPUs
+            siblings = _cpus(root / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") | {cpu}
+            cores |= dict.fromkeys(siblings, siblings)
+    return Processors(numa_nodes, tuple(dict.fromkeys(cores.values())))
+
+
+def numa_node_of_gpu(bus: str, processors: Processors, root: Path = SYSTEM_ROOT) -> int | None:
+    """The NUMA node next to a GPU, by its PCI address as NVML writes it; None if the firmware does not report it."""
+    with_cpus = [number for number, cpus in processors.numa_nodes.items() if cpus]
+    if len(with_cpus) == 1:  # the firmware often reports -1 here
+        return with_cpus[0]
+    from toolkit.topology.sources.nvml import pci_address  # with GPUs only: its imports take tens of milliseconds
+
+    text = _read(root / "bus/pci/devices" / pci_address(bus) / "numa_node")
+    return int(text) if text.isdecimal() else None
+
+
+def cpu_quota(process_root: Path = PROCESS_ROOT, system_root: Path = SYSTEM_ROOT) -> float | None:
+    """The CPU quota of this process's cgroups in CPUs, such as a container's `--cpus`; None: no limit.
+
+    The affinity mask does not show it: a container may see all CPUs of the machine with a quota of two.
+    """
+    quotas = [quota for folder in _control_groups(process_root, system_root) if (quota := _quota(folder))]
+    return min(quotas, default=None)
+
+
+def _control_groups(process_root: Path, system_root: Path) -> Iterator[Path]:
+    """The cgroups (v1 and v2) of this process that limit CPU time, with all their parents."""
+    top = system_root / "fs/cgroup"
+    for line in _read(process_root / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        base = top if not controllers else top / "cpu" if "cpu" in controllers.split(",") else None
+        if base is not None:
+            inner = base / path.strip("/")
+            yield inner
+            yield from (folder for folder in inner.parents if folder.is_relative_to(base))
+
+
+def _quota(folder: Path) -> float | None:
+    text = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+    words = text.split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None  # "max", or -1
+    return int(words[0]) / int(words[1])
+
+
+def _cpus(path: Path) -> frozenset[int]:
+    return frozenset(read_cpu_list(_read(path)) or ())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # the kernel or container does not provide it
+        return ""
+
+
+def set_fabric(
+    world: World, interface: str, environ: MutableMapping[str, str], system_file: Path = SYSTEM_FILE
+) -> list[str]:
+    """Set the variables that follow from this node's facts; return a line for each, on the node's first rank.
+
+    Settings in files that NCCL reads have precedence, because a variable would override them.
+    """
+    gpus = visible_gpus(environ) if world.device.startswith("cuda") else 0
+    # On one node `meet` uses loopback, which needs no report.
+    name = "" if world.nodes == 1 else choose_interface(interface, single_node=False)[0]
+    lines, given = [], dict(environ)
+    try:
+        given = {name: one.value for name, one in effective(of_process(environ, system_file)).items()}
+    except ToolkitError as error:  # NCCL does not read such a file either
+        lines.append(f"ignoring {error.where}: {error.message}")
+    for setting in fabric_settings(read_node(name, world.nodes, gpus), given):
+        if setting.kept is None:
+            environ[setting.name] = setting.value
+            lines.append(f"set {setting.line}")
+    return lines if world.local_rank == 0 else []
 
 
 def prepare(world: World, job: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
@@ -33,8 +127,6 @@ def prepare(world: World, job: Mapping[str, Any], environ: MutableMapping[str, s
     """
     on_gpu, lines = world.device.startswith("cuda"), []
     if on_gpu or world.nodes > 1:  # otherwise ranks use loopback, without a choice
-        from toolkit.rank.fabric import set_fabric  # lazy: slow imports
-
         lines = set_fabric(world, str((job.get("network") or {}).get("interface") or ""), environ)
     # Requires CUDA_DEVICE_ORDER, which determines the GPU numbers.
     gpus = gpus_of_process(environ) if on_gpu else []

@@ -1,7 +1,5 @@
 """`result.json`: what the entry of a run returned, written by rank 0 for `toolkit.Run.result`. Standard library only."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

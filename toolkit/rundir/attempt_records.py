@@ -12,7 +12,7 @@ from toolkit.rundir.files import is_unwritable, read_json_or_none, write_bytes, 
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, Next, RunState
 
-__all__ = ["AttemptRecord", "StartRecord", "reason_of"]
+__all__ = ["RESERVE_BYTES", "AttemptRecord", "StartRecord", "keep_room", "reason_of"]
 
 _SIGKILL_GUESS = "(out of memory?)"  # the guard sees a SIGKILL, but not its sender
 _START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time")

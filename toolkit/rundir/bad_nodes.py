@@ -4,14 +4,14 @@ There is one file per node, written atomically, so that supervisors of several r
 resume exclude these nodes.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from toolkit.rundir.files import read_json_or_none, write_json
 from toolkit.rundir.layout import RunDirectory
+
+__all__ = ["BadNode", "bad_nodes", "forget_bad_node", "note_bad_node", "runs_of", "sites_with_bad_nodes"]
 
 REMEMBERED_S = 24 * 3600.0
 

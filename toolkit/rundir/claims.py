@@ -1,7 +1,5 @@
 """The jobs of a run: what was submitted, in which parts, and which supervisor has claimed a start or an attempt."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -15,6 +13,12 @@ from typing import Any
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import make_folder, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
+
+__all__ = [
+    "Part", "StartClaim", "SupersededError", "all_parts", "claim_attempt", "claim_start", "end_start",
+    "newest_parts", "open_submission", "parts_in", "process_start_ticks", "read_claim", "refuse_superseded",
+    "slurm_id", "task_of", "write_submission",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

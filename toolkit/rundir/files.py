@@ -1,7 +1,5 @@
 """Small durable files: written atomically, or appended one line at a time."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -17,6 +15,13 @@ from typing import Any, get_args
 
 from toolkit.errors import DamagedFileError, ToolkitError
 from toolkit.rundir.states import Cause, Next, RunState
+
+__all__ = [
+    "append_line", "cannot_write", "is_unwritable", "json_reason", "make_folder", "mode_of_files_in",
+    "not_permitted", "open_append", "permissions_in_words", "read_json", "read_json_or_none", "read_lines",
+    "runs_folder", "sync", "tail_text", "typed_path", "utc_now", "why_full", "why_unwritable", "write_bytes",
+    "write_json", "write_text",
+]  # fmt: skip
 
 
 def utc_now() -> str:

@@ -20,6 +20,11 @@ from toolkit.rundir.jobs import job_ids, start_of_job
 from toolkit.rundir.known import KnownRuns, is_over, known_runs
 from toolkit.rundir.layout import RunDirectory, start_of
 
+__all__ = [
+    "NoRunError", "array_in", "find_run", "has_begun", "home_of", "listed", "newest_record", "parse_run_name",
+    "refuse_part", "run_named", "state_on_disk",
+]  # fmt: skip
+
 
 class NoRunError(NotFoundError):
     """There is no run of this name below RUNS; Slurm may know the name nevertheless."""

@@ -5,8 +5,6 @@ The file is RUNS/.cache/history.sqlite, or below ~/.cache/toolkit if RUNS is not
 the files of the runs are authoritative. A job's folder is listed only if it has changed since the last listing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sqlite3
@@ -18,6 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from toolkit.rundir.layout import AGAIN
 from toolkit.terminal.talk import say
+
+__all__ = ["PAGE", "Ended", "Entry", "RunIndex", "RunName"]
 
 # How long to wait for another process that writes the index; it needs only an instant.
 LOCKED_S = 2.0

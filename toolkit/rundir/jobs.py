@@ -1,7 +1,5 @@
 """The Slurm jobs of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -10,6 +8,8 @@ from toolkit.errors import DamagedFileError
 from toolkit.rundir.claims import newest_parts, parts_in, read_claim, slurm_id
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import RunDirectory, start_of
+
+__all__ = ["job_ids", "newest_job_id", "readable_job_ids"]
 
 
 def job_ids(run: RunDirectory) -> list[str]:

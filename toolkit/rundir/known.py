@@ -1,7 +1,5 @@
 """Search the runs below RUNS: the newest first, by name, or by a job id; from the index where it has the facts."""
 
-from __future__ import annotations
-
 import heapq
 import os
 import time
@@ -16,6 +14,8 @@ from toolkit.rundir.index import PAGE, RunIndex, RunName
 from toolkit.rundir.jobs import job_ids, readable_job_ids
 from toolkit.rundir.layout import RunDirectory
 from toolkit.terminal.talk import say
+
+__all__ = ["is_over", "known_runs"]
 
 FEW = 1000
 SLOW_S = 1.0  # longer searches are reported

@@ -15,6 +15,11 @@ from pathlib import Path
 
 from toolkit.rundir.files import cannot_write, make_folder, sync, typed_path, write_text
 
+__all__ = [
+    "AttemptDirectory", "RunDirectory", "create_run", "discard_run", "make_task", "new_run_id", "rank_of",
+    "session_names", "sessions_folder", "start_of", "step_of",
+]  # fmt: skip
+
 AGAIN = ".again-"  # the prefix of the names of `RunDirectory.revived_marker`
 
 

@@ -4,14 +4,14 @@
 `[17] loss 0.3`; so do the lines in Slurm's log of a done task, which contains the logs of its ranks.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory
+
+__all__ = ["find_log", "is_shared", "label_of", "labelled_rank", "line_of", "log_of", "node_logs", "tail_of"]
 
 MOST_FILES = 64  # ranks with their own log
 SEARCHED_BYTES = 1 << 20  # in a node's log, for the last lines of one rank

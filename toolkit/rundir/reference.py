@@ -3,8 +3,6 @@
 `python -m toolkit.rundir.reference docs/contract.md` rewrites the part of the page between its two markers.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

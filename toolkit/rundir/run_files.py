@@ -1,7 +1,5 @@
 """The files of a run that its state depends on, read once each: never usage, ranks or logs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,17 +15,9 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.sweep import Sweep, read_sweep
 
 __all__ = [
-    "AttemptFiles",
-    "FolderFiles",
-    "RecordedJob",
-    "RecordedScheduler",
-    "RunFiles",
-    "StartFiles",
-    "damaged_record",
-    "has_changed",
-    "read_folder",
-    "read_run",
-]
+    "AttemptFiles", "FolderFiles", "RecordedJob", "RecordedScheduler", "RunFiles", "StartFiles", "damaged_record",
+    "has_changed", "read_folder", "read_run",
+]  # fmt: skip
 
 # The tables that each recorded job has; a record without one of them is damaged.
 _TABLES = (

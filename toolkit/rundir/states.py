@@ -3,10 +3,10 @@
 `docs/contract.md` prints this table, the supervisor follows it, and a test walks every row of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
+
+__all__ = ["ENDINGS", "NEXT_START_BEGAN", "NO_REQUEUE", "Cause", "Next", "RunState", "Verdict", "decide"]
 
 
 class RunState(StrEnum):

@@ -1,7 +1,5 @@
 """The values of a sweep's tasks that override the job's: `sweep.json` contains them once, by task number."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +7,8 @@ from typing import Any
 
 from toolkit.rundir.files import read_json_or_none, write_json
 from toolkit.rundir.layout import RunDirectory
+
+__all__ = ["Sweep", "Values", "common_values", "in_words", "read_sweep", "values_of_task", "write_sweep"]
 
 Values = Mapping[str, Any]
 

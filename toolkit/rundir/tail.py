@@ -1,11 +1,11 @@
 """The last lines of a file, read from its end: for a log of 10 GB only some blocks are read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+__all__ = ["LONGEST_LINE_BYTES", "SEARCHED_BYTES", "last_lines"]
 
 BLOCK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 1 << 20  # only the end of a longer line is returned

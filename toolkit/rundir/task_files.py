@@ -4,8 +4,6 @@ The other files of 1,000 tasks would be 10,000. The attempt's start and its node
 owner of the start in `end.json`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +15,8 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.files import check_kept_usage, read_json, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+
+__all__ = ["keep_the_end", "read_usage"]
 
 _OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_at")
 

@@ -1,6 +1,4 @@
-"""In what two runs differ: configuration, code, versions, and what came of them."""
-
-from __future__ import annotations
+"""Compare two runs: configuration, code, versions and results."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -20,23 +18,25 @@ from toolkit.runs.record.code_snapshot import Snapshot, differences, read_snapsh
 from toolkit.runs.record.job import jobs_of_starts
 from toolkit.runs.status.state import run_status
 
+__all__ = ["Comparison", "Row", "changed_lines", "compare_runs", "job_of"]
+
 _VERSIONS = ("toolkit", "python", "interpreter", "host")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that two runs have, each in its own way; None on a side that lacks it."""
+    """An item with different values in two runs; None on a side that lacks it."""
 
     key: str
     a: Any
     b: Any
-    origin_a: str = ""  # of configuration: where the value came from
+    origin_a: str = ""  # of configuration: the value's origin
     origin_b: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs, or tasks of runs. Of the results all are kept, of the rest what differs."""
+    """Two runs, or tasks of runs: all results, and of everything else the differences."""
 
     a: str
     b: str
@@ -46,7 +46,7 @@ class Comparison:
     result: list[Row]
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `diff --json`."""
+        """Return the documented JSON of `diff --json`."""
         value = asdict(self)
         for section in ("code", "versions", "result"):
             value[section] = [{name: row[name] for name in ("key", "a", "b")} for row in value[section]]
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def compare_runs(a: RunDirectory, b: RunDirectory) -> Comparison:
-    """Compare two runs, or tasks of array runs, as their ranks were last started, or are to be started."""
+    """Compare two runs, or tasks of array runs, by the last start of their ranks, or the next one."""
     jobs = job_of(a), job_of(b)
     records = read_json(a.record), read_json(b.record)
     return Comparison(
@@ -68,10 +68,9 @@ def compare_runs(a: RunDirectory, b: RunDirectory) -> Comparison:
 
 
 def job_of(run: RunDirectory) -> ResolvedJob:
-    """The job that the ranks of the last start read, a task's with its values of a sweep; before the first start that of
-    the last submission which the task is in.
+    """Return the job of the last start, with a task's swept values; before it, that of the last submission of the task.
 
-    The records tell it: a task that is done keeps no `job.json`.
+    It is read from the records, because a completed task keeps no `job.json`.
     """
     submitted, starts = jobs_of_starts(run), run.start_numbers()
     if starts:
@@ -84,14 +83,14 @@ def job_of(run: RunDirectory) -> ResolvedJob:
 
 
 def code_of(job: ResolvedJob) -> tuple[Path, Snapshot] | None:
-    """The copy of the code that ranks start from, and its list; None where they start from the job's folder."""
+    """Return the code snapshot of the ranks, and its list; None if they start from the job's folder."""
     folder = job.code_directory
     snapshot = read_snapshot(folder) if folder is not None else None
     return (folder, snapshot) if folder is not None and snapshot is not None else None
 
 
 def changed_lines(a: ResolvedJob, b: ResolvedJob) -> Iterator[str]:
-    """A unified diff of the copied files that differ; the name alone of a binary file."""
+    """Yield a unified diff of the snapshot's different files; only the name of a binary file."""
     before, after = code_of(a), code_of(b)
     if before is None or after is None:
         return
@@ -114,9 +113,7 @@ def _lines(path: Path) -> list[str] | None:
 
 def _configuration(a: ResolvedJob, b: ResolvedJob) -> list[Row]:
     def of_side(job: ResolvedJob) -> dict[str, Any]:
-        return {
-            key: value for key, value in job.values() if value != {}
-        }  # the values of a table have keys of their own
+        return {key: value for key, value in job.values() if value != {}}  # the values of a table have their own keys
 
     def row(key: str, was: Any, is_now: Any) -> Row:
         return Row(key, shown(key, was), shown(key, is_now), _origin(a, key, was), _origin(b, key, is_now))
@@ -125,7 +122,7 @@ def _configuration(a: ResolvedJob, b: ResolvedJob) -> list[Row]:
 
 
 def _origin(job: ResolvedJob, key: str, value: Any) -> str:
-    """Where a value came from; "" where there is none, and of what no layer sets, such as the job file itself."""
+    """Return the origin of a value; "" without one, and for values that no layer sets, such as the job file itself."""
     if value is None or key in ResolvedJob.model_fields:
         return ""
     known = shown_origin(key, job.origin(key))
@@ -139,14 +136,14 @@ def _repository(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
         return {"commit": code.get("commit"), "uncommitted changes": changes, "diff": code.get("diff")}
 
     rows = _differing(of_side(a), of_side(b))
-    # The diff itself may be long: that it is another one is enough here.
+    # The diff itself may be long: its difference is enough here.
     return [
         Row("uncommitted changes", "kept", "kept, others") if row.key == "diff" else row for row in rows if _tells(row)
     ]
 
 
 def _tells(row: Row) -> bool:
-    """`uncommitted changes` reports a diff on one side alone."""
+    """Return the row of `uncommitted changes`, which reports a diff on one side only."""
     return row.key != "diff" or (row.a is not None and row.b is not None)
 
 

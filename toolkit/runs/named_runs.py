@@ -1,7 +1,5 @@
 """The runs that a user names: the folder of all runs, one run, and an action on several."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,12 +23,12 @@ def site_runs(runs: Path | None) -> Path:
 
 def runs_of_site() -> str:
     """Return RUNS of the detected site; "" if the site names none."""
-    from toolkit.config.request import expand_path  # heavy, and mostly not needed
+    from toolkit.config.request import expand_path  # slow to import, and rarely needed
     from toolkit.site.load import detect_site
 
     try:
         site = detect_site().site
-    except ToolkitError:  # no site is known here; the runs in this folder can still be read
+    except ToolkitError:  # no site is known here; the runs of this folder remain readable
         return ""
     return expand_path(site, "runs", os.environ)
 
@@ -55,7 +53,7 @@ def find_named(run: str, folder: Path) -> RunDirectory:
 
 
 def folder_of_runs(named: Path | None) -> Path:
-    """RUNS. One that --runs names must be there; the others come with the first run."""
+    """Return RUNS. `--runs` must exist; other folders are created by the first run."""
     folder = site_runs(named)
     if named is not None and not folder.is_dir():
         raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
@@ -63,7 +61,7 @@ def folder_of_runs(named: Path | None) -> Path:
 
 
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
-    """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
+    """Return the run directory that RUN names. A verb, `to`="cancel", rejects names of less than a run or a task."""
     if to:
         refuse_part(run, to)
     return find_named(run, site_runs(runs))

@@ -1,7 +1,5 @@
 """Records of sessions: `~/.toolkit/sessions/NAME.json`, so that any shell on any login node can read them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class Session:
-    """An allocation with a name. `job` has its shape and everything of its site."""
+    """A named allocation. `job` has its shape and its site."""
 
     name: str
     job_id: str
@@ -36,7 +34,7 @@ class Session:
         return named(self.job_id, self.job.job.cluster)
 
     def file(self, suffix: str) -> Path:
-        """A file of this session: `NAME.log` and so on."""
+        """Return a file of this session: `NAME.log` and so on."""
         return session_file(self.name, suffix)
 
     def write(self) -> None:
@@ -51,13 +49,13 @@ class Session:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-# log: what salloc says; shell-log: of the step that keeps a shell; the others are the notebook's. None has a dot, which a
-# name may have: files of sessions `a` and `a.shell` are never the same.
+# log: salloc's output; shell-log: of the step that keeps a shell; the others are the notebook's. None has a dot, which
+# names may have: files of sessions `a` and `a.shell` never collide.
 _SUFFIXES = frozenset({"json", "log", "shell-log", "notebook-log", "token", "jupyter"})
 
 
 def session_file(name: str, suffix: str) -> Path:
-    """A file of the session `name`."""
+    """Return the file of the session `name`."""
     return sessions_folder() / f"{name}.{suffix}"
 
 
@@ -69,10 +67,10 @@ def new_session(name: str, job_id: str, job: ResolvedJob) -> Session:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be a file name.
+    """Reject a name that cannot be a file name.
 
     Raises:
-        ToolkitError: it is none.
+        ToolkitError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise ToolkitError(
@@ -91,15 +89,17 @@ def find_session(name: str) -> Session:
     """Return the session of a name.
 
     Raises:
-        NotFoundError: there is none of this name; the nearest is given.
+        NotFoundError: it does not exist; the fix names the nearest.
     """
     path = session_file(name, "json") if _NAME.fullmatch(name) else None
     if path is None or not path.exists():
         near = nearest(name, session_names())
         fix = (
-            f"did you mean {near[0]}" if near else "`toolkit session ls` lists them; `toolkit session start` makes one"
+            f"did you mean {near[0]}"
+            if near
+            else "`toolkit session ls` lists them; `toolkit session start` creates one"
         )
-        raise NotFoundError(f"there is no session {name!r}", where=str(sessions_folder()), fix=fix)
+        raise NotFoundError(f"no session {name!r}", where=str(sessions_folder()), fix=fix)
     return _read(path)
 
 
@@ -111,5 +111,5 @@ def _read(path: Path) -> Session:
         raise ToolkitError(
             "another version of toolkit wrote it, or it is damaged",
             where=str(path),
-            fix="remove it; `squeue --me` shows the jobs that you have, `scancel JOBID` ends one",
+            fix="remove it; `squeue --me` lists your jobs, `scancel JOBID` ends one",
         ) from error

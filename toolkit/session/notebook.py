@@ -1,7 +1,5 @@
 """A notebook on a session's first node, and the ssh command for a tunnel to it."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -47,13 +45,13 @@ class Notebook:
 
 
 def start_notebook(known: SessionState, *, port: int | None = None, named: str | None = None) -> Notebook:
-    """Start Jupyter on a node, bound to the address by which this host reaches the node, or return the one that runs already.
+    """Start Jupyter on a node, at the address by which this host reaches the node; or return the running one.
 
-    Its token is in a file of the session that the owner alone may read: no list of processes shows it.
+    Its token is in a session file that only the owner can read: no process list shows it.
 
     Raises:
         CheckFailedError: the node has no Jupyter.
-        OwnFailureError: it does not come up.
+        OwnFailureError: it does not start.
     """
     node = node_of(known, named)
     address = _address_of(known, node)
@@ -91,19 +89,19 @@ def start_notebook(known: SessionState, *, port: int | None = None, named: str |
 
 
 def _runtime(known: SessionState, node: str) -> Path:
-    """Return the folder in which Jupyter records its servers: a folder for each node, because servers are named by their ports."""
+    """Return the folder of Jupyter's server records, one per node, because servers are named by their ports."""
     return known.session.file("jupyter") / node
 
 
 def _address_of(known: SessionState, node: str) -> str:
-    """Return the node's address as Slurm reaches it; the node itself may resolve its name to a loopback."""
+    """Return the node's address as Slurm reaches it; the node itself may resolve its name to loopback."""
     said = slurm_of(known.session.job).call(["sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o"])
     name = next(iter(said.split()), node)
     try:
         return socket.gethostbyname(name)
     except OSError as error:
         raise OwnFailureError(
-            f"this host knows no address of {name}",
+            f"this host cannot resolve {name}",
             where=socket.gethostname(),
             fix="ask the site how to reach a node's ports",
         ) from error
@@ -117,7 +115,7 @@ def _program(known: SessionState, node: str, environment: dict[str, str]) -> str
     lines = done.stdout.split()
     if done.returncode or not lines:
         raise CheckFailedError(
-            f"there is no Jupyter on PATH on {node}",
+            f"Jupyter is not on PATH on {node}",
             fix=f"`{sys.executable} -m pip install jupyterlab`, or load the site's module, and try again",
         )
     return lines[-1]
@@ -126,7 +124,7 @@ def _program(known: SessionState, node: str, environment: dict[str, str]) -> str
 def _living(known: SessionState, node: str, address: str) -> Notebook | None:
     """Return the notebook that Jupyter has recorded for a node, if it accepts connections.
 
-    Its token is the one that it says: the session's file has that of whichever was begun last.
+    The token is from its record: the session's file has that of the latest start.
     """
     for path in _runtime(known, node).glob("jpserver-*.json"):
         try:

@@ -1,6 +1,4 @@
-"""Sessions: an allocation of `salloc --no-shell` with a name, which no terminal ends."""
-
-from __future__ import annotations
+"""Sessions: named allocations of `salloc --no-shell`, which outlive every terminal."""
 
 import re
 import subprocess
@@ -30,27 +28,20 @@ from toolkit.submission.script import allocation_options
 from toolkit.terminal.talk import say
 
 __all__ = [
-    "SessionState",
-    "await_grant",
-    "check_request",
-    "end_session",
-    "ending_of",
-    "enter",
-    "request_session",
-    "running_session",
-    "states_of",
-]
+    "SessionState", "await_grant", "check_request", "end_session", "ending_of", "enter", "request_session",
+    "running_session", "states_of",
+]  # fmt: skip
 
 WARN_S = 600.0
-ANSWER_S = 60.0  # for salloc to report the job that it has requested
+ANSWER_S = 60.0  # for salloc to report its job
 POLL_S = 0.2
-QUESTION_PERIOD_S = 5.0  # between two queries why a session waits
+QUESTION_PERIOD_S = 5.0  # between queries about a waiting session
 _JOB = re.compile(r"^salloc: (?:Pending|Granted) job allocation (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class SessionState:
-    """A session at one moment. `left_s` is None without a limit, or where it does not run."""
+    """A session at one moment. `left_s` is None without a limit, or if it is not running."""
 
     session: Session
     state: RunState
@@ -78,7 +69,7 @@ class SessionState:
 def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Popen[bytes]]:
     """Request an allocation of a job's shape; return once it is in the queue.
 
-    The process is salloc, which lives on its own until the allocation is granted.
+    The salloc process runs on its own until the allocation is granted.
 
     Raises:
         SchedulerRefusedError: Slurm refuses.
@@ -97,7 +88,7 @@ def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Po
     deadline = time.monotonic() + ANSWER_S
     try:
         while True:
-            ended = process.poll() is not None  # before the log is read, so that its last lines count
+            ended = process.poll() is not None  # before the log is read, so that its last lines are included
             if found := _JOB.search(said := log.read_text(errors="replace")):
                 break
             if ended:
@@ -106,7 +97,7 @@ def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Po
                 raise NoAnswerError(
                     f"salloc named no job within {ANSWER_S:.0f} s",
                     where=str(log),
-                    fix="`scontrol ping` says whether Slurm is up",
+                    fix="`scontrol ping` shows whether Slurm is up",
                 )
             time.sleep(POLL_S)
     except BaseException:
@@ -117,10 +108,10 @@ def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Po
 
 
 def check_request(job: ResolvedJob, name: str) -> None:
-    """Refuse a job that cannot be a session before any query to Slurm.
+    """Reject a job that cannot be a session, before any query to Slurm.
 
     Raises:
-        CheckFailedError: there is a session of this name.
+        CheckFailedError: a session of this name exists.
         ToolkitError: the site has no scheduler, or the job is an array or has components.
     """
     _check_job(job)
@@ -130,16 +121,16 @@ def check_request(job: ResolvedJob, name: str) -> None:
 def _check_job(job: ResolvedJob) -> None:
     if not uses_slurm(job):
         raise ToolkitError(
-            f"site {job.site.name} has no scheduler that could grant nodes",
+            f"site {job.site.name} has no scheduler to grant nodes",
             where=job.origin("site.name").place("site.name"),
             fix="`toolkit run JOB` runs here and now, or --site with the name of a cluster",
         )
-    refuse_components(job, "a session has nodes of one shape", "leave the components out")
+    refuse_components(job, "a session has nodes of one shape", "omit the components")
     if job.job.array:
         raise ToolkitError(
             "a session is one allocation, and an array is many",
             where=job.origin("job.array").place("job.array"),
-            fix="leave it out, or --set job.array=",
+            fix="omit it, or --set job.array=",
         )
 
 
@@ -152,7 +143,7 @@ def _check_free(name: str) -> None:
         raise CheckFailedError(
             f"there is a session {name} already, job {known.session.job_id} ({known.reason})",
             where=str(known.session.file("json")),
-            fix=f"give another --name, or `toolkit session stop {name}`",
+            fix=f"choose another --name, or `toolkit session stop {name}`",
         )
     known.session.forget()
 
@@ -169,7 +160,7 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
 
     Raises:
         SchedulerRefusedError: the request ended without nodes.
-        InterruptedWaitError: it was given up.
+        InterruptedWaitError: the wait was interrupted.
     """
     asked_at, told = float("-inf"), ""
     try:
@@ -214,7 +205,7 @@ def states_of(sessions: Sequence[Session]) -> list[SessionState]:
         try:
             facts = slurm.jobs(session.job_id for session in members)
         except (SchedulerRefusedError, NotFoundError) as error:
-            silent = f"Slurm does not answer: {error.message}"
+            silent = f"Slurm does not respond: {error.message}"
             known |= {one.name: SessionState(one, RunState.UNKNOWN, silent, [], None) for one in members}
             continue
         known |= {one.name: _state(one, facts.get(one.job_id)) for one in members}
@@ -237,7 +228,7 @@ def _why_it_waits(fact: JobFacts) -> str:
     known = pending_reason(fact.reason or "None", names_nodes=bool(fact.required_nodes))
     said = f" ({fact.reason}): {known.words}"
     if known.can_start is CanStart.NEVER:
-        return f"{said}; it never starts as it is"
+        return f"{said}; it never starts unless it changes"
     return said + (f"; expected to start at {fact.start_time}" if fact.start_time else "")
 
 
@@ -245,14 +236,14 @@ def running_session(name: str) -> SessionState:
     """Return a session that has its nodes; warn if it ends soon.
 
     Raises:
-        NotFoundError: there is none of this name.
-        CheckFailedError: it waits, or has ended, and is forgotten then.
+        NotFoundError: no session has this name.
+        CheckFailedError: it waits; or it has ended, and its record is removed.
     """
     known = states_of([find_session(name)])[0]
     if known.has_ended:
         known.session.forget()
         raise CheckFailedError(
-            f"session {name} has ended ({known.reason})", fix=f"`toolkit session start --name {name}` makes another"
+            f"session {name} has ended ({known.reason})", fix=f"`toolkit session start --name {name}` starts another"
         )
     if known.state is not RunState.RUNNING or not known.nodes:
         raise CheckFailedError(
@@ -271,7 +262,7 @@ def ending_of(known: SessionState) -> str:
 
 
 def enter(name: str, environ: MutableMapping[str, str]) -> Site:
-    """Put this process into a session's allocation, as a shell of salloc; return its site.
+    """Put this process into a session's allocation, like a shell of salloc; return its site.
 
     Raises:
         as `running_session`.
@@ -303,6 +294,6 @@ def enter(name: str, environ: MutableMapping[str, str]) -> Site:
 
 
 def site_of_session(session: Session) -> Site:
-    """Return the site of a session from its current file, with the slurm.conf that created the session."""
+    """Return the site of a session from its current file, with the slurm.conf of the session's start."""
     site, conf = site_of(session.job), session.job.scheduler.conf
     return site if site.scheduler.conf == conf else site.with_conf(typed_path(conf), "the session's")

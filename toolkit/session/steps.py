@@ -1,6 +1,4 @@
-"""Steps in a session's allocation: a command on all of its nodes, a shell on one, and a shell that survives its terminal."""
-
-from __future__ import annotations
+"""Steps in a session's allocation: a command on all nodes, a shell on one, and a shell that outlives its terminal."""
 
 import os
 import subprocess
@@ -17,7 +15,7 @@ from toolkit.slurm.submit import without_job
 __all__ = ["begin_step", "lasting_shell", "node_of", "shell_argv", "step_argv", "step_environment"]
 
 KEEPER_S = 20.0  # for a step to start
-# Of a node: where its tmux would open its socket, and whether there is a tmux at all.
+# On a node: whether tmux exists, and the socket that it would use.
 _LOOK = 'command -v tmux >/dev/null || exit 9; [ -S "${TMUX_TMPDIR:-/tmp}/tmux-$(id -u)/$0" ]'
 _KEEP = 'tmux -L "$0" new-session -d -s "$1" && while tmux -L "$0" has-session 2>/dev/null; do sleep 2; done'
 # A shell around tmux's client: proctrack/linuxproc does not see a process with a space in its name, as "tmux: client",
@@ -43,7 +41,7 @@ def step_argv(
         raise ToolkitError(
             f"the session has {counted(len(known.nodes), 'node')}",
             where=f"-N {nodes}",
-            fix=f"-N {len(known.nodes)}, or leave it out",
+            fix=f"-N {len(known.nodes)}, or omit it",
         )
     ranks = job.job.ranks_per_node
     if nodes is None:
@@ -65,7 +63,7 @@ def _inside(known: SessionState) -> list[str]:
 
 
 def step_environment(known: SessionState, **more: str) -> dict[str, str]:
-    """Return the environment of a step: that of this shell, with the site's variables for ranks."""
+    """Return the environment of a step: this shell's, with the site's variables for ranks."""
     job = known.session.job
     environment = slurm_of(job).environment(without_job(os.environ))
     library = {"MPI4PY_LIBMPI": job.launcher.libmpi} if job.launcher.libmpi else {}
@@ -76,7 +74,7 @@ def node_of(known: SessionState, named: str | None) -> str:
     """Return the named node, or the session's first one.
 
     Raises:
-        ToolkitError: it is none of the session's.
+        ToolkitError: the session does not have it.
     """
     if named is None or named in known.nodes:
         return named or known.nodes[0]
@@ -86,12 +84,12 @@ def node_of(known: SessionState, named: str | None) -> str:
 
 
 def lasting_shell(known: SessionState, node: str) -> list[str]:
-    """Return the command for a terminal in the session's tmux on a node; start tmux first if it does not run.
+    """Return the command for a terminal in the session's tmux on a node; start tmux first if necessary.
 
-    A step of its own keeps it, under an srun that no terminal ends. [] where the node has no tmux.
+    Its own step keeps it, under an srun without a terminal. [] if the node has no tmux.
 
     Raises:
-        OwnFailureError: the tmux does not come up.
+        OwnFailureError: tmux does not start.
     """
     socket = f"toolkit-{known.session.job_id}"
     if (code := _look(known, node, socket)) == _NO_TMUX:
@@ -122,7 +120,7 @@ def _look(known: SessionState, node: str, socket: str) -> int:
 def begin_step(
     known: SessionState, argv: Sequence[str], log: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a step that survives this terminal; its output goes to a file of the session."""
+    """Start a step that outlives this terminal; its output goes to a file of the session."""
     path = known.session.file(log)
     path.unlink(missing_ok=True)
     descriptor = open_append(path)

@@ -1,7 +1,5 @@
 """Judge the reports of a probe job's ranks: each check passed or failed, with its fix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +8,8 @@ from toolkit.config.site import PartitionTable, Site
 from toolkit.slurm.cluster import Node
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
+
+__all__ = ["BAD", "Finding", "Probe", "Report", "judge_limits", "judge_reports"]
 
 CLOCKS_APART_S = 5.0
 BAD = ("failed", "unknown")  # states of a finding that do not let a partition pass

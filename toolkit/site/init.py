@@ -1,7 +1,5 @@
 """A site file from the live cluster: values from Slurm are facts, all others are guesses with a command to verify them."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re
@@ -22,6 +20,8 @@ from toolkit.slurm.cluster import ClusterFacts, Node, closed_by, cluster_facts
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
+
+__all__ = ["init_site", "path_of", "write_site"]
 
 NETWORKS = Path("/sys/class/net")
 # Prefixes of interface names by network type, the fastest first.

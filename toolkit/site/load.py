@@ -1,7 +1,5 @@
 """Which site this is, and what its file says."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -25,6 +23,8 @@ from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import typed_path
 from toolkit.slurm.commands import prints_commands
 from toolkit.terminal.talk import say
+
+__all__ = ["check_exported_conf", "choose_site", "detect_site", "list_sites", "load_site"]
 
 
 def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:

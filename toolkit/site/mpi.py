@@ -3,8 +3,6 @@
 Libraries with the same name may differ: libmpi.so.12 is MPICH's, Intel's, MVAPICH's and Cray's.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The verification of a site file: results, date and Slurm version of its probe jobs; valid until the file changes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -17,6 +15,8 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path, write_text
 from toolkit.site.findings import BAD, Finding
 from toolkit.version import VERSION
+
+__all__ = ["Proof", "checked_in_words", "make_proof", "save_proof"]
 
 # Contact and state of the verification do not matter for it; an exported SLURM_CONF may replace the file's.
 _NOT_PROVED = frozenset({"contact", "docs", "checked", "scheduler.conf"})

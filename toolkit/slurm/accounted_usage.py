@@ -1,7 +1,5 @@
 """The resource usage of jobs in accounting: one record for each run of a job in Slurm, with the sums of its steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +7,8 @@ from dataclasses import dataclass
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.records import new_mark, read_records, whole_number
 from toolkit.slurm.sbatch_options import memory_mib, parse_tres
+
+__all__ = ["AccountedLife", "accounted_usage"]
 
 _COLUMNS = (
     "JobID",
@@ -28,10 +28,10 @@ _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9.]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class AccountedLife:
-    """One run of a job or task; a requeue starts another one. None where accounting has no value.
+    """One run of a job or task, which a requeue repeats; None if accounting has no value.
 
-    `cpu_s` is user and system time of all its steps that have finished; `largest_rank_bytes` the most that one rank had
-    resident. `memory_bytes` and `gpus` are the allocation's totals over all nodes.
+    `cpu_s` is user and system time of all finished steps; `largest_rank_bytes` the most that one rank had resident.
+    `memory_bytes` and `gpus` are the allocation's totals over all nodes.
     """
 
     job_id: str
@@ -47,16 +47,12 @@ class AccountedLife:
 
     @property
     def component(self) -> int:
-        """Its number in a heterogeneous job, `12+1`; 0 in any other job."""
+        """The number of a component of a heterogeneous job, `12+1`; 0 in any other job."""
         return int(self.job_id.partition("+")[2] or 0)
 
 
 def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]:
-    """Every run of some jobs (`12`) or tasks (`12_3`) in accounting, oldest first; only those that started.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
-    """
+    """Every run of some jobs (`12`) or tasks (`12_3`) that started, oldest first; errors as in `Slurm.call`."""
     mark = new_mark()
     text = slurm.call(
         ["sacct", "--noheader", "--parsable", f"--delimiter={mark}", "--duplicates", "--format=" + ",".join(_COLUMNS),

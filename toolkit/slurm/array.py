@@ -1,14 +1,13 @@
 """The tasks of an array run, in the form of sbatch's --array: "0-9%2", "0-15:4", "1,3,5-7".
 
-This is the unambiguous part of what Slurm accepts: Slurm itself reads "%2" as task 0, and ignores a repeated number
-and an empty term (sbatch 22.05).
+Accepts only unambiguous lists: Slurm reads "%2" as task 0, and ignores a repeated number and an empty term (22.05).
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+__all__ = ["FORMS", "ArrayTasks", "parse_array", "write_array"]
 
 FORMS = '"0-9", "0-15:4", "1,3,5-7", each with an optional suffix "%2" for at most 2 tasks at a time'
 LARGEST_TASK = 4_000_000  # MaxArraySize of slurm.conf is at most 4000001, by default 1001
@@ -19,7 +18,7 @@ _LIMIT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 @dataclass(frozen=True)
 class ArrayTasks:
-    """Which tasks an array has; `at_once` of them run at the same time, None without a limit."""
+    """The task numbers of an array; `at_once` of them run at the same time, None without a limit."""
 
     ranges: tuple[range, ...]
     at_once: int | None = None
@@ -33,11 +32,7 @@ class ArrayTasks:
 
 
 def parse_array(text: str) -> ArrayTasks:
-    """The tasks of an array.
-
-    Raises:
-        ValueError: the string has another form, a number is repeated, or Slurm does not support a task of that number.
-    """
+    """The tasks of an array; ValueError for another form, a repeated number, or one that Slurm does not support."""
     terms, percent, limit = text.partition("%")
     if percent and not _LIMIT.fullmatch(limit):
         raise ValueError(f"expected a number of tasks from 1 after %, got {text!r}")
@@ -52,7 +47,7 @@ def parse_array(text: str) -> ArrayTasks:
 
 
 def write_array(numbers: Sequence[int]) -> str:
-    """Some task numbers, in order, in sbatch's form: `0-3,7`."""
+    """Task numbers, in order, in sbatch's form: `0-3,7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

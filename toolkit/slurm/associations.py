@@ -1,7 +1,5 @@
 """The accounts, QOS and limits that accounting allows a user, as sacctmgr prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +7,8 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.records import UnreadableError, new_mark, read_records, whole_number
 from toolkit.slurm.sbatch_options import parse_tres
 from toolkit.slurm.times import printed_limit_s
+
+__all__ = ["Association", "Limits", "QueuedJob", "associations_of", "default_account", "every_qos", "queued_jobs"]
 
 _LIMITS = ("MaxWall", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins", "GrpTRES", "GrpJobs", "GrpSubmitJobs")
 _OF_ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmitJobs", *_LIMITS)
@@ -19,7 +19,7 @@ _OF_QOS = ("Name", "Flags", "MinTRES", "MaxTRESPerUser", "MaxJobsPerUser", "MaxS
 class Limits:
     """The limits of one job, or of all jobs of a user or a group together; None and {} mean no limit.
 
-    Resources have the names of `toolkit.slurm.sbatch_options`; `most_for_job_minutes` are such resources times minutes.
+    Resources have the names of Slurm's TRES; `most_for_job_minutes` are such resources times minutes.
     """
 
     longest_s: int | None = None
@@ -56,11 +56,7 @@ class QueuedJob:
 
 
 def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
-    """A user's jobs in the queue, with a separate row for each task of an array.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond, or its answer cannot be parsed.
-    """
+    """A user's jobs in the queue, with a separate row for each task of an array; errors as in `Slurm.call`."""
     mark = new_mark()
     columns = mark.join(("%i", "%a", "%q", "%P", "%i", ""))
     text = slurm.call(["squeue", f"--user={user}", "--array", "--noheader", f"--format={columns}"])
@@ -68,11 +64,7 @@ def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
 
 
 def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Association]:
-    """The associations of a user on a cluster, or on all; inherited limits are included.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
-    """
+    """The associations of a user on a cluster, or on all, with inherited limits; errors as in `Slurm.call`."""
     where = [f"cluster={cluster}"] if cluster else []
     rows = _ask(slurm, ["show", "associations", f"user={user}", *where], _OF_ASSOCIATION)
     return [
@@ -85,21 +77,13 @@ def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Associat
 
 
 def default_account(slurm: Slurm, user: str, cluster: str) -> str:
-    """The account that Slurm charges on a cluster if a job sets none; "" if there is none.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
-    """
+    """The account that Slurm charges on a cluster if a job sets none, or ""; errors as in `Slurm.call`."""
     rows = _ask(slurm, ["show", "user", user, "withassoc", f"cluster={cluster}"], ("User", "DefaultAccount"))
     return next((row["DefaultAccount"] for row in rows), "")
 
 
 def every_qos(slurm: Slurm) -> dict[str, Limits]:
-    """The limits of each QOS by its name.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
-    """
+    """The limits of each QOS by its name; errors as in `Slurm.call`."""
     return {
         row["Name"]: _limits(row, jobs=("MaxJobsPerUser", "GrpJobs"), submitted="MaxSubmitJobsPerUser")
         for row in _ask(slurm, ["show", "qos"], _OF_QOS)

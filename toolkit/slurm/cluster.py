@@ -1,7 +1,5 @@
 """A cluster as its Slurm describes it: its name, partitions, nodes, MPI plugins, and the accounts of a user."""
 
-from __future__ import annotations
-
 import grp
 import os
 import re
@@ -15,6 +13,8 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits, blocks_of, cluster_settings, shown_partitions
 from toolkit.slurm.records import NOTHING, Block, whole_number
 from toolkit.slurm.sbatch_options import gpus_of
+
+__all__ = ["ClusterFacts", "Node", "closed_by", "cluster_facts"]
 
 _PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
 
@@ -58,11 +58,7 @@ class ClusterFacts:
 
 
 def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
-    """Query Slurm for all facts; for accounts only if a `user` is named and the cluster keeps them.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """Query Slurm for all facts, and for accounts if a `user` is named and the cluster keeps them."""
     settings = cluster_settings(slurm)
     nodes = tuple(map(node_of, blocks_of(slurm.call(["scontrol", "--oneliner", "show", "node"]), "NodeName")))
     accounts: tuple[str, ...] = ()
@@ -76,7 +72,7 @@ def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
 
 
 def node_of(block: Block) -> Node:
-    """A node's CPUs and memory without those that Slurm reserves for the system."""
+    """A node's CPUs and memory, without those that Slurm reserves for the system."""
     return Node(
         name=block.get("NodeName") or "",
         cpus=whole_number(block.get("CPUEfctv", "CPUTot")) or 0,
@@ -88,10 +84,7 @@ def node_of(block: Block) -> Node:
 
 
 def closed_by(partition: PartitionLimits) -> str:
-    """What denies this user a partition, as Slurm prints it: RootOnly, or groups of others; "" if nothing does.
-
-    Slurm itself checks allowed accounts.
-    """
+    """What denies this user a partition, as Slurm prints it: RootOnly, or groups of others; "" if nothing does."""
     if partition.root_only:
         return "RootOnly=YES"
     groups = partition.allow_groups

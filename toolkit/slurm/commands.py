@@ -1,7 +1,7 @@
 """Calls of Slurm's commands: explicit formats, a cleaned environment, a time-out, and readable errors.
 
-A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change what the commands print; they are removed for every call.
-SBATCH_* would override the script: those that correspond to a key are in the script already, the others must not apply.
+A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change what the commands print, and SBATCH_* would override the
+script, which contains those that correspond to a key already.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ from toolkit.slurm.records import UnreadableError, for_cluster, has_no_address, 
 from toolkit.slurm.refusals import refusal_of
 from toolkit.terminal.talk import plain, say
 
+__all__ = [
+    "Answer", "NoAnswerError", "Slurm", "TimedOutError", "UnknownClusterError", "one_command", "printed_commands",
+    "prints_commands", "slurm_of_site",
+]  # fmt: skip
+
 _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
     "SCANCEL_",
@@ -74,7 +79,7 @@ Answer = Mapping[str, JobFacts | None] | ToolkitError
 
 
 class NoAnswerError(SchedulerRefusedError):
-    """A Slurm command ended without an answer; Slurm may have carried out the request."""
+    """A Slurm command exited without an answer; Slurm may have carried out the request."""
 
 
 class TimedOutError(NoAnswerError):
@@ -89,8 +94,8 @@ class UnknownClusterError(SchedulerRefusedError):
 class Slurm:
     """Slurm's commands for the users of one cluster.
 
-    `configuration` is a slurm.conf, "" for the default; `cluster` is another cluster of the same accounting to use,
-    "" for the configuration's own.
+    `configuration` is a slurm.conf, "" for the default; `cluster` is another cluster of the same accounting, "" for the
+    configuration's own.
     """
 
     configuration: str = ""
@@ -112,7 +117,7 @@ class Slurm:
         return self.environment(base) | (_QUERY if argv[0] in ("squeue", "sacct") else {})
 
     def call(self, argv: Sequence[str], *, base: Mapping[str, str] | None = None) -> str:
-        """Run one command and return its stdout. `base` is its environment, by default that of this process.
+        """Run one command in the environment `base`, by default this process's, and return its stdout.
 
         Raises:
             NotFoundError: the command is not on PATH.
@@ -156,11 +161,7 @@ class Slurm:
         return done.stdout
 
     def begin(self, argv: Sequence[str], *, base: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-        """Start a command that outlives this terminal; its output goes to the descriptor `output`, which is closed here.
-
-        Raises:
-            NotFoundError: the command is not on PATH.
-        """
+        """Start a command that outlives this terminal and writes to the descriptor `output`, which is closed here."""
         argv = for_cluster(argv, self.cluster)
         try:
             self._prepare(argv)
@@ -209,11 +210,9 @@ class Slurm:
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
         """Facts about each job (`123`) or task (`123_4`) that Slurm still has: from squeue first, then from sacct.
 
-        Jobs that neither knows are omitted. If squeue does not respond, or its output cannot be parsed, only ends from
-        accounting count as facts; the other jobs have no state, but the reason why.
-
-        Raises:
-            SchedulerRefusedError: nothing is known, because squeue did not respond.
+        If squeue does not respond, or its output cannot be parsed, only ends from accounting count as facts; the other
+        jobs have the reason instead of a state. Raises SchedulerRefusedError if squeue did not respond and nothing is
+        known.
         """
         facts = self._facts(list(dict.fromkeys(job_ids)))
         return {job: replace(fact, cluster=self.cluster) for job, fact in facts.items()}
@@ -281,17 +280,14 @@ class Slurm:
         self.call(["scancel", "--full", *job_ids])
 
     def requeue(self, job_id: str) -> None:
-        """Put a running batch job back into the queue, under the same job id; for an array, its running tasks.
-
-        Finished tasks stay finished, without an error: plain `scontrol requeue` would run them again.
-        """
+        """Requeue a running batch job, or an array's running tasks; plain `requeue` repeats finished ones, too."""
         self.call(["scontrol", "requeue", "Incomplete", job_id])
 
 
 def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerRefusedError:
     """The error for a command's exit code; a wrapping shell returns 128 plus the signal's number.
 
-    255 is sbatch's own for an invalid option, and ssh's for a lost connection: the message decides which.
+    255 is sbatch's code for an invalid option, and ssh's for a lost connection, which the message shows.
     """
     output = done.stderr or done.stdout
     message, fix = refusal_of(output)
@@ -316,7 +312,7 @@ class SchedulerSettings(Protocol):
 
 
 def slurm_of_site(scheduler: SchedulerSettings, *, cluster: str = "") -> Slurm:
-    """With the site's slurm.conf, for `cluster`, else for the one that the site names."""
+    """Slurm's commands with the site's slurm.conf, for `cluster`, else for the one that the site names."""
     conf = scheduler.conf
     return Slurm(
         configuration=str(typed_path(conf)) if conf else "",
@@ -391,7 +387,7 @@ _PRINTS_COMMANDS: ContextVar[bool] = ContextVar("--print-cmd was given", default
 
 @contextmanager
 def printed_commands() -> Iterator[None]:
-    """Within, each Slurm command is printed on stderr before it runs."""
+    """Inside, each Slurm command is printed on stderr before it runs."""
     before = _PRINTS_COMMANDS.set(True)
     try:
         yield
@@ -400,7 +396,7 @@ def printed_commands() -> Iterator[None]:
 
 
 def prints_commands() -> bool:
-    """Whether the command that this is part of prints the Slurm commands that it runs."""
+    """Whether the current toolkit command prints the Slurm commands that it runs."""
     return _PRINTS_COMMANDS.get()
 
 

@@ -1,20 +1,17 @@
 """Slurm's host lists: `node[1-3,07],login` to names, in order, each once."""
 
-from __future__ import annotations
-
 from toolkit.errors import ToolkitError
+
+__all__ = ["expand_hostlist", "first_host"]
 
 MOST_HOSTS = 100_000  # more is a typing error; Slurm accepts at most 65,536 for one range
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Every host of an expression, in its order; for a repeated host the first position counts.
+    """Every host of an expression, in its order, each once.
 
-    `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); several brackets multiply, with the last one
-    varying fastest; commas and whitespace separate expressions.
-
-    Raises:
-        ToolkitError: unbalanced or empty brackets, a decreasing range, or more than `MOST_HOSTS`.
+    `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); the last of several brackets varies fastest; commas
+    and whitespace separate expressions. Raises a ToolkitError for an invalid expression, or more than `MOST_HOSTS`.
     """
     hosts: list[str] = []
     for part in _split(text):
@@ -23,11 +20,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def first_host(text: str) -> str:
-    """The first host of an expression.
-
-    Raises:
-        ToolkitError: the expression is empty.
-    """
+    """The first host of an expression; ToolkitError if it is empty."""
     hosts = expand_hostlist(text)
     if not hosts:
         raise _bad(text, "does not name a host")

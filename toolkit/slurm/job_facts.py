@@ -1,9 +1,4 @@
-"""Facts about jobs from squeue and sacct, parsed so that no name, comment or damaged line can look like a state.
-
-A record starts and ends with its job id; records.py describes how records are separated.
-"""
-
-from __future__ import annotations
+"""Facts about jobs from squeue and sacct, parsed so that no name, comment or damaged line can look like a state."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -13,6 +8,8 @@ from functools import lru_cache
 from toolkit.rundir.states import RunState
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.records import UnreadableError, read_records
+
+__all__ = ["JobFacts", "base_of", "base_state", "run_state"]
 
 # squeue's --Format types and sacct's --format fields, in the order of the columns.
 _QUEUE = (
@@ -44,8 +41,8 @@ class JobFacts:
     """Slurm's facts about one job or one task of an array (`123_4`). "" and None mean that Slurm reports no value.
 
     `state` is Slurm's own name. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a pending job is
-    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct reports. The fields
-    from `partition` to `required_nodes` only squeue tells. `cluster` is the one that was asked by its name.
+    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, only from sacct; the fields from
+    `partition` to `required_nodes` are only from squeue. `cluster` is the one that the query named.
     """
 
     job_id: str
@@ -82,11 +79,7 @@ def sacct_argv(jobs: Iterable[str], mark: str) -> list[str]:
 
 
 def read_squeue(text: str, mark: str) -> list[JobFacts]:
-    """The rows in the output of `squeue_argv`.
-
-    Raises:
-        UnreadableError: it contains anything else.
-    """
+    """The rows in the output of `squeue_argv`; UnreadableError if it contains anything else."""
     return [
         JobFacts(
             row["JobArrayID"], row["State"], row["Reason"], row["NodeList"], row["TimeLeft"], source="squeue",
@@ -100,11 +93,7 @@ def read_squeue(text: str, mark: str) -> list[JobFacts]:
 
 
 def read_sacct(text: str, mark: str) -> list[JobFacts]:
-    """The rows in the output of `sacct_argv`; for a requeued job, the last submitted run.
-
-    Raises:
-        UnreadableError: it contains anything else.
-    """
+    """The rows in the output of `sacct_argv`, for a requeued job the last submitted run; errors as in `read_squeue`."""
     newest: dict[str, tuple[str, JobFacts]] = {}
     for row in _records("sacct", text, mark, _ACCOUNTS):
         by = _CANCELLED_BY.fullmatch(row["State"])
@@ -132,10 +121,9 @@ def base_of(job_id: str) -> str:
 
 
 def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobFacts]:
-    """The facts of the wanted jobs in some rows.
+    """The facts of the wanted jobs in some rows; pending tasks of an array share one row (`123_[5-9%2]`).
 
-    The pending tasks of an array share one row (`123_[5-9%2]`). For an array or a heterogeneous job as a whole, the facts
-    are those of the part that is furthest from its end.
+    For an array or a heterogeneous job as a whole, they are those of the part that is furthest from its end.
     """
     facts: dict[str, JobFacts] = {}
     parts: dict[str, list[JobFacts]] = {}

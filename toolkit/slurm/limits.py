@@ -1,7 +1,5 @@
 """The limits and resources of a cluster: configuration, limits of partitions, shapes of nodes, a reservation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +10,11 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.records import NOTHING, Block, UnreadableError, new_mark, read_records, show_fields, whole_number
 from toolkit.slurm.sbatch_options import gpus_of, memory_mib, parse_weights
 from toolkit.slurm.times import printed_limit_s
+
+__all__ = [
+    "NodeShape", "PartitionLimits", "PartitionRow", "Reservation", "UnusableNode", "cluster_settings",
+    "every_partition", "node_shapes", "partition_rows", "reservations", "unusable_nodes",
+]  # fmt: skip
 
 _SETTING = re.compile(r"^(\w+)\s*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _UNUSABLE = re.compile(r"(down|drain|fail|maint|unknown|inval)", re.IGNORECASE)
@@ -75,11 +78,7 @@ class Reservation:
 
 
 def cluster_settings(slurm: Slurm) -> dict[str, str]:
-    """slurm.conf as slurmctld has read it, by key; "" for a key without a value.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """slurm.conf as slurmctld has read it, by key; "" for a key without a value. Errors as in `Slurm.call`."""
     text = slurm.call(["scontrol", "show", "config"])
     settings = {name: "" if value in NOTHING else value for name, value in _SETTING.findall(text)}
     if "ClusterName" not in settings:
@@ -88,20 +87,12 @@ def cluster_settings(slurm: Slurm) -> dict[str, str]:
 
 
 def every_partition(slurm: Slurm) -> dict[str, PartitionLimits]:
-    """The limits of all partitions by name, also hidden ones.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond, or its answer cannot be parsed.
-    """
+    """The limits of all partitions by name, also hidden ones; errors as in `Slurm.call`."""
     return _partitions(slurm, "--all")
 
 
 def shown_partitions(slurm: Slurm) -> dict[str, PartitionLimits]:
-    """The limits of the partitions that this user may see, by name.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond, or its answer cannot be parsed.
-    """
+    """The limits of the partitions that this user may see, by name; errors as in `Slurm.call`."""
     return _partitions(slurm)
 
 
@@ -111,13 +102,7 @@ def _partitions(slurm: Slurm, *options: str) -> dict[str, PartitionLimits]:
 
 
 def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
-    """The different kinds of nodes in some partitions, whose names are separated by commas.
-
-    sinfo groups them: one line for each kind, independent of the number of nodes.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """The different kinds of nodes in some partitions (names separated by commas), as sinfo groups them."""
     rows = ask_sinfo(slurm, "--exact", f"--partition={partitions}", columns="%N %D %c %m %G %f %T")
     shapes = {
         names: NodeShape(
@@ -131,11 +116,7 @@ def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
 
 
 def reservations(slurm: Slurm, name: str) -> list[Reservation]:
-    """The reservation of a name; [] if there is none.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """The reservation of a name; [] if there is none. Errors as in `Slurm.call`."""
     try:
         text = slurm.call(["scontrol", "--oneliner", "show", "reservation", name])
     except SchedulerRefusedError as error:
@@ -153,11 +134,7 @@ def reservations(slurm: Slurm, name: str) -> list[Reservation]:
 
 
 def blocks_of(text: str, first: str) -> list[Block]:
-    """The blocks in the output of `scontrol --oneliner show`, one per line.
-
-    Raises:
-        UnreadableError: it is damaged.
-    """
+    """The blocks in the output of `scontrol --oneliner show`, one per line; UnreadableError if it is damaged."""
     try:
         return show_fields(text, first)[0]
     except CheckFailedError as error:
@@ -235,20 +212,12 @@ class UnusableNode:
 
 
 def partition_rows(slurm: Slurm, names: str) -> list[PartitionRow]:
-    """Limits and states of some partitions, whose names are separated by commas.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """Limits and states of some partitions, whose names are separated by commas; errors as in `Slurm.call`."""
     return [PartitionRow(*cells) for cells in ask_sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
 
 
 def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> list[UnusableNode]:
-    """Nodes of a partition, or of a hostlist, that are down, drained or draining, each once.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """Nodes of a partition, or of a hostlist, that are down, drained or draining, each once."""
     which = f"--nodes={nodes}" if nodes else f"--partition={partition}"
     states = "--states=down,drain,fail,maint,no_respond"
     rows = ask_sinfo(slurm, "--Node", states, which, columns="%N %T %E %u %H")
@@ -256,11 +225,7 @@ def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> lis
 
 
 def ask_sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
-    """Rows of cells, one for each of the `columns`, which are format characters of sinfo; the first one is the key.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not respond.
-    """
+    """Rows of cells, one for each of the `columns`: format characters of sinfo, the first one is the key."""
     mark, names = new_mark(), columns.split()
     form = "".join(name + mark for name in [*names, names[0]])
     text = slurm.call(["sinfo", "--noheader", *options, f"--format={form}"])

@@ -1,17 +1,17 @@
 """The user's own jobs in the queue, each with its run or session: toolkit marks a job with the start of its comment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from toolkit.slurm.commands import Slurm
+
+__all__ = ["MarkedJob", "marked_jobs"]
 
 _SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True)
 class MarkedJob:
-    """A job of the user: `ids` are all of its ids; it belongs to a run or a session, or is "" for both."""
+    """A job of the user with all its ids, and its run or session, "" if it has none."""
 
     job_id: str
     ids: frozenset[str]
@@ -21,11 +21,7 @@ class MarkedJob:
 
 
 def marked_jobs(slurm: Slurm) -> list[MarkedJob]:
-    """The user's own jobs in the queue, with the run or session that their comments name.
-
-    Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not respond.
-    """
+    """The user's own jobs in the queue, with the run or session in their comments; errors as in `Slurm.call`."""
     rows = slurm.call(["squeue", "--me", "--noheader", f"--format={_SEPARATOR.join(('%F', '%A', '%T', '%k'))}"])
     jobs = []
     for row in rows.splitlines():

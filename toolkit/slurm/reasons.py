@@ -1,15 +1,14 @@
 """Slurm's pending reasons: what each means, whether such a job can ever start, and the fix.
 
-Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 24.11.
-Accounting limits have some two hundred names of a few patterns; they are matched by pattern. A reason that is not in
-this table stays unknown.
+Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 24.11. Accounting
+limits have some two hundred names, which are matched by a few patterns.
 """
-
-from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+__all__ = ["CanStart", "pending_reason", "reason_name"]
 
 
 class CanStart(StrEnum):
@@ -17,7 +16,7 @@ class CanStart(StrEnum):
 
     YES = "yes"
     NOT_BEFORE = "not_before"  # after an event that will happen by itself, or at a known time
-    NEVER = "never"  # not until the user changes the job, or an administrator the cluster
+    NEVER = "never"  # not until the user changes the job or an administrator changes the cluster
     UNKNOWN = "unknown"
 
 
@@ -47,7 +46,7 @@ _REASONS: dict[str, PendingReason] = {
         "it depends on a result of another job that can no longer occur", _N,
         "`scontrol update JobId={job} Dependency=` starts it anyway; `toolkit cancel {run}` drops it",
     ),
-    "JobHeldUser": PendingReason("its user put it on hold", _N, "`scontrol release {job}`"),
+    "JobHeldUser": PendingReason("its user holds it", _N, "`scontrol release {job}`"),
     "JobHeldAdmin": PendingReason("an administrator put it on hold; users cannot release it", _N, _ADMIN),
     "JobHoldMaxRequeue": PendingReason(
         "it was requeued too often, so Slurm put it on hold", _N, "`toolkit logs {run}` shows why; then `scontrol release {job}`",

@@ -1,11 +1,9 @@
 """Records in the output of a Slurm command with explicit columns, whatever names and comments contain.
 
 Cells are separated by a mark that is new for each query, so that no name can contain it. A record starts and ends with
-the same key. Anything that is neither a record nor a site's banner before the first one makes the whole answer
-unreadable: a job whose record is damaged must not count as one that Slurm has forgotten.
+the same key. Anything else, except a site's banner before the first record, makes the whole answer unreadable: a job
+whose record is damaged must not count as one that Slurm has forgotten.
 """
-
-from __future__ import annotations
 
 import re
 import secrets
@@ -13,6 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toolkit.errors import CheckFailedError, SchedulerRefusedError
+
+__all__ = [
+    "NOTHING", "cluster_of_allocation", "for_cluster", "has_no_address", "named", "whole_number",
+    "with_cluster_option",
+]  # fmt: skip
 
 # What Slurm's commands print for a missing value.
 NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "None assigned"})
@@ -38,12 +41,9 @@ def new_mark() -> str:
 def read_records(
     command: str, text: str, mark: str, width: int, *, key: re.Pattern[str] | None = None
 ) -> list[list[str]]:
-    """Each record's `width` cells; the mark follows every cell, and a line end follows the last one.
+    """Each record's `width` cells, "" for missing values ("N/A", "(null)", ...); `key` matches a record's first cell.
 
-    Missing values ("N/A", "(null)", ...) are "". `key` is the form of the first cell of a record.
-
-    Raises:
-        UnreadableError: the answer of `command` contains something else.
+    The mark follows every cell, and a line end the last one. Raises UnreadableError if `text` contains anything else.
     """
     *cells, rest = text.replace("\r\n", "\n").split(mark)
     if rest.strip():
@@ -127,11 +127,7 @@ class Block:
 
 
 def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
-    """Every block that starts with the key `first`, in order, and warnings that name the damaged lines.
-
-    Raises:
-        CheckFailedError: no block starts with that key.
-    """
+    """Every block that starts with the key `first`, and warnings about damaged lines; CheckFailedError without one."""
     blocks: list[Block] = []
     warnings: list[str] = []
     last = ""  # the key whose value continues on a line without a key
@@ -228,7 +224,7 @@ def has_no_address(output: str) -> bool:
 def cluster_of_allocation(environ: Mapping[str, str]) -> str:
     """The cluster of this process's allocation, if Slurm's commands here use another one by default.
 
-    This is the case in the shell of a `salloc -M`, which runs on the login node; on a node of the allocation they use its own.
+    This is the case in the shell of a `salloc -M` on the login node; on a node of the allocation they use its own.
     """
     if "SLURM_JOB_ID" not in environ or "SLURMD_NODENAME" in environ:
         return ""

@@ -1,8 +1,8 @@
 """Slurm's error messages on rejected requests, in one line, and their fixes."""
 
-from __future__ import annotations
-
 import re
+
+__all__ = ["refusal_of"]
 
 _PREFIX = re.compile(r"\b(?:sbatch|salloc|srun|scontrol|squeue|sinfo|sacct|scancel): (?:(?:error|fatal): )?")
 _GENERAL = re.compile(r"^(?:Batch job submission failed|Job submit/allocate failed):")

@@ -1,12 +1,15 @@
 """sbatch's options as users write them into lists: `--exclude=n9`, `--exclude n9`, `-x n9`, `-xn9`."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from toolkit.errors import ToolkitError
+
+__all__ = [
+    "COMPONENTS_ELSEWHERE", "COMPONENTS_FIX", "ONE_OPTION_FIX", "begins_component", "excluded_nodes", "gpus_of",
+    "is_one_option", "last_value_of", "memory_mib", "value_of",
+]  # fmt: skip
 
 _OPTION = re.compile(r"--?[A-Za-z]")
 _SWITCHES = "bhHIkOQsuvVW"  # short options without a value
@@ -33,10 +36,9 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
 
 
 def is_one_option(text: str) -> bool:
-    """True if a string is one option, possibly with its value. Only sbatch would notice a second one.
+    """True if a string is one option, possibly with its value; sbatch treats everything after `=` as the value.
 
-    Everything after `=` is the value, which is quoted as a whole. After a space, a value that contains an option is in
-    quotes: `--comment "a -b"`.
+    After a space, a value that contains an option is in quotes: `--comment "a -b"`.
     """
     if "=" in text.partition(" ")[0]:
         return True
@@ -44,7 +46,7 @@ def is_one_option(text: str) -> bool:
 
 
 def begins_component(option: str) -> bool:
-    """True if an option would start a component of a heterogeneous job: a `hetjob` line, or a colon."""
+    """True if an option would start a component of a heterogeneous job: `hetjob`, `packjob` or a colon."""
     return bool({"hetjob", "packjob", ":"} & {*option.split()})
 
 
@@ -55,11 +57,7 @@ def last_value_of(options: Iterable[str], name: str, letter: str = "") -> str:
 
 
 def excluded_nodes(own: str, options: Sequence[str], bad: Sequence[str]) -> str:
-    """One host list of the nodes that a job excludes, in `own` and among its sbatch options, and of bad nodes.
-
-    Raises:
-        ToolkitError: the option names a file, which cannot be joined with a list.
-    """
+    """The hosts to exclude, of `own`, sbatch `options` and `bad`; ToolkitError if an option names a file."""
     given = last_value_of(options, "exclude", "x")
     if "/" in given and (own or bad):
         raise ToolkitError(
@@ -92,7 +90,7 @@ def memory_mib(text: str) -> float | None:
 
 
 def parse_tres(text: str) -> dict[str, float]:
-    """The counts of a list; resources without a number are omitted."""
+    """The counts of a list such as `cpu=4,mem=8G`, `mem` in MiB; resources without a number are omitted."""
     return {name: number * (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in _numbers(text)}
 
 

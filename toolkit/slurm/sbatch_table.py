@@ -1,28 +1,20 @@
 """sbatch's options that toolkit knows: the key that sets each one, its names, its variables, and what to write instead."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = [
-    "CLI_OPTIONS",
-    "FIXES_IN_JOB_FILE",
-    "FIXES_ON_COMMAND_LINE",
-    "KEYS_OF_VARIABLES",
-    "LONG_OPTIONS",
-    "SBATCH_OPTIONS",
-    "SWITCH_VARIABLES",
-    "SbatchOption",
-]
+    "CLI_OPTIONS", "FIXES_IN_JOB_FILE", "FIXES_ON_COMMAND_LINE", "KEYS_OF_VARIABLES", "LONG_OPTIONS",
+    "SBATCH_OPTIONS", "SWITCH_VARIABLES", "SbatchOption",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SbatchOption:
     """One option of sbatch.
 
-    `key` is the key of the job file that sets it, "" without one. `variables` set the key, too; the last one wins.
-    `in_job_file` is the fix for an entry of job.sbatch, and `on_command_line` the fix for a command's option; "" means that
-    the option is accepted there. `about` is the help text of a command's option; "" means that no command has it.
+    `key` is the key of the job file that sets it, "" without one. `variables` set the key, too; the last one applies.
+    `in_job_file` is the fix for an entry of job.sbatch, and `on_command_line` for a command's option; "" means
+    accepted. `about` is the help text of a command's option; "" means that no command has it.
     """
 
     long: str
@@ -35,14 +27,14 @@ class SbatchOption:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the option's names as typed, such as ("-N", "--nodes")."""
+        """The option's names as typed, such as ("-N", "--nodes")."""
         return (f"-{self.letter}", f"--{self.long}") if self.letter else (f"--{self.long}",)
 
 
 def _key(
     key: str, long: str, letter: str, about: str, *variables: str, refused: bool = True,
 ) -> SbatchOption:  # fmt: skip
-    """Return an option that a key of [job] sets and that commands accept."""
+    """An option that a key of [job] sets and that commands accept."""
     in_job_file = f"write {key} = ... in [job]" if refused else ""
     return SbatchOption(long, letter, f"job.{key}", variables, in_job_file, about=about)
 
@@ -98,8 +90,8 @@ FIXES_IN_JOB_FILE = tuple(
 FIXES_ON_COMMAND_LINE = {
     name: option.on_command_line for option in SBATCH_OPTIONS if option.on_command_line for name in option.names
 }
-# The input variables that sbatch(1) documents, and the path of the key that each one sets. For sbatch they override the
-# script. Of two variables for one key the later one wins, as with sbatch.
+# The input variables that sbatch(1) documents, and the path of the key that each one sets. In sbatch they override the
+# script, and the later of two variables for one key applies.
 KEYS_OF_VARIABLES: dict[str, tuple[str, ...]] = {
     variable: tuple(option.key.split(".")) for option in SBATCH_OPTIONS for variable in option.variables
 }

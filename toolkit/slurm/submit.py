@@ -1,12 +1,9 @@
-"""Submit a script exactly once, even if sbatch ends without an answer: a token in the job's comment finds the job again.
+"""Submit a script exactly once, even if sbatch exits without an answer: a token in its comment finds the job again.
 
 sbatch prints "Socket timed out on send/recv operation" both if slurmctld accepted the job and if it did not. So nothing
 is sent again before two queries of the queue for the token, some time apart: a stopped slurmctld processes a request in
-its socket only after it continues. If there should ever be two jobs for one start, the second one ends by itself, since
-a start is claimed once.
+its socket only after it continues. If one start has two jobs, the second one exits, since a start is claimed once.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -19,6 +16,11 @@ from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError
 from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.terminal.talk import say
+
+__all__ = [
+    "PATIENCE_S", "SETTLE_S", "UnsettledError", "comment_of", "find_by_token", "is_silence", "is_unsettled",
+    "submit_once", "token_of", "without_job",
+]  # fmt: skip
 
 PATIENCE_S = 120.0  # in total: sbatch, the queries and the pauses between them
 SETTLE_S = 10.0  # between two answers without the job, before it is sent again
@@ -46,13 +48,11 @@ _OF_ITS_NODE = frozenset(
 
 
 class UnsettledError(NoAnswerError):
-    """It is unknown whether Slurm accepted a job; its run must be kept."""
+    """Whether Slurm accepted a job is unknown; its run must be kept."""
 
 
 def token_of(run_id: str, start: int, part: int = 0) -> str:
-    """The token of the job of one start of a run, the start of its comment; each part of an array in several parts has
-    its own.
-    """
+    """The token of one start of a run, the prefix of its job's comment; each part of an array has its own."""
     return f"toolkit:{run_id}:{start}" + (f".{part}" if part else "")
 
 
@@ -123,13 +123,10 @@ def submit_once(
 
 
 def find_by_token(slurm: Slurm, token: str) -> str | None:
-    """The id of the user's job whose comment starts with `token`; None if Slurm has none.
+    """The id of the user's oldest job whose comment starts with `token`, or None; errors as in `Slurm.call`.
 
-    Ended jobs are in squeue for `MinJobAge`, then in accounting that keeps comments
-    (AccountingStoreFlags=job_comment). Of several jobs, it is the oldest; the others end by themselves.
-
-    Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not respond.
+    Finished jobs are in squeue for `MinJobAge`, then in accounting that keeps comments
+    (AccountingStoreFlags=job_comment).
     """
     layout = _SEPARATOR.join(("%F", "%k"))
     rows = slurm.call(["squeue", "--me", "--noheader", "--states=all", f"--format={layout}"])
@@ -137,11 +134,7 @@ def find_by_token(slurm: Slurm, token: str) -> str | None:
 
 
 def job_id_of(output: str) -> str:
-    """The job id in the output of `sbatch --parsable`; a site's banner may precede it.
-
-    Raises:
-        OwnFailureError: there is none.
-    """
+    """The job id in the output of `sbatch --parsable`, after any banner; OwnFailureError if there is none."""
     job_ids = _JOB_ID.findall(output)
     if not job_ids:
         raise OwnFailureError(

@@ -1,14 +1,12 @@
-"""Slurm's formats of durations, read and written exactly as Slurm does.
+"""Slurm's formats of durations, read and written exactly as Slurm does: "90:00" is ninety minutes.
 
-Slurm reads "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes" and
-"days-hours:minutes:seconds" (sbatch(1), --time); it also accepts "days-", which the manual does not mention.
-So "90:00" is ninety minutes, not ninety hours.
+Slurm reads the forms of sbatch(1), --time; it also accepts "days-", which the manual does not mention.
 """
-
-from __future__ import annotations
 
 import re
 from functools import lru_cache
+
+__all__ = ["FORMS", "format_slurm_time", "meant_as_hours", "parse_slurm_time", "printed_limit_s"]
 
 FORMS = '"MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS" or "UNLIMITED"'
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "-1"})
@@ -21,13 +19,9 @@ _WITHOUT_DAYS = re.compile(r"([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 
 @lru_cache(maxsize=256)  # every check of every task of a sweep reads the same few
 def parse_slurm_time(text: str) -> int | None:
-    """Return the duration of `text` in seconds, or None for no limit.
+    """The duration of `text` in seconds, None for no limit; ValueError if it has none of Slurm's forms.
 
-    Fields may be larger than their unit ("00:90:00" is 90 minutes), as in Slurm. Slurm rounds a job's limit up
-    to whole minutes; this function does not.
-
-    Raises:
-        ValueError: `text` has none of Slurm's forms.
+    Fields may be larger than their unit ("00:90:00" is 90 minutes). Slurm rounds a job's limit up to whole minutes.
     """
     if text.upper() in UNLIMITED:
         return None
@@ -56,11 +50,7 @@ def meant_as_hours(text: str) -> str:
 
 
 def format_slurm_time(seconds: int | None) -> str:
-    """Write whole seconds as Slurm prints a limit: "D-HH:MM:SS", or "UNLIMITED" for None.
-
-    Raises:
-        ValueError: `seconds` is negative.
-    """
+    """Whole seconds as Slurm prints a limit: "D-HH:MM:SS", or "UNLIMITED" for None; ValueError if negative."""
     if seconds is None:
         return "UNLIMITED"
     if seconds < 0:

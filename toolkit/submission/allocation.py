@@ -1,7 +1,5 @@
 """The allocation of the `toolkit run` process, from salloc's variables: nodes, tasks, CPUs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -12,13 +10,9 @@ from toolkit.runs.record.job import uses_slurm
 from toolkit.slurm.records import cluster_of_allocation
 
 __all__ = [
-    "check_here",
-    "cluster_here",
-    "environment_of_allocation",
-    "nodes_of_allocation",
-    "refuse_shapes",
+    "check_here", "cluster_here", "environment_of_allocation", "nodes_of_allocation", "refuse_shapes",
     "tasks_per_node",
-]
+]  # fmt: skip
 
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -56,9 +50,9 @@ def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
     given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     if asked not in (None, given):
         raise ToolkitError(
-            f"the allocation {environ['SLURM_JOB_ID']} has {counted(int(given), 'node')}, and a run here takes all of them",
+            f"the allocation {environ['SLURM_JOB_ID']} has {counted(int(given), 'node')}, and a run here uses all of them",
             where=f"-N {asked}",
-            fix=f"leave -N out, or `salloc -N {asked} toolkit run ...`",
+            fix=f"omit -N, or `salloc -N {asked} toolkit run ...`",
         )
     return given
 
@@ -75,7 +69,7 @@ def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
         raise ToolkitError(
             f"the allocation {environ['SLURM_JOB_ID']} is on cluster {own or 'of this site'}, and a run here is on its nodes",
             where=f"-M {asked}",
-            fix=f"leave -M out, or `salloc -M {asked} toolkit run ...`",
+            fix=f"omit -M, or `salloc -M {asked} toolkit run ...`",
         )
     return given
 

@@ -1,7 +1,5 @@
 """`--after RUN[:ok|any]`: the run, whether it can still end as required, and the job that Slurm waits for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +35,7 @@ def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Par
             run = find_named(name, runs)
             if (before := parents.get(run.run_id)) is not None and before.kind != kind:
                 raise ToolkitError(
-                    f"run {run.run_id} is named with both kinds", where=f"--after {text}", fix="leave one out"
+                    f"run {run.run_id} is named with both kinds", where=f"--after {text}", fix="omit one"
                 )
             parents[run.run_id] = _parent(run, kind, job, f"--after {text}")
         except ToolkitError as error:

@@ -42,19 +42,9 @@ if TYPE_CHECKING:
     from toolkit.submission.sweep.sweep import ResolvedSweep
 
 __all__ = [
-    "HandoverInterruptedError",
-    "Submitted",
-    "check_sbatch_options",
-    "create",
-    "make_record",
-    "make_run",
-    "parents_of",
-    "preflight",
-    "render",
-    "script_of",
-    "submit",
-    "submit_new",
-]
+    "HandoverInterruptedError", "Submitted", "check_sbatch_options", "create", "make_record", "make_run",
+    "parents_of", "preflight", "render", "script_of", "submit", "submit_new",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -198,7 +188,7 @@ def check_sbatch_options(options: Sequence[str], *, for_sbatch: bool) -> Sequenc
             raise ToolkitError(
                 "is for sbatch, and no sbatch starts this run",
                 where=option,
-                fix="leave it out, or `toolkit submit` to a cluster",
+                fix="omit it, or `toolkit submit` to a cluster",
             )
     return options
 
@@ -277,12 +267,12 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
         ToolkitError: the run directory cannot be written; nothing was submitted.
         UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
     """
-    from toolkit.submission.executors import LocalScriptExecutor  # submitit is heavy
+    from toolkit.submission.submitit_executors import LocalScriptExecutor  # submitit is heavy
 
     script = run.script(start)
     if not uses_slurm(job):
         executor = LocalScriptExecutor(run, script)
-        with _handing_over(f"the start was interrupted; `toolkit status {run.run_id}` says whether it lives"):
+        with _handing_over(f"the start was interrupted; `toolkit status {run.run_id}` shows whether it was submitted"):
             job_id = executor.submit_script().job_id
             close_submission(run, start, job_id)
         return Submitted(run, start, job_id)
@@ -306,7 +296,7 @@ def _handing_over(words: str) -> Iterator[None]:
 
 
 def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int) -> str:
-    from toolkit.submission.executors import submit_to_slurm  # submitit is heavy
+    from toolkit.submission.submitit_executors import submit_to_slurm  # submitit is heavy
 
     token = token_of(run.run_id, start)
     try:

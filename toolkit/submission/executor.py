@@ -1,7 +1,5 @@
 """`AutoExecutor`: functions as jobs, with the names that users of submitit know."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -22,7 +22,7 @@ from toolkit.runs.logs.logs import FOLLOW_PERIOD_S, LogReader
 from toolkit.runs.record.job import uses_slurm
 from toolkit.runs.status.restarts import RestartNews
 from toolkit.submission.allocation import environment_of_allocation
-from toolkit.submission.executors import ignore_interrupts, start_local
+from toolkit.submission.submitit_executors import ignore_interrupts, start_local
 
 __all__ = ["Interrupts", "show_output", "start_here"]
 

@@ -1,7 +1,5 @@
 """`resume` and `rerun` as one sequence each: the next start of a run, and a new run that repeats one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +72,7 @@ def _check_partition(recorded: ResolvedJob, settings: Sequence[str], flags: Mapp
         raise ToolkitError(
             f"the record knows partition {recorded.job.partition} alone",
             where=asked.origin.detail,
-            fix=f"add --site {recorded.site.name}: it takes the site as its file says now",
+            fix=f"add --site {recorded.site.name}: it uses the current site file",
         )
 
 

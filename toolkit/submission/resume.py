@@ -1,7 +1,5 @@
 """Resume: a new Slurm job of the same run, maybe of another shape, from its newest or a named checkpoint."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -176,7 +174,7 @@ def _fix_of_living(whole: RunDirectory, status: RunStatus) -> str:
     if status.state is RunState.UNKNOWN:  # one more answer may tell that Slurm has no such job
         return (
             f"ask `toolkit status {whole.run_id}` again after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`; where its "
-            f"cluster is gone for ever, `toolkit resume {whole.run_id} --site OTHER --job-gone`"
+            f"cluster is gone for good, `toolkit resume {whole.run_id} --site OTHER --job-gone`"
         )
     return f"wait for it, or `toolkit cancel {whole.run_id}`"
 
@@ -215,9 +213,13 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
 
 
 def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
-    """A script may have more to do, which only the user knows; starting anew is seldom intended."""
+    """Report that the run has completed: a script may have more to do, and a restart is seldom intended."""
     newest = source or next(iter(run.committed_checkpoints()[-1:]), None)
-    begins = f"continues from {newest.name}" if newest is not None else "starts anew, since it has no checkpoint"
+    begins = (
+        f"continues from {newest.name}"
+        if newest is not None
+        else "starts from the beginning, because it has no checkpoint"
+    )
     say(
         f"run {run.run_id} is completed; it {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as a "
         "run of its own"
@@ -294,7 +296,7 @@ def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus
         return {}
     at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
     if len(left) < len(tasks):
-        say(f"{len(left)} of {len(tasks)} tasks go on; completed ones stay as they are")
+        say(f"{len(left)} of {len(tasks)} tasks resume; completed ones do not change")
     return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
 
 

@@ -32,7 +32,7 @@ def check_site(run: RunDirectory, recorded: ResolvedJob, site: Site | None) -> N
     if several:
         raise ToolkitError(
             f"run {run.whole.run_id} is {several}, and site {site.name} has no scheduler that could start it",
-            where=f"--site {site.name}", fix="leave --site out, or give the name of a cluster",
+            where=f"--site {site.name}", fix="omit --site, or pass the name of a cluster",
         )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def check_components(run: RunDirectory, recorded: ResolvedJob, keys: Iterable[st
             raise ToolkitError(
                 f"run {run.run_id} has {len(recorded.component)} components, and each has its own",
                 where=key,
-                fix="leave it out; another shape is a new run: change a copy of the job file, and `toolkit submit` that "
+                fix="omit it; another shape is a new run: change a copy of the job file, and `toolkit submit` that "
                 f"with --set checkpoint.source=FOLDER, one of `toolkit ckpt ls {run.run_id}`",
             )
 
@@ -66,11 +66,11 @@ def check_tasks(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> N
     if was_array:
         raise ToolkitError(
             f"run {name} is an array, and its tasks stay tasks", where=place,
-            fix=f"leave it out; `toolkit resume {name}_T` continues task T alone",
+            fix=f"omit it; `toolkit resume {name}_T` continues task T alone",
         )  # fmt: skip
     raise ToolkitError(
         f"run {name} is not an array, and its checkpoints belong to no task", where=place,
-        fix=f"leave it out, or `toolkit rerun {name} -a {job.job.array}`",
+        fix=f"omit it, or `toolkit rerun {name} -a {job.job.array}`",
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def check_steps_left(
         completed: whether the run has completed.
 
     Raises:
-        CheckFailedError: nothing is left to do.
+        CheckFailedError: no steps remain.
     """
     begins_at = _begins_at(run, job, source)
     if begins_at is None:
@@ -100,11 +100,11 @@ def check_steps_left(
         _check_patience_left(run, recorded, job, begins_at, completed=completed)
         return
     if not completed and job.train.steps == recorded.train.steps:
-        say(f"run {run.run_id} has made all {step} steps; what follows them alone is left")
+        say(f"run {run.run_id} has made all {step} steps; only what follows them remains")
         return
     more = step + job.train.steps
     raise CheckFailedError(
-        f"run {run.run_id} is at step {step}, and train.steps is {job.train.steps}: nothing is left to do",
+        f"run {run.run_id} is at step {step}, and train.steps is {job.train.steps}: no steps remain",
         where=_place(_KEY, recorded, job),
         fix=f"`toolkit resume {run.run_id} --set train.steps={more}` makes {job.train.steps} more; --from CKPT goes back",
     )
@@ -126,7 +126,7 @@ def _check_patience_left(
         return
     raise CheckFailedError(
         f"run {run.run_id} stopped early at step {begins_at.step}: no better after {counted(waited, 'validation')}, and "
-        f"{_PATIENCE} is {patience}: nothing is left to do",
+        f"{_PATIENCE} is {patience}: no steps remain",
         where=_place(_PATIENCE, recorded, job),
         fix=f"`toolkit resume {run.run_id} --set {_PATIENCE}={waited + patience}` waits for {patience} more, 0 for ever; "
         "--from CKPT goes back",

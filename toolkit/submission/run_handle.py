@@ -1,4 +1,4 @@
-"""`Run`: what a Python program does with a run that was submitted."""
+"""`Run`: the handle of a submitted run for Python programs."""
 
 from __future__ import annotations
 

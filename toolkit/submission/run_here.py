@@ -1,7 +1,5 @@
 """A job in the foreground: on the nodes of the allocation that this process is in, else on this machine."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

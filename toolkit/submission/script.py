@@ -1,7 +1,5 @@
 """The script of a start, and the code that its ranks run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -43,15 +41,9 @@ from toolkit.slurm.submit import comment_of, token_of
 from toolkit.terminal.talk import say
 
 __all__ = [
-    "NewCode",
-    "allocation_options",
-    "describe",
-    "is_rerun",
-    "keep_code",
-    "nodes_to_exclude",
-    "render_script",
+    "NewCode", "allocation_options", "describe", "is_rerun", "keep_code", "nodes_to_exclude", "render_script",
     "repeat_code",
-]
+]  # fmt: skip
 
 # Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
 KEPT = (
@@ -237,7 +229,7 @@ def _check_path(run: RunDirectory) -> str:
     if "\\" in path or any("\ud800" <= letter <= "\udfff" for letter in path):
         raise ToolkitError(
             f"the run directory {path!a} holds a backslash or bytes that are no UTF-8",
-            fix="give another folder with --runs",
+            fix="choose another folder with --runs",
         )
     return path
 
@@ -365,7 +357,4 @@ def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot) -> None:
     if edits:
         told = [f"{name} was {what}" for name, what in list(edits.items())[:MOST_TOLD]]
         told += [f"and {len(edits) - MOST_TOLD} files more"] if len(edits) > MOST_TOLD else []
-        say(
-            f"since the last start {', '.join(told)}; start {start} runs the folder as it is now "
-            "(--same-code: as it was)"
-        )
+        say(f"since the last start {', '.join(told)}; start {start} runs the current folder (--same-code: as it was)")

@@ -1,7 +1,5 @@
 """`python -P -m toolkit.supervise RUN_DIR`: the last line of every rendered script. stdin is the resolved job."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

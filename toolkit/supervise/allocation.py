@@ -1,7 +1,5 @@
 """What the supervisor knows about its allocation: the job id, the nodes, the end, and why Slurm ends it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

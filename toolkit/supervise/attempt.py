@@ -1,7 +1,5 @@
 """One attempt: start the ranks, watch them, and report how they ended."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

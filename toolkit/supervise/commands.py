@@ -1,7 +1,5 @@
 """Commands that prepare a start, such as a step that copies files to its nodes. None outlives its time-out or the start."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """How a run continues after a start has ended: a requeue by Slurm or by toolkit, or a follow-up job. Also closes the
 starts whose supervisor was killed before it recorded an end."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -146,7 +144,7 @@ def close_unfinished(run: RunDirectory) -> None:
     for attempt in map(run.attempt, run.attempt_numbers()):
         if not attempt.exit_file.exists():
             cause = _asked_last(attempt) or Cause.SUPERVISOR_LOST
-            reason = "its supervisor was killed before it could say how it ended"
+            reason = "its supervisor was killed before it could record its end"
             AttemptRecord(
                 cause, Next.AWAIT, False, ENDINGS[cause].final_state, OWN_FAILURE, reason, NEXT_START_BEGAN,
                 step=last_step(attempt), seconds=0.0, time=utc_now(),

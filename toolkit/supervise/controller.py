@@ -1,7 +1,5 @@
 """Wait for a slurmctld that is down: srun cannot start anything without it, and running steps do not need it."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

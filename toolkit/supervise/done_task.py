@@ -3,8 +3,6 @@
 A task that did not complete keeps everything, so that the user can find the reason.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The end of an attempt: what follows it by the budgets of the run, and how it is recorded and logged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +15,8 @@ from toolkit.supervise.log import say
 from toolkit.supervise.progress import is_repeated
 from toolkit.supervise.retry import Retry
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, match_symptom
+
+__all__ = ["earlier_ends"]
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 

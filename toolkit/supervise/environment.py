@@ -3,8 +3,6 @@
 The rendered script has already removed the variables that no list names; this module adds the job's own variables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Which rank failed first, and why, according to the files that ranks left in the attempt's folder."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Sequence

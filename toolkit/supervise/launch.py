@@ -1,7 +1,5 @@
 """Which launcher starts the ranks of an attempt, and its call."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -17,6 +15,8 @@ from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch
 from toolkit.supervise.log import say
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.symptoms import PMIX_ORDER
+
+__all__ = ["is_unmanaged"]
 
 RANK_MODULE = ["-P", "-m", "toolkit.rank"]
 # Only the package is mounted: the folder around it may be a site-packages with binaries of another Python.

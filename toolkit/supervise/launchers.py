@@ -4,8 +4,6 @@ A launcher runs in its own session, so that a Ctrl-C at the terminal reaches onl
 launcher's own output goes to `logs/launcher.log`; each rank opens its own log.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

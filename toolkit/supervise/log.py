@@ -1,7 +1,5 @@
 """The supervisor's messages in the job's log, which is its stdout."""
 
-from __future__ import annotations
-
 from toolkit.rundir.files import is_unwritable
 from toolkit.terminal.talk import plain
 

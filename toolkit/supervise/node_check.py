@@ -4,8 +4,6 @@ It imports only the standard library and nothing of toolkit, so that it starts i
 thread: on a stale network file system a call may never return, and that is a result, too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The health of an allocation's nodes before ranks start on them: one step over all nodes, a few seconds at most."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

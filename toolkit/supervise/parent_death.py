@@ -3,10 +3,10 @@
 Ranks' guards fork with this module loaded, so it imports almost nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
+
+__all__ = ["signal_on_parent_death"]
 
 _PR_SET_PDEATHSIG = 1
 

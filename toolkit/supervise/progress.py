@@ -1,7 +1,5 @@
 """The progress of a run: the last step of an attempt, and whether a failure was repeated without a new step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from toolkit.errors import ToolkitError

@@ -1,7 +1,5 @@
 """The records that ranks write at their start, read by the processes that outlive them; and ranks' names in a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +7,8 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.log import say
+
+__all__ = ["begun_ranks"]
 
 NAMED = 8
 

@@ -4,8 +4,6 @@ On sites without requeue, a run continues this way past its walltime. The job th
 one that starts anyway finds the run's final record, and exits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

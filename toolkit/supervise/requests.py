@@ -1,7 +1,5 @@
 """Requests to an attempt by signals. Handlers only set flags; the supervisor finds out later what they mean."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from dataclasses import dataclass

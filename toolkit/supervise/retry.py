@@ -1,7 +1,5 @@
 """Retries of file operations in the run directory between two attempts: a file server's pause must not end a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

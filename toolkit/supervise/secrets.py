@@ -2,8 +2,6 @@
 [notify] is read when it is called.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import stat
@@ -17,6 +15,8 @@ from toolkit.errors import OwnFailureError
 from toolkit.supervise.commands import run_command
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.requests import StopRequest
+
+__all__ = ["hide", "read_secret_file", "read_url"]
 
 COMMAND_S = 30.0
 SHORTEST = 6  # characters; a shorter value would also hide text that is not secret

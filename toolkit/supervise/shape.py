@@ -11,6 +11,8 @@ from toolkit.errors import ToolkitError
 if TYPE_CHECKING:
     from toolkit.supervise.allocation import Allocation
 
+__all__ = ["Shape", "shape_of_job"]
+
 
 @dataclass(frozen=True)
 class Component:

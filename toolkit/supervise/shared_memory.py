@@ -4,13 +4,13 @@ MPICH unlinks its segment only at MPI_Finalize. Its name does not contain the jo
 the user's, newer than the start that removes it, and mapped by no process: no other job can use such a segment.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+__all__ = ["remove_left_behind"]
 
 FOLDER = Path("/dev/shm")
 _PATTERN = "mpich_shm_*"

@@ -1,7 +1,5 @@
 """The stacks of a stalled attempt: the threads of every rank in `errors/rank-R.stack`, and a summary for the record."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -5,8 +5,6 @@ names the base Python, which stays on the shared file system (docs.python.org/3.
 installed in editable form stay there, too, and scripts in `bin` keep the interpreter of their first line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -100,7 +98,7 @@ def _environment_at(source: Path) -> Path:
         raise OwnFailureError(
             f"{source} is not a virtual environment: pyvenv.cfg not found",
             where="env.stage",
-            fix="make one with `python -m venv`, or remove env.stage",
+            fix="create one with `python -m venv`, or remove env.stage",
         )
     return source
 

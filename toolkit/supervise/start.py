@@ -1,7 +1,5 @@
 """One start of a run in an allocation: find its number, claim it, and run its supervisor to the end."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

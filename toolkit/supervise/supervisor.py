@@ -1,7 +1,5 @@
 """The supervisor of one start: it runs attempts, and decides what follows each. `start.py` makes it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -39,6 +37,8 @@ from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.staging import Staged, stage, unstage
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
 from toolkit.supervise.webhook import Webhook
+
+__all__ = ["WALLTIME_SLACK_S"]
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 REQUEUE_S = 30.0  # the time that a requeue may need

@@ -4,11 +4,11 @@ docs/explain.md lists the names; `exit.json` contains them. The patterns are wha
 2.13, Open MPI, MPICH, CUDA and the C library print.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+__all__ = ["OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom_named"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
          r"cannot allocate memory|can't allocate memory|std::bad_alloc"),
         (DISK_FULL, r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b"),
         (WRONG_PMI,
-         r"process management interface|direct launched using \"srun\"|believe to be rank 0 of 1|PMI2?_Init failed|not built with .*PMI support|"
+         r"process management interface|direct launched using \"srun\"|(?:believe to|process would) be rank 0 of 1|PMI2?_Init failed|not built with .*PMI support|"
          r"OPAL ERROR: .*pmix|PMIX ERROR: .*UNREACH|unsupported PMI version|invalid MPI (?:plugin )?type|"
          r"Couldn't find the specified plugin name for mpi"),
         (PMIX_ORDER, r"pmixp_dconn_connect: .*Cannot establish direct connection"),

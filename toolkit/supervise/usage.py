@@ -21,6 +21,8 @@ from typing import Any
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory
 
+__all__ = ["usage_of_node"]
+
 FIRST_S = 1.0
 PERIOD_S = 30.0
 _SHORTEST_S = 0.1

@@ -3,8 +3,6 @@
 It is sent in its own thread. Problems are logged without the URL, which is a secret.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,6 +1,4 @@
-"""A progress bar without colours, and a process that restores its terminal when a signal ends it."""
-
-from __future__ import annotations
+"""A progress bar without colors, and a context that restores the terminal when a signal ends the process."""
 
 import signal
 import sys
@@ -12,7 +10,9 @@ from types import FrameType
 from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
-WIDTH = 30  # letters, without the brackets
+__all__ = ["WIDTH", "PlainBarColumn", "given_back", "plain_bar"]
+
+WIDTH = 30  # characters, without the brackets
 
 
 def plain_bar(done: float, total: float | None) -> Text:
@@ -25,7 +25,7 @@ class PlainBarColumn(ProgressColumn):
     """`plain_bar` in place of rich's own column."""
 
     def render(self, task: Task) -> Text:
-        """The bar of a task as it is now."""
+        """Return the current bar of a task."""
         return plain_bar(task.completed, task.total)
 
 
@@ -34,9 +34,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """Within, TERM and HUP end this process through its `finally`s, with the exit code that a shell gives a signal.
+    """Turn TERM and HUP into exits through `finally` blocks, with the exit code that a shell reports for a signal.
 
-    What the program handles or ignores itself, as below nohup, stays so; only a main thread can have handlers at all.
+    Signals that the program handles or ignores, as below nohup, stay so; only a main thread can have handlers.
     """
     is_main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]

@@ -1,6 +1,4 @@
-"""What toolkit prints: messages on stderr, lines that cannot control a terminal, and tables in the style of squeue."""
-
-from __future__ import annotations
+"""Messages on stderr, lines without control characters, and tables in the style of squeue."""
 
 import os
 import re
@@ -9,9 +7,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+__all__ = ["clean", "has_unicode", "is_plain", "plain", "print_table", "say", "say_beside"]
+
 
 def plain(text: str) -> str:
-    """A name or a one-line message, without characters that would move the cursor or cannot be encoded."""
+    """Return a name or one-line message without characters that move the cursor or cannot be encoded."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
@@ -26,12 +26,12 @@ def say(text: str) -> None:
 
 
 def say_beside(text: str) -> None:
-    """Like `say`, but never fail the work that it reports on: stderr may be a log on a full disk."""
+    """Like `say`, but never fail the caller's work: stderr may be a log on a full disk."""
     with suppress(OSError):
         say(text)
 
 
-# ECMA-48: each sequence begins with ESC and a letter, or with the one control character (0x80 to 0x9f) for both.
+# ECMA-48: each sequence starts with ESC and a character, or with one control character (0x80 to 0x9f) for both.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
@@ -40,7 +40,7 @@ _ESCAPES = re.compile(
 
 
 def clean(line: str) -> str:
-    """A log line without terminal escapes and control characters, so that quoting it is safe."""
+    """Return a log line without terminal escapes and control characters, safe to quote."""
     return _ESCAPES.sub("", line)
 
 
@@ -59,7 +59,7 @@ def has_unicode() -> bool:
 
 
 _BETWEEN = "  "
-_LEAST_LAST = 12  # minimum width of the last column, whose strings have any length
+_LEAST_LAST = 12  # minimum width of the last column, whose strings may be long
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed: Sequence[str] = ()) -> None:
@@ -77,7 +77,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed
     for row in table:
         line = _BETWEEN.join(row[place].ljust(widths[place]) for place in kept).rstrip()
         sys.stdout.write((line if edge is None or len(line) <= edge else f"{line[: edge - 1]}{cut}") + "\n")
-    sys.stdout.flush()  # a full disk is then an error of this command
+    sys.stdout.flush()  # makes a full disk an error of this command
 
 
 def _kept(header: Sequence[str], widths: Sequence[int], edge: int, shed: Sequence[str]) -> list[int]:

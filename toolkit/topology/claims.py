@@ -3,8 +3,6 @@
 No source outvotes another: if two contradict each other, the value is unknown, and both claims are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@
 between such nodes: names, switches, and the identifiers that manufacturers give to single devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, TypeVar
@@ -13,24 +11,9 @@ from typing import Any, Generic, Literal, TypeVar
 from toolkit.topology.readers.topology_address import SwitchPath
 
 __all__ = [
-    "CONTRADICTED",
-    "NO_FABRIC",
-    "Claimed",
-    "Confidence",
-    "Fact",
-    "Gpu",
-    "Hardware",
-    "LinkFact",
-    "Nic",
-    "NicPort",
-    "NodeFacts",
-    "NumaNode",
-    "RankPlace",
-    "Topology",
-    "contradictions",
-    "facts_of",
-    "unknown",
-]
+    "CONTRADICTED", "NO_FABRIC", "Claimed", "Confidence", "Fact", "Gpu", "Hardware", "LinkFact", "Nic", "NicPort",
+    "NodeFacts", "NumaNode", "RankPlace", "Topology", "contradictions", "facts_of", "unknown",
+]  # fmt: skip
 
 T = TypeVar("T")
 

@@ -23,15 +23,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
 __all__ = [
-    "Contribution",
-    "ContributionRecord",
-    "contribution_of",
-    "decode",
-    "encode",
-    "gather_over_store",
-    "gather_topology",
-    "merge",
-]
+    "Contribution", "ContributionRecord", "contribution_of", "decode", "encode", "gather_over_store",
+    "gather_topology", "merge",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 Only the ranks' places decide. If they are unknown or uneven, the plan is flat and contains the reason.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from toolkit.errors import ToolkitError

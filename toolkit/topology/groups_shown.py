@@ -1,7 +1,5 @@
 """The groups of a job's mesh on a cluster, as launched and as placed: a table for people, and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +7,8 @@ from typing import Any
 from toolkit.topology.placement import Placement
 from toolkit.topology.tiers import Tiers
 from toolkit.topology.traffic import DimensionCost, Traffic
+
+__all__ = ["groups_as_json", "groups_as_rows", "where_met"]
 
 
 def groups_as_json(tiers: Tiers, before: Placement, after: Placement, traffic: Mapping[str, Traffic]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Facts of clusters of known machines, from the vendors' guides in machines.toml, to draw them and to plan for them."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

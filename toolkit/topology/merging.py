@@ -1,7 +1,5 @@
 """Merge the facts of nodes; the result does not depend on their order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Find the valid meshes that are closest to an invalid one, for the fix of an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations

@@ -17,14 +17,14 @@ replicate  all-reduces the gradients of a rank after sharding, P e / (shard cp).
 pp         2 m times b t h e: activations forward, their gradients backward. Y. Huang et al., "GPipe", arXiv:1811.06965.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.traffic import Traffic
+
+__all__ = ["Step", "Transformer", "model_traffic", "step_of"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _check_experts(model: Transformer, ep: int) -> None:
         raise ToolkitError(
             f"ep = {ep} needs a model with experts, and this model has none",
             where="parallel.ep",
-            fix="set ep = 1, or give the number of experts of a layer",
+            fix="set ep = 1, or pass the number of experts of a layer",
         )
     if model.experts % ep:
         raise ToolkitError(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from toolkit.topology.facts import NodeFacts
 
+__all__ = ["short_ranges"]
+
 _NAMED = 3  # names in a line, before it counts the others
 
 

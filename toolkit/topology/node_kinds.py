@@ -1,7 +1,5 @@
 """The node and GPU of each rank, and the kinds of node in a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ toolkit packs them first, into NVLink cliques. It then tries every order of pack
 the cheapest one by `traffic`. Expert parallel groups are consecutive ranks of shard x cp and count in the costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations

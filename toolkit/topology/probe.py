@@ -1,7 +1,5 @@
 """Collect the facts of this node from NVML and /sys, and from a command only if both lack the facts that it prints."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -18,6 +18,8 @@ from toolkit.topology.links.nodes import cliques_of, nearest_nics_of
 from toolkit.topology.names import short_ranges
 from toolkit.topology.tiers_found import tiers_of_topology
 
+__all__ = ["tree_of"]
+
 _GIB = 2**30
 # The name of a fact, the fact, and the text of its value.
 _Item = tuple[str, Fact[Any], Callable[[Any], str]]

@@ -5,8 +5,6 @@ communicate over the finest tier that has both in one group: GPUs of a clique ov
 switch. On a DGX the clique is inside the node; in a GB200 rack the node is inside the clique.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The tiers of a cluster from the facts of its nodes. An unknown fact makes tiers coarser and adds a note."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

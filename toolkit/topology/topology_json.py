@@ -4,8 +4,6 @@
 contain a sequence of such objects, as `srun toolkit topo show --json` prints them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import reprlib
@@ -22,15 +20,9 @@ from toolkit.topology.merging import in_order_of_names, merge_nodes
 from toolkit.topology.readers.topology_address import SwitchPath
 
 __all__ = [
-    "NodeRecord",
-    "adapter",
-    "hardware_json",
-    "read_topology",
-    "record_of",
-    "topology_as_json",
-    "topology_of_node",
+    "NodeRecord", "adapter", "hardware_json", "read_topology", "record_of", "topology_as_json", "topology_of_node",
     "write_topology",
-]
+]  # fmt: skip
 
 FORM = 1  # the version of this JSON form
 

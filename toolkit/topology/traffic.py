@@ -6,14 +6,14 @@ all-gather, a reduce-scatter or an all-to-all, S for sending to the next rank. (
 Communication Operations in MPICH", IJHPCA 19(1), 2005.) The ranks of a tier's group share the links that leave it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from toolkit.topology.tiers import Tiers
+
+__all__ = ["Traffic"]
 
 Exchange = Literal["all-reduce", "gather-scatter", "all-to-all", "send"]
 

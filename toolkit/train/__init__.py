@@ -1,4 +1,4 @@
-"""The training loop, and what a training takes: optimizers, precision, memory, data, and the state that it saves."""
+"""The training loop and its parts: optimizers, precision, memory, data, and saved state."""
 
 from toolkit.train import moved_modules
 

@@ -1,6 +1,4 @@
-"""The free table `[args]` of a job, read into the job's own dataclass."""
-
-from __future__ import annotations
+"""Read the free table `[args]` of a job into the job's own dataclass."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,8 @@ from pydantic.fields import FieldInfo
 from toolkit.config.table import form_of, nearest
 from toolkit.errors import ToolkitError
 
+__all__ = ["DividedBy", "check_divided", "read_arguments"]
+
 Arguments = TypeVar("Arguments")
 
 _AS_IN_TABLES = ConfigDict(strict=True, allow_inf_nan=False)
@@ -20,20 +20,19 @@ _AS_IN_TABLES = ConfigDict(strict=True, allow_inf_nan=False)
 
 @dataclasses.dataclass(frozen=True)
 class DividedBy:
-    """In a field's type: its value must be a multiple of that of another key, such as "args.heads" or "parallel.tp"."""
+    """Annotation of a field whose value must be a multiple of another key, such as "args.heads" or "parallel.tp"."""
 
     key: str
 
 
 def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments:
-    """Fill the dataclass `kind`, whose fields all have defaults, from `[args]`.
+    """Return the dataclass `kind`, whose fields all have defaults, filled from `[args]`.
 
-    A field's limits are part of its type, as in `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or
-    `Annotated[int, DividedBy("args.heads")]`.
+    Limits are part of a field's type: `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or `Annotated[int,
+    DividedBy("args.heads")]`.
 
     Raises:
-        ToolkitError: for a key that `kind` does not have, for a value of another type or beyond its limits, and for one
-            that another argument does not divide.
+        ToolkitError: a key is unknown, a value has another type or exceeds its limits, or is not divisible.
     """
     hashable: Any = kind
     hints, adapters = _hints(hashable), _adapters(hashable)
@@ -49,9 +48,9 @@ def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments
         except ValidationError as error:
             said = error.errors(include_url=False)[0]["msg"]
             raise ToolkitError(
-                f"{value!r} is refused: {said[:1].lower()}{said[1:]}",
+                f"{value!r} is rejected: {said[:1].lower()}{said[1:]}",
                 where=f"args.{key}",
-                fix=f"give {form_of(FieldInfo.from_annotation(hints[key]))}",
+                fix=f"choose {form_of(FieldInfo.from_annotation(hints[key]))}",
             ) from None
     filled = kind(**values)
     check_divided(filled, {f"args.{name}": getattr(filled, name) for name in names})
@@ -69,10 +68,10 @@ def _adapters(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
 
 
 def check_divided(filled: object, keys: Mapping[str, Any]) -> None:
-    """Refuse a field that another key does not divide; `keys` has the values of those that are looked at.
+    """Reject a field that is not a multiple of its other key; `keys` has the values of those other keys.
 
     Raises:
-        ToolkitError: it has both numbers, and the nearest that fit.
+        ToolkitError: names both numbers and the nearest valid ones.
     """
     kind: Any = type(filled)
     for name, hint in _hints(kind).items():

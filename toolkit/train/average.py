@@ -1,6 +1,4 @@
-"""A moving average of the weights, saved with a run and put in their place for validation."""
-
-from __future__ import annotations
+"""An exponential moving average of the weights, saved with the run and used for validation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +14,14 @@ from toolkit.errors import ToolkitError
 
 
 class WeightAverage(nn.Module):
-    """An exponential moving average of a model's parameters and buffers, by the names that they have in a checkpoint.
+    """Exponential moving average of a model's parameters and buffers, under their names in a checkpoint.
 
-    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; over many steps as Tarvainen and
-    Valpola's mean teacher, arXiv 1703.01780. In the first steps the decay is (1 + n) / (10 + n) at most, as in
-    TensorFlow, so that the first weights are soon forgotten. Kept in fp32 at least, since a small change is lost in
-    16 bits; parts of a sharded model stay on their ranks. Values that are not floating point are copied.
+    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; Tarvainen and Valpola, mean
+    teacher, arXiv 1703.01780. As in TensorFlow, the decay of step n is at most (1 + n) / (10 + n), so that the initial
+    weights fade early. The average is kept in fp32 or wider, because 16 bits lose small changes; shards stay on their
+    ranks. Values that are not floating point are copied.
 
-    Give it to `TrainingState(modules={"average": ...})`, and call `update` after each optimizer step.
+    Pass it to `TrainingState(modules={"average": ...})`, and call `update` after each optimizer step.
     """
 
     updates: Tensor
@@ -32,7 +30,9 @@ class WeightAverage(nn.Module):
         super().__init__()
         if not 0.0 <= decay < 1.0:
             raise ToolkitError(
-                f"a decay of {decay} makes no average", where="train.average_decay", fix="take one in [0, 1), as 0.999"
+                f"a decay of {decay} makes no average",
+                where="train.average_decay",
+                fix="choose a value in [0, 1), such as 0.999",
             )
         self.decay = decay
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -46,7 +46,7 @@ class WeightAverage(nn.Module):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the model's weights of now."""
+        """Add the model's current weights to the average."""
         count = int(self.updates)
         decay = min(self.decay, (1 + count) / (10 + count))
         pairs = self._pairs(model)
@@ -61,7 +61,7 @@ class WeightAverage(nn.Module):
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Within, the model has the averaged weights; afterwards its own again, to the last bit."""
+        """Give the model the averaged weights inside this context, and restore its own bits after it."""
         pairs = self._pairs(model)
         own = [value.clone() for _, value in pairs]
         try:
@@ -71,15 +71,15 @@ class WeightAverage(nn.Module):
             _write(model, [(value, before) for (_, value), before in zip(pairs, own, strict=True)])
 
     def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        """Each average with the model's own tensor, tied ones once."""
+        """Return pairs of an average and the model's tensor, tied ones once."""
         values = _values(model)
         found: dict[int, tuple[Tensor, Tensor]] = {}
         kept = dict(self.weights.named_parameters(remove_duplicate=False))
         if differing := kept.keys() ^ values.keys():
             raise ToolkitError(
-                f"the average is of another model, which differs in {', '.join(sorted(differing)[:10])}",
+                f"the average belongs to another model, which differs in {', '.join(sorted(differing)[:10])}",
                 where="average",
-                fix="make the average from the model that it is updated with",
+                fix="create the average from the model that you pass to update",
             )
         for name, average in kept.items():
             found.setdefault(id(average), (average, values[name]))
@@ -88,16 +88,16 @@ class WeightAverage(nn.Module):
 
 @torch.no_grad()
 def _write(model: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor into the first, which is the model's."""
+    """Copy each second tensor into the first, a tensor of the model."""
     for to, value in pairs:
         to.copy_(value)
     for module in model.modules():
-        if isinstance(module, FSDPModule):  # the root keeps its gathered parameters after a forward pass
+        if isinstance(module, FSDPModule):  # FSDP2's root module stays gathered after a forward pass
             module.reshard()
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own memory by the names of a checkpoint, whatever wraps it."""
+    """Return the model's own memory under its names in a checkpoint, without wrappers."""
     return {name: value for name, value in get_model_state_dict(model).items() if isinstance(value, Tensor)}
 
 
@@ -111,7 +111,7 @@ def _local(value: Tensor) -> Tensor:
 
 
 def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Register a parameter below a dotted name, with plain modules on the way."""
+    """Register a parameter under a dotted name, with plain modules for its prefixes."""
     *above, last = name.split(".")
     for part in above:
         if part not in root._modules:

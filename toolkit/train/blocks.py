@@ -1,6 +1,4 @@
-"""The blocks of a model: the layers that it repeats, which is where its matrices, activations and time are."""
-
-from __future__ import annotations
+"""The blocks of a model: its repeated layers, which hold most matrices, activations and compute time."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,11 +10,11 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def blocks_of(model: nn.Module, below: Sequence[str] = ()) -> dict[str, nn.Module]:
-    """The blocks by name, in the order of the model.
+    """Return the blocks by name, in the order of the model.
 
     Args:
-        below: names of the modules whose children are the blocks, as in "encoder.layers". By default, the outermost
-            lists (ModuleList, ModuleDict, Sequential) whose members are of one class and have modules of their own.
+        below: names of the modules whose children are the blocks, such as "encoder.layers". By default, the outermost
+            lists (ModuleList, ModuleDict, Sequential) with members of one class that have child modules.
 
     Raises:
         ToolkitError: `below` names no module.
@@ -26,17 +24,17 @@ def blocks_of(model: nn.Module, below: Sequence[str] = ()) -> dict[str, nn.Modul
 
 
 def needed_blocks(model: nn.Module, what_for: str, below: Sequence[str] = ()) -> dict[str, nn.Module]:
-    """As `blocks_of`; a model that has none is refused.
+    """Return `blocks_of`, and reject a model without blocks.
 
     Raises:
-        ToolkitError: it has none.
+        ToolkitError: the model has no blocks.
     """
     blocks = blocks_of(model, below)
     if not blocks:
         raise ToolkitError(
             f"{type(model).__name__} has no blocks, which are needed for {what_for}",
             where="model",
-            fix="keep its repeated layers in an nn.ModuleList, or name what holds them, as in below=['encoder.layers']",
+            fix="put its repeated layers into an nn.ModuleList, or name their parent, such as below=['encoder.layers']",
         )
     return blocks
 
@@ -50,7 +48,7 @@ def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_repeated(members: Sequence[nn.Module]) -> bool:
-    """Leaves are layers of one block, not blocks."""
+    """True for lists of modules with children; lists of leaves are layers of one block."""
     return len({type(member) for member in members}) == 1 and all(any(member.children()) for member in members)
 
 

@@ -1,6 +1,4 @@
-"""What a job may hang into a training loop."""
-
-from __future__ import annotations
+"""Hooks that a job adds to the training loop."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,29 +10,29 @@ from toolkit.train.state import TrainingState
 
 
 class Callback:
-    """Called by the loop on all ranks, at the same steps; write the methods that you need.
+    """Methods that the loop calls on all ranks at the same steps; override those that you need.
 
-    What it keeps for a resume, it gives to `TrainingState(extra=...)`. An exchange between ranks in it is made on all.
+    Pass state that a resume needs to `TrainingState(extra=...)`. A collective in a hook must run on all ranks.
     """
 
     def on_begin(self, state: TrainingState) -> None:
-        """Before the first step, after a resume."""
+        """Called before the first step, after a resume."""
 
     def on_step(self, state: TrainingState, record: TrainRecord) -> None:
-        """After an optimizer step whose record is written."""
+        """Called after an optimizer step, when its record is written."""
 
     def on_save(self, state: TrainingState, folder: Path | None) -> None:
-        """After a checkpoint; `folder` is None where it is still being written."""
+        """Called after a checkpoint; `folder` is None while a background save writes it."""
 
     def on_validation(self, state: TrainingState, found: Validation) -> None:
-        """After a validation."""
+        """Called after a validation."""
 
     def on_end(self, state: TrainingState, *, stopped: bool) -> None:
-        """After the last step of this attempt; `stopped` when it was asked to stop before the run's end."""
+        """Called after the last step of this attempt; `stopped` if a stop request ended it."""
 
 
 class Callbacks(Callback):
-    """Several, called in their order. An error of one keeps its kind, and says whose it is."""
+    """Several callbacks, called in order. An error keeps its type and names its callback."""
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
@@ -67,7 +65,7 @@ class Callbacks(Callback):
 
 @contextmanager
 def _named(callback: Callback, method: str, state: TrainingState) -> Iterator[None]:
-    """The note stands below the traceback, which must begin in the callback's own code."""
+    """Add a note below the traceback, which begins in the callback's own code."""
     try:
         yield
     except Exception as error:

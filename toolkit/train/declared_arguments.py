@@ -1,6 +1,4 @@
-"""The arguments that a job's script declares, read from its text: nothing of it is imported or run."""
-
-from __future__ import annotations
+"""Find the arguments that a job's script declares, from its source text: nothing is imported or run."""
 
 import ast
 import dataclasses
@@ -14,6 +12,8 @@ from pydantic import Field
 
 from toolkit.train.arguments import DividedBy
 
+__all__ = ["declared_arguments"]
+
 _KNOWN: Mapping[str, Any] = {
     "int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "Any": Any, "Annotated": Annotated,
     "Literal": Literal,
@@ -22,17 +22,17 @@ _CALLED: Mapping[str, Any] = {"Field": Field, "DividedBy": DividedBy}
 
 
 class _UnknownError(Exception):
-    """Written in a way that only Python itself can read."""
+    """An expression that only Python itself can evaluate."""
 
 
 def declared_arguments(script: Path) -> type | None:
-    """The dataclass that a script reads `[args]` into, by `read_arguments(NAME, ...)`; None where it has no such class.
+    """Return the dataclass of `read_arguments(NAME, ...)` in a script, or None without such a class.
 
-    A field whose type or default is more than names, limits and plain values takes anything here: its ranks judge it.
+    A field whose type or default is more than names, limits and plain values accepts anything here: the ranks check it.
     """
     try:
         return _declared(script.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # Python of another version than ours, say
+    except (OSError, SyntaxError, ValueError):  # for example syntax of a newer Python
         return None
 
 
@@ -60,7 +60,7 @@ def _declared(text: str) -> type | None:
 
 
 def _name_read(node: ast.AST) -> str:
-    """NAME of a call `read_arguments(NAME, ...)`; "" of anything else."""
+    """Return NAME of a call `read_arguments(NAME, ...)`, else ""."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "read_arguments":
         return ""
     return node.args[0].id if node.args and isinstance(node.args[0], ast.Name) else ""
@@ -74,7 +74,7 @@ def _read_or(otherwise: Any, node: ast.expr | None, aliases: Mapping[str, ast.ex
 
 
 def _read(node: ast.expr | None, aliases: Mapping[str, ast.expr]) -> Any:
-    """What an expression of types, limits and plain values means."""
+    """Evaluate an expression of types, limits and plain values."""
     match node:
         case ast.Name(id=name) if name in _KNOWN:
             return _KNOWN[name]

@@ -1,6 +1,4 @@
-"""When to end a run that no longer gets better."""
-
-from __future__ import annotations
+"""Early stopping: ends a run whose validations no longer improve."""
 
 import math
 from dataclasses import dataclass
@@ -9,15 +7,15 @@ from typing import Any, Literal
 
 @dataclass
 class EarlyStop:
-    """Counts validations without an improvement; give it to `TrainingState(extra={"early_stop": ...})`.
+    """Counts validations without improvement; pass it to `TrainingState(extra={"early_stop": ...})`.
 
-    Prechelt, Early Stopping - But When?, 1998, criterion UP with the best value in place of the one before. All ranks see
-    the same values, so that they stop together. A NaN improves nothing.
+    Prechelt, Early Stopping - But When?, 1998, criterion UP, compared with the best value instead of the previous one.
+    All ranks get the same values and stop together. NaN never improves.
 
     Args:
-        patience: validations in a row without an improvement after which to stop.
-        min_delta: an improvement on the best value is larger.
-        mode: whether the smallest or the largest value is the best.
+        patience: consecutive validations without improvement before the stop.
+        min_delta: the minimum difference that counts as an improvement.
+        mode: whether smaller ("min") or larger ("max") values are better.
     """
 
     patience: int
@@ -28,7 +26,7 @@ class EarlyStop:
     waited: int = 0
 
     def should_stop(self, value: float, step: int) -> bool:
-        """Take in the value of a validation after `step` steps; True when the run is to end."""
+        """Record the validation after `step` steps; return True if the run must end."""
         if self._improves(value):
             self.best, self.best_step, self.waited = value, step, 0
         else:
@@ -37,12 +35,12 @@ class EarlyStop:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is to end, also one that was resumed with no more patience than it has spent."""
+        """True if the run must end, also after a resume with less patience than it has used."""
         return self.waited >= self.patience
 
     @property
     def why(self) -> str:
-        """What the waiting has brought, in words."""
+        """Describe the validations that caused the stop."""
         last = "the last validation was" if self.waited == 1 else f"the last {self.waited} validations were"
         if self.best is None:
             return f"{last} no number"
@@ -59,10 +57,10 @@ class EarlyStop:
         return gain > self.min_delta
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of an earlier life."""
+        """Restore `state_dict()` of an earlier attempt."""
         self.best, self.waited = state["best"], state["waited"]
         self.best_step = state.get("best_step")  # older checkpoints lack it

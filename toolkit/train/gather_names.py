@@ -1,6 +1,4 @@
-"""The names that all ranks have between them: pipeline stages hold other parts of a model than their neighbours."""
-
-from __future__ import annotations
+"""Gather names from all ranks: each pipeline stage has different parts of a model."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,10 +13,10 @@ T = TypeVar("T")
 
 
 def of_all_ranks(world: World, own: Mapping[str, T]) -> dict[str, T]:
-    """`own`, and what other ranks have under names that this one has not. Collective."""
+    """Return `own` and the values of names that only other ranks have. Collective."""
     if world.size == 1:
         return dict(own)
-    # Where all have the same names, as they mostly do, eight bytes tell so.
+    # Usually all ranks have the same names, which an exchange of eight bytes detects.
     digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
     mine = torch.tensor([int.from_bytes(digest[:8], "little", signed=True)], device=world.device)
     highest, lowest = mine.clone(), mine.clone()

@@ -1,6 +1,4 @@
-"""Decides what follows a bad step, whose loss or gradient norm is not finite or a spike. It changes nothing itself."""
-
-from __future__ import annotations
+"""Decide what follows a bad step: a loss or gradient norm that is not finite, or a spike. Changes nothing itself."""
 
 import math
 import statistics
@@ -12,19 +10,19 @@ from typing import Any, Literal
 from toolkit.errors import ToolkitError
 
 _TO_DEVIATION = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
-_SMALLEST_SHARE = 0.01  # of the median: losses that hardly move make no spike of the next small move
-# Of a norm's logarithm. Norms of good steps differ by factors, which clipping is for: with 8 deviations a spike is eleven
-# times the median at least.
+_SMALLEST_SHARE = 0.01  # of the median: with nearly constant losses a small change is not a spike
+# For the logarithm of norms. Norms of good steps differ by factors, which clipping handles: with 8 deviations a spike is at
+# least eleven times the median.
 _SMALLEST_FACTOR = 0.3
-_LEAST_STEPS = 8  # before that nothing is called a spike
+_LEAST_STEPS = 8  # good steps before the first check for spikes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do after a backward pass; `line` says it, and why, which `why` says alone.
+    """The action after a backward pass; `line` is the log message, `why` the reason alone.
 
-    `skip`: omit the update of this step, and continue with the next samples. `roll_back`: load the last checkpoint, and
-    then go on with the samples from `next_sample`, past those since.
+    `skip`: omit the update of this step and continue with the next samples. `roll_back`: load the last checkpoint, and
+    continue with the samples from `next_sample`.
     """
 
     action: Literal["go_on", "skip", "roll_back"]
@@ -37,16 +35,16 @@ GO_ON = Verdict("go_on")
 
 
 class LossGuard:
-    """Judges the loss and the gradient's norm of all ranks at each step; give it to `TrainingState(extra={"guard": ...})`.
+    """Judges loss and gradient norm at each step; pass it to `TrainingState(extra={"guard": ...})`.
 
-    All ranks give the same numbers, in the same order, and so come to the same verdict. A spike lies `deviations` robust
+    All ranks pass the same numbers in the same order and reach the same verdict. A spike is `deviations` robust
     standard deviations above the median of the last `window` good steps (Hampel, 1974: median and median absolute
-    deviation, which the spikes before do not move); of norms the logarithm is looked at. Rolling back and going past the
-    samples is how PaLM was trained (Chowdhery et al., arXiv 2204.02311, section 5.1).
+    deviation, which earlier spikes do not shift); norms are compared by their logarithm. PaLM was trained with
+    roll-backs that skip the samples (Chowdhery et al., arXiv 2204.02311, section 5.1).
 
     Args:
-        policy: what a bad step leads to; "off" lets all through.
-        limit: bad steps over the whole run, after which the next one ends it.
+        policy: the action for a bad step; "off" accepts every step.
+        limit: bad steps allowed in the whole run.
     """
 
     def __init__(
@@ -60,13 +58,13 @@ class LossGuard:
         self._norms: deque[float] = deque(maxlen=window)
 
     def judge(self, step: int, loss: float, samples: range | Sequence[int], norm: float | None = None) -> Verdict:
-        """Take in a step on these global samples, before its update.
+        """Judge a step on these global samples, before its update.
 
         Args:
-            norm: the gradient's, before clipping; None leaves it out.
+            norm: the gradient norm before clipping; None skips this check.
 
         Raises:
-            ToolkitError: it is bad, and the run has had as many bad steps as it may.
+            ToolkitError: the step is bad, and the run has had `limit` bad steps.
         """
         if self.policy == "off":
             return GO_ON
@@ -82,7 +80,7 @@ class LossGuard:
                 f"{why} at step {step}, after {self.limit} bad steps before",
                 where="train.guard_limit",
                 fix="lower train.lr, raise train.warmup_steps, or inspect the samples that the log names; "
-                "a larger train.guard_limit lets more of them pass",
+                "a larger train.guard_limit allows more of them",
             )
         first, after = samples[0], samples[-1] + 1
         which = (
@@ -90,10 +88,15 @@ class LossGuard:
         )
         if self.policy == "skip":
             return Verdict("skip", f"{which}: its update is skipped", after, which)
-        return Verdict("roll_back", f"{which}: back to the last checkpoint, and on from sample {after}", after, which)
+        return Verdict(
+            "roll_back",
+            f"{which}: rolling back to the last checkpoint, and continuing from sample {after}",
+            after,
+            which,
+        )
 
     def _why_loss(self, loss: float) -> str:
-        """What is wrong with this loss; empty where nothing is."""
+        """Return the fault of this loss, or ""."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         limit = self._limit(self._losses, lambda middle: _SMALLEST_SHARE * abs(middle))
@@ -107,7 +110,7 @@ class LossGuard:
         return f"the gradient's norm is {norm:.6g}, a spike above {limit:.6g}" if norm > limit else ""
 
     def _limit(self, good: Collection[float], smallest: Callable[[float], float]) -> float:
-        """Above it lies a spike. The deviation is `smallest` of the median at least."""
+        """Return the bound of a spike; the deviation is at least `smallest` of the median."""
         if len(good) < _LEAST_STEPS:
             return math.inf
         middle = statistics.median(good)
@@ -115,11 +118,11 @@ class LossGuard:
         return middle + self.deviations * max(deviation, smallest(middle))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"losses": list(self._losses), "norms": list(self._norms), "bad_steps": self.bad_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of an earlier start. A roll-back does not undo the count of the bad step that caused it."""
+        """Restore `state_dict()` of an earlier attempt. A roll-back does not undo the count of its bad step."""
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
         self._norms = deque(state.get("norms", ()), maxlen=self._norms.maxlen)  # none in checkpoints of version 0.1
         self.bad_steps = max(self.bad_steps, state["bad_steps"])

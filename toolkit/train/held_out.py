@@ -1,6 +1,4 @@
-"""What a run is validated with, and one validation: every sample counts once, whatever the number of ranks and of samples."""
-
-from __future__ import annotations
+"""Validation data, and one validation: every sample counts once, for any number of ranks and samples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,19 +14,22 @@ from toolkit.parallel.pipeline_passes import PipelinePasses
 from toolkit.train.data.order import split
 from toolkit.train.data.source import Source
 
-# The samples with these indices, as `measure` wants them.
+__all__ = ["HeldOut", "Validation", "evaluating", "loss_of", "validate"]
+
+# Returns the samples with these indices, in the form that `measure` expects.
 TakeSamples = Callable[[range], Any]
-# Of the model and some samples: by name, one number for each sample, as `cross_entropy(..., reduction="none")` gives.
+# Returns by name one number per sample, as `cross_entropy(..., reduction="none")` does.
 Measure = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 LOSS = "loss"  # the measurement that early stopping and `checkpoint.best` use
-WEIGHT = "weight"  # a measurement of this name is what each sample counts in the others, such as its tokens
+WEIGHT = "weight"  # a measurement of this name weights the samples in the others, such as the number of tokens
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is validated with: all samples of a source, and how they are measured.
+    """Validation data: all samples of a source, and their measurement.
 
-    For a pipeline the source gives pairs, as for training, and `measure` calls the model once, with the inputs as they are.
+    With a pipeline the source returns pairs, as for training, and `measure` calls the model once, with the inputs
+    unchanged.
     """
 
     source: Source
@@ -37,7 +38,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Validation:
-    """The mean of each measurement over `samples` samples; with weights the weighted mean, and `weight` their sum."""
+    """The mean of each measurement over `samples` samples; with weights the weighted mean, and `weight`, their sum."""
 
     means: dict[str, float]
     samples: int
@@ -45,30 +46,30 @@ class Validation:
 
 
 def loss_of(found: Validation, where: str) -> float:
-    """The mean of "loss", which the key `where` uses.
+    """Return the mean of "loss", which the key `where` uses.
 
     Raises:
-        ToolkitError: the validation measures no loss.
+        ToolkitError: the validation does not measure a loss.
     """
     if LOSS not in found.means:
         raise ToolkitError(
             f"{where} uses {LOSS!r}, but the validation measures {', '.join(found.means)}",
             where=where,
-            fix=f"measure {LOSS!r} in the job's validation, or leave {where} out",
+            fix=f"measure {LOSS!r} in the job's validation, or omit {where}",
         )
     return found.means[LOSS]
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """The samples of one forward pass, and those among them that count."""
+    """The samples of one forward pass, and which of them count."""
 
     taken: range
     counted: range
 
     @property
     def places(self) -> slice:
-        """Where those that count stand among all."""
+        """The indices among all samples of those that count."""
         begin = self.counted.start - self.taken.start if self.counted else 0
         return slice(begin, begin + len(self.counted))
 
@@ -86,27 +87,24 @@ def validate(
 ) -> Validation:
     """Measure `samples` samples, split over the ranks of the group; every rank gets the same result.
 
-    Sums and counts are added up, never means. Sums are taken in float64 of the numbers of single samples, so that the
-    result is that of one process as far as these numbers are. All ranks make as many forward passes, as a
-    sharded model needs: a rank whose samples are over repeats sample 0 and counts nothing. The model is in evaluation mode
-    meanwhile. Collective once the process group exists.
+    Ranks exchange sums and counts, never means. Sums are in float64 of per-sample values, so that the result equals
+    that of one process up to those values. All ranks run equally many forward passes, which a sharded model requires: a
+    rank without further samples repeats sample 0 and does not count it. The model is in evaluation mode. Collective if
+    the process group exists.
 
     Args:
-        group: ranks with different samples: the data parallel ones. Ranks outside it hold other parts of one model.
-        alone: this rank takes all samples, as the ranks do that hold the parts of one model among them.
-        micro_batch: samples of one forward pass; 0 takes a rank's whole share.
-        pipeline: what passes samples through the stages of which `model` has this rank's. Samples are pairs then, whose
-            first goes into the model. All passes are of one size: what is missing is filled with samples that count
-            nothing.
+        group: ranks with different samples: the data-parallel ones. Ranks outside hold other parts of one model.
+        alone: this rank measures all samples, as ranks do that hold parts of one model.
+        micro_batch: samples per forward pass; 0 is a rank's whole share.
+        pipeline: passes samples through the stages; `model` is this rank's stage. Samples are pairs whose first item is
+            the input. All passes have one size; padding samples do not count.
 
     Raises:
-        ToolkitError: there are no samples; a measurement has not one number for each of its samples.
+        ToolkitError: there are no samples, or a measurement does not return one number per sample.
     """
     if samples < 1:
         raise ToolkitError(
-            "there is no sample to validate with",
-            where="validation",
-            fix="give at least one, or set train.validate_every = 0",
+            "no sample to validate with", where="validation", fix="pass at least one, or set train.validate_every = 0"
         )
     rank, ranks = (0, 1) if alone or not dist.is_initialized() else (dist.get_rank(group), dist.get_world_size(group))
     sums: dict[str, Tensor] = {}
@@ -122,12 +120,12 @@ def validate(
     found = _over_ranks(sums, samples, ranks, group) if sums else None
     if pipeline is not None:
         found = pipeline.from_last_stage(found)
-    assert found is not None, "every rank without a pipeline measures, and so does the last stage of one"
+    assert found is not None, "without a pipeline every rank measures, with one its last stage"
     return found
 
 
 def _passes(samples: int, micro_batch: int, rank: int, ranks: int) -> list[_Pass]:
-    """This rank's forward passes, as many as the rank with most samples makes."""
+    """Return this rank's forward passes, as many as the rank with the most samples has."""
     own = range(samples * rank // ranks, samples * (rank + 1) // ranks)
     largest = -(-samples // ranks)
     length = micro_batch or largest
@@ -137,7 +135,7 @@ def _passes(samples: int, micro_batch: int, rank: int, ranks: int) -> list[_Pass
 
 
 def _equal_passes(samples: int, micro_batch: int, rank: int, ranks: int, together: int) -> list[_Pass]:
-    """The same, each of equally many samples, and a multiple of `together` of them."""
+    """Return forward passes of equal size; their number is a multiple of `together`."""
     length = min(micro_batch or -(-samples // ranks), samples)
     parts = [one.counted for one in _passes(samples, length, rank, ranks)]
     parts += [range(0)] * (-len(parts) % together)
@@ -152,7 +150,7 @@ def _measure_together(
     measure: Measure,
     sums: dict[str, Tensor],
 ) -> None:
-    """Make some passes through a pipeline; its last stage adds up what it measures."""
+    """Run some passes through a pipeline; its last stage adds up the measurements."""
     taken = [take_samples(one.taken) for one in passes]
     inputs = [_inputs_of(some) for some in taken]
 
@@ -163,7 +161,7 @@ def _measure_together(
 
 
 class _Passed(nn.Module):
-    """Replaces the model after a pipeline has already passed the inputs through it."""
+    """Replaces the model when a pipeline has already processed the inputs."""
 
     def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
         super().__init__()
@@ -172,7 +170,7 @@ class _Passed(nn.Module):
     def forward(self, *given: Any) -> Tensor:
         if len(given) != 1 or given[0] is not self._inputs:
             raise ToolkitError(
-                "the validation calls the model with other than the first of a pair of samples",
+                "the validation calls the model with something other than the first item of its samples",
                 where="parallel.pp",
                 fix="call model(inputs) with these inputs as they are, or set parallel.pp = 1",
             )
@@ -183,15 +181,15 @@ def _inputs_of(samples: Any) -> Tensor:
     if isinstance(samples, tuple | list) and samples and isinstance(samples[0], Tensor):
         return samples[0]
     raise ToolkitError(
-        f"a pipeline is validated with pairs of inputs and targets, and these samples are a {type(samples).__name__}",
+        f"expected pairs of inputs and targets, which validation of a pipeline requires, got a {type(samples).__name__}",
         where="parallel.pp",
-        fix="let the source that is held out give a tuple that begins with the inputs, or set parallel.pp = 1",
+        fix="return a tuple that begins with the inputs from the held-out source, or set parallel.pp = 1",
     )
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module is in the mode that it was in, frozen ones too."""
+    """Set evaluation mode inside this context, and restore the mode of each module after it."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -202,7 +200,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], one: _Pass) -> None:
-    """Add up what counts of a pass; where nothing does that adds zeros, so that every rank has the same names."""
+    """Add the counted measurements of a pass; without any, add zeros so that every rank has the same names."""
     taken = len(one.taken)
     for name, values in measured.items():
         if tuple(values.shape) != (taken,):
@@ -222,7 +220,7 @@ def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], one: _Pass) ->
 
 
 def _over_ranks(sums: Mapping[str, Tensor], samples: int, ranks: int, group: dist.ProcessGroup | None) -> Validation:
-    """The means over the samples of all ranks. Collective."""
+    """Return the means over the samples of all ranks. Collective."""
     names = sorted(sums)
     values = torch.stack([sums[name] for name in names])
     if ranks > 1:

@@ -1,6 +1,4 @@
-"""Module paths of earlier releases: importing one returns the module at its present path, and warns once."""
-
-from __future__ import annotations
+"""Documented module paths of earlier releases: an import returns the module at its present path, and warns once."""
 
 import importlib
 import sys
@@ -24,7 +22,7 @@ MOVED: Mapping[str, str] = MappingProxyType({
 
 
 class _MovedModules:
-    """A finder and a loader: a moved module exists once, under both of its paths, so its classes exist once, too."""
+    """A finder and loader: a moved module exists once, under both paths, and so do its classes."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in MOVED:

@@ -1,6 +1,4 @@
-"""The loss of a run as a picture."""
-
-from __future__ import annotations
+"""Draw the loss of a run."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +9,7 @@ from toolkit.metrics.training import TrainRecord, read_train_log
 
 
 def draw_loss(log: Path, picture: Path) -> None:
-    """Draw the loss over the steps as a PNG; a dashed line marks where another attempt took over.
+    """Draw the loss over the steps as a PNG; a dashed line marks each new attempt.
 
     Raises:
         ImportError: matplotlib is not installed (the extra `plot`).
@@ -23,7 +21,7 @@ def draw_loss(log: Path, picture: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    lone = "o" if len(records) == 1 else None  # no line leads to it
+    lone = "o" if len(records) == 1 else None  # not connected to the previous point
     axes.plot([record.step for record in records], [record.loss for record in records], linewidth=1.4, marker=lone)
     for step, record in _takeovers(records):
         if step > 0:
@@ -37,12 +35,12 @@ def draw_loss(log: Path, picture: Path) -> None:
     axes.set(xlabel="optimizer step", ylabel="mean loss of the global batch")
     axes.set_title(f"Training loss: {first.loss:.2f} to {last.loss:.2f} in {counted(last.step, 'step')}")
     axes.grid(alpha=0.3)
-    axes.set_xlim(0, 1.01 * last.step)  # an attempt's name outside of them would leave no room for the axes
+    axes.set_xlim(0, 1.01 * last.step)  # a label outside would shrink the axes
     figure.savefig(picture, dpi=120)
 
 
 def _takeovers(records: list[TrainRecord]) -> Iterator[tuple[int, TrainRecord]]:
-    """Each attempt's first record, and the step that it continued from."""
+    """Return each attempt's first record, and the step that it resumed from."""
     yield 0, records[0]
     for before, after in pairwise(records):
         if after.attempt != before.attempt:

@@ -1,9 +1,7 @@
-"""Random streams of a rank, by name: seeding, saving, restoring.
+"""Random streams of a rank, by name: seed, save, restore.
 
-Every rank draws its dropout from its own stream, so the streams are part of a checkpoint, one entry a rank.
+Every rank draws its dropout from its own stream, so a checkpoint contains the streams of each rank.
 """
-
-from __future__ import annotations
 
 import hashlib
 import random
@@ -19,7 +17,9 @@ from torch import Tensor
 
 from toolkit.errors import ToolkitError
 
-# What a job may name as a stream of its own.
+__all__ = ["RandomStreams", "seed_rank"]
+
+# Generators that a job may name as a stream.
 Generator = torch.Generator | random.Random | np.random.Generator
 
 GLOBAL_STREAMS = ("cpu", "cuda", "python", "numpy")
@@ -29,7 +29,7 @@ _PCG64 = struct.Struct("<QQQQ?I")  # state and increment in halves, spare 32 bit
 
 
 def seed_rank(seed: int, step: int, rank: int) -> None:
-    """Start this rank's global streams (torch's, Python's, numpy's) at a place that depends on all three numbers."""
+    """Seed this rank's global streams (torch's, Python's, numpy's) from all three numbers."""
     torch.manual_seed(_derived(seed, step, rank, "cpu"))  # of all devices
     random.seed(_derived(seed, step, rank, "python"))
     np.random.seed(_derived(seed, step, rank, "numpy") % 2**32)
@@ -42,14 +42,14 @@ def _derived(seed: int, step: int, rank: int, name: str) -> int:
 
 
 class RandomStreams:
-    """Streams of one rank: torch's own of the CPU and of the rank's GPU, Python's and numpy's, and those of the job.
+    """Streams of one rank: torch's of the CPU and of the rank's GPU, Python's and numpy's, and those of the job.
 
     Args:
         device: of the rank, for torch.
         named: the job's own: torch.Generator, random.Random, numpy.random.Generator (PCG64).
 
     Raises:
-        ToolkitError: a name that a global stream has, or a generator of another kind.
+        ToolkitError: the name of a global stream, or an unsupported generator.
     """
 
     def __init__(self, device: str, named: Mapping[str, Generator] | None = None) -> None:
@@ -72,16 +72,16 @@ class RandomStreams:
         return tuple(self._streams)
 
     def states(self) -> dict[str, Tensor]:
-        """Where each stream stands, as uint8 tensors on the CPU."""
+        """Return the state of each stream, as uint8 tensors on the CPU."""
         return {name: stream.read() for name, stream in self._streams.items()}
 
     def set_states(self, states: Mapping[str, Tensor]) -> None:
-        """Go on from `states()` of an earlier life; streams that are not in it stay where they are."""
+        """Restore `states()` of an earlier attempt; other streams do not change."""
         for name, state in states.items():
             self._streams[name].write(state)
 
     def derive(self, names: Iterable[str], seed: int, step: int, rank: int) -> None:
-        """Start these streams at a place that depends on seed, step, rank and name."""
+        """Seed these streams from seed, step, rank and name."""
         for name in names:
             self._streams[name].seed(_derived(seed, step, rank, name))
 
@@ -123,7 +123,7 @@ def _of_python(generator: Any) -> Tensor:
 
 def _to_python(generator: Any, state: Tensor) -> None:
     *words, has_spare, spare = _TWISTER.unpack(_bytes(state))
-    generator.setstate((3, tuple(words), spare if has_spare else None))  # 3 is the version of this form
+    generator.setstate((3, tuple(words), spare if has_spare else None))  # 3 is the version of this state
 
 
 def _of_numpy() -> Tensor:

@@ -1,6 +1,4 @@
-"""The learning rate as a function of the optimizer steps already taken."""
-
-from __future__ import annotations
+"""The learning rate as a function of the optimizer steps already performed."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +11,12 @@ ONE_CYCLE_START = 1 / 25  # of the peak, as in torch's OneCycleLR
 
 @dataclass
 class Schedule:
-    """Linear warmup from `start` to `peak`, then down to `peak * min_ratio` at `steps`, or constant.
+    """Linear warmup from `start` to `peak`, then decay to `peak * min_ratio` at `steps`, or constant.
 
-    `taken` is the only part that changes: the optimizer steps taken so far. It goes into every checkpoint.
-    The shape comes from the job, so a resumed run may be given more steps and follows the new curve.
-    Cosine after warmup: Loshchilov and Hutter, SGDR, arXiv 1608.03983, equation 5 with one cycle. One cycle: Smith and
-    Topin, Super-convergence, arXiv 1708.07120, with torch's two halves of a cosine; its momentum stays as it is.
+    `taken`, the optimizer steps performed so far, is the only changing part and is in every checkpoint. The shape comes
+    from the job, so a resumed run may have more steps and follows the new curve. Cosine after warmup: Loshchilov and
+    Hutter, SGDR, arXiv 1608.03983, equation 5 with one cycle. One cycle: Smith and Topin, Super-convergence, arXiv
+    1708.07120, with torch's two cosine halves and constant momentum.
     """
 
     peak: float
@@ -34,7 +32,7 @@ class Schedule:
         return self.rate_at(self.taken)
 
     def rate_at(self, taken: int) -> float:
-        """The learning rate of the step after `taken` others."""
+        """Return the learning rate of the step after `taken` others."""
         if self.kind == "one_cycle":
             return self._one_cycle(taken)
         if taken < self.warmup_steps:
@@ -48,7 +46,7 @@ class Schedule:
         return _half_cosine(self.peak, lowest, done)
 
     def _one_cycle(self, taken: int) -> float:
-        """The peak is the last step of the rise, and the lowest rate the last step of all."""
+        """Return the rate; the peak is the last step of the rise, the lowest rate the last step of all."""
         highest_at = max(0, self.warmup_steps - 1)
         if taken < highest_at:
             return _half_cosine(self.peak * ONE_CYCLE_START, self.peak, taken / highest_at)
@@ -59,11 +57,11 @@ class Schedule:
         self.taken += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"taken": self.taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of an earlier life."""
+        """Restore `state_dict()` of an earlier attempt."""
         self.taken = state["taken"]
 
 

@@ -1,6 +1,4 @@
-"""Trains a model as the job's tables say. It only joins parts that are usable alone: docs/python.md lists them."""
-
-from __future__ import annotations
+"""Train a model as the job's tables configure it, from parts that also work alone: docs/python.md lists them."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +29,7 @@ from toolkit.topology.gather import gather_topology
 from toolkit.train.average import WeightAverage
 from toolkit.train.callbacks import Callback, Callbacks
 from toolkit.train.data import Loader, LoaderSettings
-from toolkit.train.data.broken_share import BrokenShare
+from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.source import Source
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.guard import LossGuard
@@ -52,19 +50,21 @@ from toolkit.train.state.saves import Saves
 from toolkit.train.throughput import count_flops, no_peak, throughput
 from toolkit.world.facts import World
 
+__all__ = ["Task", "Trainer"]
+
 
 @dataclass(frozen=True)
 class Task:
     """What a job trains, and with what.
 
     Args:
-        build: makes the model, whose parameters get no memory yet.
+        build: creates the model, whose parameters get no memory yet.
         initialise: fills one parameter, at its whole shape, with its first values; buffers keep the constructor's.
         outline: the order of the model's parts.
         loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
-        source: of the samples; a batch of it is finished as a pair, inputs and targets.
-        data: what the order of samples depends on (JSON values), so that a resume can see a change.
-        held_out: what is validated with; None cannot be validated.
+        source: of the samples; a finished batch is a pair, inputs and targets.
+        data: what the order of samples depends on (JSON values), so that a resume can detect a change.
+        held_out: validation data; None disables validation.
     """
 
     build: Callable[[], nn.Module]
@@ -77,13 +77,13 @@ class Task:
 
 
 class Trainer:
-    """A run's model, optimizer and state, made as the tables [train], [parallel] and [checkpoint] say.
+    """A run's model, optimizer and state, created from the tables [train], [parallel] and [checkpoint].
 
-    `model`, `optimizer`, `schedule`, `step` and `state` are there for a loop of one's own; `train` is ours.
+    A custom loop can use `model`, `optimizer`, `schedule`, `step` and `state`; `train` is the default loop.
     """
 
     def __init__(self, world: World, config: ResolvedJob, task: Task, callbacks: Sequence[Callback] = ()) -> None:
-        """Lay out the model and go on where the run was. Collective."""
+        """Lay out the model and resume the run. Collective."""
         train = config.train
         check_combinations(train, config.parallel)
         if train.deterministic:
@@ -95,7 +95,7 @@ class Trainer:
         if train.lr_scaling == "adaptive":
             check_parts(train.batch, train.micro_batch, mesh.data_size)
         self.loader = self._made_loader(mesh)
-        # As large as those to come: what is timed with it, or fits into memory with it, is what steps will see.
+        # Of the real size, so that measured times and memory are those of the steps.
         self._trial = self.loader.take_samples(range(train.micro_batch or max(1, train.batch // mesh.data_size)))
         self._device_name = torch.cuda.get_device_name(world.device) if world.device.startswith("cuda") else ""
         self._computed_in = computed_in(world.device, train.precision)
@@ -108,8 +108,8 @@ class Trainer:
         scaler = gradient_scaler(world.device, train.precision)
         self._scaler = scaler if scaler.is_enabled() else None
         self.step = self._made_step()
-        # Another dropout for every share of the batch, and the same for the ranks that have pieces of one model: while it is
-        # rehearsed, which draws some, and from the first step on.
+        # Different dropout for every share of the batch, and the same for ranks with parts of one model, during the
+        # rehearsal, which draws numbers, and from the first step on.
         seed_rank(train.seed, 0, self.model.stream[0])
         self.step.rehearse(self._trial)
         seed_rank(train.seed, 0, self.model.stream[0])
@@ -120,7 +120,7 @@ class Trainer:
         self.saves = self._resumed_saves()
 
     def train(self) -> None:
-        """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint. Collective."""
+        """Train until `train.steps` or a stop request; the last step is in a checkpoint. Collective."""
         world, state = self._world, self.state
         log = None
         if world.rank == 0 and world.run_dir is not None:
@@ -146,7 +146,7 @@ class Trainer:
         if self._early_stop is not None and self._early_stop.is_over:
             more = self._early_stop.waited + 1
             self._say(
-                f"the run has stopped early, and makes no step: {self._early_stop.why}; it continues with "
+                f"the run has stopped early, and performs no step: {self._early_stop.why}; it continues with "
                 f"train.early_stop_patience = {more} or more"
             )
         counts = self.model.counts_loss and place["pp"] == 0
@@ -187,7 +187,7 @@ class Trainer:
         )  # fmt: skip
 
     def _count_flops(self) -> float | None:
-        """Model FLOPs of a sample, forward and backward; None where shapes alone do not tell."""
+        """Return the model FLOPs of a sample, forward and backward; None if shapes do not determine them."""
         with parameters_on_meta(0):
             whole = self._task.build()
         try:
@@ -213,11 +213,11 @@ class Trainer:
         return replace(record, flops_per_s=speed.flops_per_s, mfu=speed.utilization)
 
     def _prepare_blocks(self, part: Part) -> None:
-        """Recompute, then compile, as torch wants them before a model is sharded."""
+        """Recompute, then compile, which torch requires before sharding."""
         config, below = self._config, (self._task.outline.blocks,)
         train = config.train
         if train.recompute != "none":
-            # Of a budget for the rank, each of its stages may take an equal share.
+            # The stages of a rank share its budget equally.
             budget_gb = train.activation_budget_gb / config.parallel.stages_per_rank
             names = recompute(
                 part.module,
@@ -256,9 +256,9 @@ class Trainer:
             return None
         if held_out is None:
             raise ToolkitError(
-                "this job holds no samples out to validate with",
+                "this job has no held-out samples for validation",
                 where="train.validate_every",
-                fix="hold some out (args.held_out = 0.05 in the shipped jobs), or set train.validate_every = 0",
+                fix="hold out some (args.held_out = 0.05 in the shipped jobs), or set train.validate_every = 0",
             )
         return Validations(
             self._world,
@@ -293,7 +293,7 @@ class Trainer:
         return Saves(world, self.state, checkpointer, checkpoint, self._measures(), self._saved)
 
     def _measures(self) -> dict[str, Callable[[], float]]:
-        """What `checkpoint.best` may name beside the training loss."""
+        """Return what `checkpoint.best` may name in addition to the training loss."""
         validations = self.validations
         if validations is None:
             return {}
@@ -313,7 +313,7 @@ class Trainer:
 
     def _draw(self, log: TrainLog) -> None:
         if not log.path.stat().st_size:
-            return  # the run began from a checkpoint of its last step
+            return  # the run resumed from a checkpoint of its last step
         picture = log.path.parent.parent / "loss.png"
         try:
             draw_loss(log.path, picture)

@@ -1,9 +1,7 @@
-"""Is all well here: Python and its libraries, MPI, torch, Slurm, the site, the folder of runs, and this host's limits.
+"""Check this installation: Python and its libraries, MPI, torch, Slurm, the site, RUNS, and this host's limits.
 
-Each question is answered for itself: one that fails hides no other. What could crash or hang is asked in a process of its own.
+Checks are independent: a failed one hides no other. Checks that could crash or hang run in their own process.
 """
-
-from __future__ import annotations
 
 import errno
 import json
@@ -32,16 +30,18 @@ from toolkit.slurm.limits import cluster_settings
 from toolkit.submission.preflight.storage import mount_of
 from toolkit.units import format_bytes_in
 
+__all__ = ["ERROR", "OK", "examine"]
+
 OK, WARNING, ERROR = "ok", "warning", "error"
 NEEDED, USEFUL = ("sbatch", "srun", "squeue", "scancel", "scontrol"), ("sinfo", "sacct")
-OLDEST_SLURM = (22, 5)  # the oldest that tests run on
+OLDEST_SLURM = (22, 5)  # the oldest tested version
 IMPORT_TIMEOUT_S = 120.0
 MUNGE_TIMEOUT_S = 10.0
 SLOW_ANSWER_S = 5.0
 CLOCK_OFF_S = 2.0
 FREE_BYTES = 2**30
 OPEN_FILES = 4096
-# File systems that only this host sees; /proc/filesystems has no such word.
+# File systems that only this host sees; /proc/filesystems does not mark them.
 _OWN_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs")
 _FIRST_GPU = Path("/dev/nvidia0")
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)(?P<extra>\s*;.*extra)?")
@@ -62,7 +62,7 @@ print(json.dumps({"library": MPI.Get_library_version().split(chr(10))[0].strip(c
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One answer: `level` is "ok", "warning" or "error"; `fix` is what to do where it is not ok."""
+    """A result: `level` is "ok", "warning" or "error"; `fix` says what to do unless it is ok."""
 
     check: str
     level: str
@@ -74,7 +74,7 @@ class CheckResult:
 
 
 def examine(runs: Path, *, site_name: str | None = None) -> Iterator[CheckResult]:
-    """Every answer, as it comes."""
+    """Yield the results as they arrive."""
     yield _python()
     yield from _libraries()
     yield _mpi()
@@ -107,7 +107,7 @@ def _python() -> CheckResult:
 
 
 def _libraries() -> Iterator[CheckResult]:
-    """The libraries that this package requires, compared with the versions that it requires."""
+    """Compare the installed libraries with this package's requirements."""
     found = []
     for requirement in metadata.requires("toolkit") or ():
         match = _REQUIREMENT.match(requirement)
@@ -161,7 +161,7 @@ def _torch() -> Iterator[CheckResult]:
 
 
 def _ask_python(program: str) -> tuple[dict[str, Any] | None, str]:
-    """What a program of this Python prints as JSON; None and why not."""
+    """Return the JSON output of a Python program, or None and the reason."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", program], capture_output=True, text=True, errors="replace",
@@ -204,9 +204,7 @@ def _slurm(slurm: Slurm) -> Iterator[CheckResult]:
             "controller", ERROR, error.message, "slurmctld or munged hangs: the site's support can restart it"
         )
     except ToolkitError as error:
-        yield CheckResult(
-            "controller", ERROR, _in_words(error), error.fix or "the site's support knows what this means"
-        )
+        yield CheckResult("controller", ERROR, _in_words(error), error.fix or "ask the site's support")
 
 
 def _version(slurm: Slurm) -> CheckResult:
@@ -219,17 +217,17 @@ def _version(slurm: Slurm) -> CheckResult:
 
 
 def _controller(slurm: Slurm) -> Iterator[CheckResult]:
-    """The controller's answers; the second one needs this user to be known, which munge proves."""
+    """Query the controller; the second query needs this user's identity, which munge proves."""
     began = time.monotonic()
     ping = " ".join(slurm.call(["scontrol", "ping"]).split())
     slurm.call(["squeue", "--me", "--noheader"])
     taken_s = time.monotonic() - began
     if taken_s > SLOW_ANSWER_S:
-        fix = "ask less often; a busy controller drops requests"
+        fix = "query less often; a busy controller drops requests"
         yield CheckResult("controller", WARNING, f"{ping}; it took {taken_s:.1f} s", fix)
     else:
         yield CheckResult("controller", OK, f"{ping}; {taken_s:.2f} s")
-    # Of the cluster of this host, whose munge the commands use, also where the site is another one.
+    # munge of this host's cluster, which the commands use even for another site.
     settings = cluster_settings(replace(slurm, cluster=""))
     if settings.get("AuthType") == "auth/munge":
         yield _munge(settings)
@@ -249,13 +247,13 @@ def _munge(settings: Mapping[str, str]) -> CheckResult:
         return CheckResult("munge", ERROR, f"no answer in {MUNGE_TIMEOUT_S:.0f} s", "restart munged on this host")
     status = re.search(r"^STATUS:\s*(.*)$", done.stdout, re.MULTILINE)
     if status is not None and status[1].startswith("Success"):
-        return CheckResult("munge", OK, f"a credential was made and read{f' at {socket[1]}' if socket else ''}")
+        return CheckResult("munge", OK, f"created and read a credential{f' at {socket[1]}' if socket else ''}")
     message = status[1] if status else (done.stderr.strip().splitlines() or ["no answer"])[-1]
     return CheckResult("munge", ERROR, message, "start munged, and compare its key and the clock with the controller's")
 
 
 def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
-    """RUNS, or the folder that it will be created in; `asks_nodes` if the site does not declare that nodes see it."""
+    """Check RUNS, or the folder that will contain it; `asks_nodes` if the site does not declare it shared."""
     name = "--runs, TOOLKIT_RUNS or [paths] runs of the site"
     place = next(folder for folder in (runs, *runs.parents) if folder.exists())
     try:

@@ -1,10 +1,8 @@
 """Unused files below RUNS: runs that never started, leftovers of interrupted saves, and old runs.
 
-Nothing of a run that lives, or may live, is ever found here; no run that another one continues from; and nothing that
-changed within the last hour, which a process or a user may be writing.
+Never included: files of a run that has not ended, or may not have; a run from which another one continues; anything
+that changed within the last hour.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -30,21 +28,23 @@ from toolkit.runs.status.state import run_status
 from toolkit.slurm.submit import find_by_token, token_of
 from toolkit.terminal.talk import say
 
+__all__ = ["Leftover", "find_leftovers", "remove"]
+
 QUIET_S = 3600.0
-# A removal renames the folder to this first, so that half a run is never read as a run.
+# A removal renames the folder to this first, so that a partial run is never read.
 REMOVING = ".removing-"
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _OF_SAVES = {
-    "part": "a save that was cut off",
-    "stale": "a save that was given up",
-    "removed": "a checkpoint, half deleted",
-    "bad": "a checkpoint that was found damaged",
+    "part": "an interrupted save",
+    "stale": "an abandoned save",
+    "removed": "a partly deleted checkpoint",
+    "bad": "a damaged checkpoint",
 }
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A folder that may go, of which run it is, and why."""
+    """A removable folder, its run, and the reason."""
 
     path: Path
     run_id: str
@@ -58,9 +58,9 @@ class Leftover:
 def find_leftovers(
     runs: Path, *, older_than: timedelta | None = None, keep_checkpoints: bool = False
 ) -> list[Leftover]:
-    """What may go, by run, the newest first.
+    """Return removable folders by run, the newest first.
 
-    `older_than` finds whole runs that ended so long ago, too; with `keep_checkpoints` not those that have a checkpoint.
+    `older_than` adds whole runs that ended before that; with `keep_checkpoints` only those without a checkpoint.
     """
     found = [*_half_made(runs), *_half_removed(runs)]
     old, unknown, young = [], [], 0
@@ -93,18 +93,18 @@ def find_leftovers(
         else:
             found += _of_saves(run)
     if young:
-        say(f"left alone, since something changed in them within the last hour: {counted(young, 'run')} that ended")
+        say(f"kept, because they changed within the last hour: {counted(young, 'run')} that ended")
     if unknown:
         runs_in_words = counted(len(unknown), "run")
-        say(f"left alone, since Slurm does not say what became of it: {runs_in_words}, such as {unknown[0]}")
+        say(f"kept, because Slurm does not report its state: {runs_in_words}, such as {unknown[0]}")
     return sorted(found, key=lambda one: one.run_id, reverse=True)
 
 
 def remove(leftover: Leftover) -> None:
-    """Remove one, unless its run lives again by now.
+    """Remove a folder, unless its run has been resumed.
 
     Raises:
-        ToolkitError: it does; or the files may not be removed.
+        ToolkitError: it has; or the files cannot be removed.
     """
     run = RunDirectory(leftover.path)
     is_run = run.record.exists()
@@ -133,18 +133,18 @@ def _refuse_living(run: RunDirectory) -> None:
 
 
 def _half_made(runs: Path) -> Iterator[Leftover]:
-    """Folders of runs whose making broke off: without a record, and nothing has begun in them."""
+    """Return folders of interrupted submissions: without a record, and not started."""
     for name in listed(runs):
         run = run_named(runs, name)
         if not _RUN_ID.fullmatch(name.run_id) or run.may_be_run() or _quiet_s(run) < QUIET_S:
             continue
         if not run.start_numbers() and not run.attempt_numbers():
-            yield _leftover(run.path, name.run_id, "its making broke off")
+            yield _leftover(run.path, name.run_id, "its creation was interrupted")
 
 
 def _half_removed(runs: Path) -> Iterator[Leftover]:
     for path in runs.glob(f"*/{REMOVING}*"):
-        yield _leftover(path, path.name.removeprefix(REMOVING), "its removal broke off")
+        yield _leftover(path, path.name.removeprefix(REMOVING), "its removal was interrupted")
 
 
 def _never_started(run: RunDirectory) -> bool | None:
@@ -171,7 +171,7 @@ def _has_checkpoint(run: RunDirectory) -> bool:
 
 
 def _needed_by_others(runs: Path, going: set[str]) -> frozenset[str]:
-    """Those of the runs that go which the job of one that stays names, as where it begins, or through another one."""
+    """Return the runs from which a remaining run's job starts, directly or through another one."""
     names = {name.run_id: _named_in(run_named(runs, name)) for name in listed(runs)}
     needed: set[str] = set()
     stays = names.keys() - going
@@ -183,7 +183,7 @@ def _needed_by_others(runs: Path, going: set[str]) -> frozenset[str]:
 
 
 def _named_in(run: RunDirectory) -> set[str]:
-    """The runs that a run's records name, the code's changes and the environment apart."""
+    """Return the runs that a run's records name, except in the code's changes and the environment."""
     found: set[str] = set()
     for path in (run.record, *run.path.glob("resumed-*.json")):
         try:
@@ -196,7 +196,7 @@ def _named_in(run: RunDirectory) -> set[str]:
 
 
 def _quiet_s(run: RunDirectory) -> float:
-    """For how long nothing was put into a run's folders, nor into its last attempts' and checkpoints'."""
+    """Return the seconds since the last change of a run's folders, its last attempts' and its checkpoints'."""
     folders = []
     for part in run.with_tasks():
         attempt = part.last_attempt()
@@ -217,7 +217,7 @@ def _leftover(path: Path, run_id: str, why: str) -> Leftover:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder; what goes away meanwhile counts nothing."""
+    """Return the bytes of the files in a folder; files that vanish meanwhile count nothing."""
     size = 0
     for place, _, files in os.walk(folder):
         for name in files:

@@ -1,6 +1,4 @@
-"""Prove a site file: a short job in each partition, whose ranks report what they find."""
-
-from __future__ import annotations
+"""Verify a site file: a short job in each partition, whose ranks report what they find."""
 
 import json
 import os
@@ -32,15 +30,17 @@ from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
 from toolkit.submission.create import make_run, submit_new
 
-LINE = "site-probe: "  # what jobs/site_probe.py puts before its report
+__all__ = ["Wanted", "check_site"]
+
+LINE = "site-probe: "  # the prefix of reports of jobs/site_probe.py
 NODES, RANKS_PER_NODE = 2, 2
 LOOK_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user of `site check` says: partitions (all without any), account, the probes' walltime where it is not that
-    of the shipped job, RUNS, and how long to wait for each.
+    """The options of `site check`: partitions (none means all), account, walltime of the probes, RUNS, and wait time
+    for each.
     """
 
     partitions: Sequence[str] = ()
@@ -68,16 +68,16 @@ class _Begun:
 def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Proof:
     """Probe the partitions of a site, all at the same time; `tell` receives the progress.
 
-    Partitions may share nodes, and one preempt another: a probe that was preempted is begun again when the others are
-    through, as long as each such turn lets at least one of them through.
+    Partitions may share nodes, and one may preempt another: a preempted probe restarts when the others have ended, as
+    long as each round completes at least one.
 
     Raises:
         ToolkitError: the site has no scheduler, or no partition of that name.
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     if site.scheduler.kind == "local":
         raise ToolkitError(
-            f"site {site.name} has no scheduler that could be probed", fix="`toolkit run mpi_hello` tries this machine"
+            f"site {site.name} has no scheduler to probe", fix="`toolkit run mpi_hello` tries this machine"
         )
     cluster = cluster_facts(slurm_of_site(site.scheduler))
     found: dict[str, list[Finding]] = {}
@@ -93,7 +93,7 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
         for name, findings in ended:
             if findings is not None:
                 found[name] += findings
-            elif len(taken) == len(begun):  # no probe of ours is left that could have taken its nodes
+            elif len(taken) == len(begun):  # no other probe could have taken its nodes
                 found[name].append(_taken_by_others(site, name))
         lives = [live for live in lives if live.name in taken] if len(taken) < len(begun) else []
     return make_proof(site, slurm=cluster.version, cluster=cluster.name, partitions=found)
@@ -101,19 +101,19 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
 
 def _taken_by_others(site: Site, name: str) -> Finding:
     return Finding(
-        "ranks", "unknown", "other jobs preempted the probe, which had no other one beside it that could",
+        "ranks", "unknown", "other jobs preempted the probe",
         f"when the cluster is less busy: `toolkit site check {_name_of(site)} --partition {name}`",
     )  # fmt: skip
 
 
 def _name_of(site: Site) -> str:
-    """What a command knows a site by: its name, or its file where the name means none, or another one."""
+    """Return the name of a site for a command: its name, or its file if the name is ambiguous."""
     known = site_files().get(site.name)
     return site.name if known is not None and known.resolve() == site.file.resolve() else shlex.quote(str(site.file))
 
 
 def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
-    """The partitions to probe: those that are named, else the site file's, else those that are up and open."""
+    """Return the partitions to probe: those named, else the site file's, else those that are up and open."""
     open_ones = [one.name for one in cluster.partitions.values() if one.state == "UP" and not closed_by(one)]
     known = list(site.partitions) or open_ones
     for name in wanted.partitions:
@@ -127,9 +127,9 @@ def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
 def _begin(
     site: Site, wanted: Wanted, live: PartitionLimits, findings: list[Finding], tell: Callable[[str], object]
 ) -> _Begun | None:
-    """Submit one partition's probe; what keeps it from being submitted is a finding."""
+    """Submit one partition's probe; a failure to submit is a finding."""
     if live.state != "UP":
-        findings.append(Finding("ranks", "unknown", f"the partition is {live.state}", "ask again when it is up"))
+        findings.append(Finding("ranks", "unknown", f"the partition is {live.state}", "repeat when it is up"))
         return None
     limits = site.partitions.get(live.name, PartitionTable())
     most = min(filter(None, (limits.max_nodes, live.max_nodes, live.total_nodes)), default=1)
@@ -158,7 +158,7 @@ def _begin(
 
 
 def _shared_folder(site: Site, runs: Path) -> Path:
-    """Where rank 0 writes and the others read: the site's scratch, else RUNS."""
+    """Return the folder in which rank 0 writes and the others read: the site's scratch, else RUNS."""
     scratch = expand_path(site, "scratch", os.environ)
     return Path(scratch) if scratch else runs
 
@@ -166,9 +166,9 @@ def _shared_folder(site: Site, runs: Path) -> Path:
 def _await_all(
     site: Site, begun: Sequence[_Begun], wanted: Wanted, tell: Callable[[str], object]
 ) -> list[tuple[str, list[Finding] | None]]:
-    """Follow all probes to their ends; one that is late, or can never begin, is cancelled, and so are all on Ctrl-C.
+    """Follow all probes to their ends; cancel late ones, those that can never start, and all on Ctrl-C.
 
-    There are no findings of one that was preempted.
+    Preempted probes have no findings.
     """
     open_ones: list[_Begun] = list(begun)
     done: list[tuple[str, list[Finding] | None]] = []
@@ -208,18 +208,19 @@ def _give_up(one: _Begun, status: RunStatus, wait_s: float) -> Finding:
     why = "can never begin" if status.cannot_start else f"had not ended after {wait_s:.0f} s"
     return Finding(
         "ranks", "unknown", f"the probe {why}, and is cancelled: {status.reason}",
-        "ask again when the partition is less busy, with a longer --wait or -A ACCOUNT",
+        "repeat when the partition is less busy, with a longer --wait or -A ACCOUNT",
     )  # fmt: skip
 
 
 def _cancel(one: _Begun) -> None:
-    with suppress(CheckFailedError):  # it ended at this very moment
+    with suppress(CheckFailedError):  # it has just ended
         cancel_run(one.run)
 
 
 def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
-    """What the ranks reported; where some did not, why the run failed. One that had too little time proves nothing, and
-    of one that was preempted there is nothing to say.
+    """Return findings from the ranks' reports, or from the run's failure if some are missing.
+
+    A probe with too little time proves nothing; a preempted one has no findings.
     """
     reports = _reports(one)
     if len(reports) == one.probe.ranks:
@@ -234,7 +235,7 @@ def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
                 "ranks",
                 "unknown",
                 message,
-                f"give it longer: `toolkit site check {_name_of(site)} --partition {name} -t 10`",
+                f"allow more time: `toolkit site check {_name_of(site)} --partition {name} -t 10`",
             )
         ]
     explanation = explain_run(one.run)

@@ -1,6 +1,4 @@
-"""The address under which the other nodes reach this one."""
-
-from __future__ import annotations
+"""The address under which other nodes reach this one."""
 
 import fcntl
 import socket
@@ -8,12 +6,14 @@ import struct
 
 from toolkit.errors import ToolkitError
 
+__all__ = ["choose_interface", "interface_addresses"]
+
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel")
 
 
 def interface_addresses() -> dict[str, str]:
-    """IPv4 address of each interface that has one, in the kernel's order."""
+    """Return the IPv4 address of each interface that has one, in the kernel's order."""
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -27,13 +27,13 @@ def interface_addresses() -> dict[str, str]:
 
 
 def choose_interface(wanted: str, *, single_node: bool) -> tuple[str, str]:
-    """(interface, IPv4 address) for rendezvous and sockets.
+    """Return (interface, IPv4 address) for rendezvous and sockets.
 
-    The site's `network.interface` wins; a run on one node stays on loopback; else the interface of this host's
-    own name, else the first that is neither loopback nor virtual.
+    Order: the site's `network.interface`; loopback for a run on one node; the interface of this host's own name; the
+    first that is neither loopback nor virtual.
 
     Raises:
-        ToolkitError: the wanted interface is not here, or none is usable.
+        ToolkitError: the configured interface does not exist, or none is usable.
     """
     addresses = interface_addresses()
     if wanted:
@@ -64,5 +64,5 @@ def choose_interface(wanted: str, *, single_node: bool) -> tuple[str, str]:
 def _own_name_address() -> str:
     try:
         return socket.gethostbyname(socket.gethostname())
-    except OSError:  # a host that cannot resolve its own name; the interfaces decide
+    except OSError:  # a host that cannot resolve its own name: try the interfaces
         return ""

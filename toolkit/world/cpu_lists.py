@@ -1,17 +1,17 @@
-"""Lists and masks of processors as Linux prints them: "0-3,8" and "00000000,0000010f"."""
-
-from __future__ import annotations
+"""Lists and masks of CPUs in Linux's formats: "0-3,8" and "00000000,0000010f"."""
 
 import re
 from collections.abc import Iterable
 
+__all__ = ["LARGEST_CPU", "cpu_list", "read_cpu_list", "read_cpu_mask"]
+
 _LIST = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*", re.ASCII)
 _MASK = re.compile(r"(?:0x)?[0-9a-f]{1,8}(?:,(?:0x)?[0-9a-f]{8})*", re.ASCII)
-LARGEST_CPU = 65535  # Linux numbers far fewer; a larger one is two numbers that ran together
+LARGEST_CPU = 65535  # Linux has far fewer; a larger number is two joined ones
 
 
 def read_cpu_list(text: str) -> tuple[int, ...] | None:
-    """The processors of an ascending list, none for an empty string; None if the list is invalid."""
+    """Return the CPUs of an ascending list, none for an empty string; None if the list is invalid."""
     if not text.strip():
         return ()
     if not _LIST.fullmatch(text.strip()):
@@ -32,7 +32,7 @@ def read_cpu_list(text: str) -> tuple[int, ...] | None:
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """Processors as a list with ranges, as the kernel writes it."""
+    """Format CPUs as a list with ranges, like the kernel."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
@@ -43,7 +43,7 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def read_cpu_mask(text: str) -> tuple[int, ...] | None:
-    """The processors of a mask; None if the mask is invalid."""
+    """Return the CPUs of a mask; None if the mask is invalid."""
     if not _MASK.fullmatch(text.strip()):
         return None
     bits = bin(int(text.replace("0x", "").replace(",", "").strip(), 16))[:1:-1]

@@ -1,6 +1,4 @@
-"""Which device a rank uses, found without torch."""
-
-from __future__ import annotations
+"""The device of a rank, found without torch."""
 
 import os
 from collections.abc import Mapping
@@ -8,12 +6,14 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 
-_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each, made by NVIDIA's driver
-_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where AMD's driver lists its devices
+__all__ = ["visible_gpus"]
+
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # one folder per GPU, from NVIDIA's driver
+_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # the devices of AMD's driver
 
 
 def visible_gpus(environ: Mapping[str, str]) -> int:
-    """How many GPUs this process may use: those that the driver counts, cut to what the environment shows."""
+    """Return the number of GPUs that this process may use: the driver's, restricted by the environment."""
     nvidia = _listed(_nvidia_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
     return nvidia or _listed(_amd_gpus(), environ.get("ROCR_VISIBLE_DEVICES"))
 
@@ -25,10 +25,10 @@ def _listed(count: int, names: str | None) -> int:
 
 
 def _nvidia_gpus() -> int:
-    """What NVML counts; 0 without NVIDIA's driver."""
+    """Return NVML's count; 0 without NVIDIA's driver."""
     try:
         import pynvml
-    except ModuleNotFoundError:  # in a container whose image lacks it; MIG devices are not listed there
+    except ModuleNotFoundError:  # a container without NVML; MIG devices are not listed there
         return sum(1 for _ in _NVIDIA_GPUS.glob("*"))
     try:
         pynvml.nvmlInit()
@@ -41,7 +41,7 @@ def _nvidia_gpus() -> int:
 
 
 def _amd_gpus() -> int:
-    """Devices of the kernel's KFD with compute units (a CPU has none); torch calls them cuda too."""
+    """Return the kernel's KFD devices with compute units (a CPU has none); torch calls them cuda too."""
     count = 0
     for properties in _KFD_NODES.glob("*/properties"):
         words = properties.read_text(encoding="utf-8").split()
@@ -51,7 +51,7 @@ def _amd_gpus() -> int:
 
 
 def choose_device(local_rank: int, local_size: int, environ: Mapping[str, str] | None = None) -> str:
-    """ "cuda:<i>" for a rank of its own GPU, "cuda:0" where Slurm shows each task just its one, else "cpu"."""
+    """Return "cuda:<i>" for a rank with its own GPU, "cuda:0" if Slurm shows each task only its own, else "cpu"."""
     gpus = visible_gpus(os.environ if environ is None else environ)
     if gpus == 0:
         return "cpu"

@@ -1,12 +1,12 @@
-"""Who am I, and how many are we: read from MPI, Slurm, torchrun or nothing, and checked against each other."""
+"""Find this rank and the number of ranks from MPI, Slurm, torchrun or nothing, and compare the sources."""
 
-from __future__ import annotations
-
+import ctypes
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,66 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.terminal.talk import say
 from toolkit.world.device import choose_device
 from toolkit.world.facts import World
-from toolkit.world.mpi_library import check_library, pin_library
 from toolkit.world.stop import StopWatch
 
-# What a process manager leaves in the environment of the ranks that it starts.
+__all__ = ["discover"]
+
+OPEN_MPI_LIBRARY = "libmpi.so.40"  # the soname of Open MPI 4 and 5
+
+
+def launched_by_pmix(environ: Mapping[str, str]) -> bool:
+    """True under `srun --mpi=pmix` and Open MPI's mpirun, which both speak PMIx."""
+    return "PMIX_RANK" in environ or "OMPI_COMM_WORLD_SIZE" in environ
+
+
+def pin_library(environ: MutableMapping[str, str] | None = None) -> bool:
+    """Pin the library for this process; False if no MPI here can talk to the launcher.
+
+    Under PMIx that is Open MPI, if the dynamic linker finds one. The `mpich` wheel speaks only Hydra's PMI and ends the
+    process under PMIx, so it is never tried there. In every other case mpi4py's own search is right.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("MPI4PY_LIBMPI") or not launched_by_pmix(env):
+        return True
+    try:
+        ctypes.CDLL(OPEN_MPI_LIBRARY, mode=ctypes.RTLD_LOCAL)
+    except OSError:  # no Open MPI on the linker's path
+        return not _wheel_installed("mpich")
+    env["MPI4PY_LIBMPI"] = OPEN_MPI_LIBRARY
+    return True
+
+
+def check_library(environ: Mapping[str, str]) -> None:
+    """Reject an Open MPI inside an srun step without PMIx, which would print a page and end the process.
+
+    Raises:
+        ToolkitError: names the `--mpi` that fits.
+    """
+    library = environ.get("MPI4PY_LIBMPI", "")
+    in_step = "SLURM_PROCID" in environ and environ.get("SLURM_STEP_ID", "").isdigit()
+    if in_step and library.endswith(OPEN_MPI_LIBRARY) and "PMI_RANK" in environ and not launched_by_pmix(environ):
+        raise ToolkitError(
+            "srun speaks PMI-2 and Open MPI expects PMIx: every process would be rank 0 of 1",
+            where=socket.gethostname(),
+            fix='srun --mpi=pmix (site file: launcher.mpi = "pmix"; `srun --mpi=list` lists the choices)',
+        )
+
+
+def _wheel_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# Variables that process managers set for their ranks.
 _MPI_SIGNS = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands, by one source."""
+    """The place of a rank, by one source."""
 
     rank: int
     size: int
@@ -40,7 +90,7 @@ def discover(environ: Mapping[str, str] | None = None) -> World:
     """Find this process's place, under toolkit, srun, mpirun, torchrun or alone.
 
     Raises:
-        ToolkitError: the sources contradict each other, such as an MPI that says 1 rank inside a job of 8.
+        ToolkitError: the sources contradict each other, such as an MPI with 1 rank inside a job of 8.
     """
     env = os.environ if environ is None else environ
     place = _place(env)
@@ -60,7 +110,7 @@ def discover(environ: Mapping[str, str] | None = None) -> World:
 
 
 def _place(env: Mapping[str, str]) -> Place:
-    if "TORCHELASTIC_RUN_ID" in env:  # torchrun may itself stand inside a Slurm step
+    if "TORCHELASTIC_RUN_ID" in env:  # torchrun itself may run in a Slurm step
         return from_torchrun(env)
     if env.get("TOOLKIT_LAUNCHER") == "local":
         return from_torchrun(env, launcher="local", source="toolkit's local launcher")
@@ -75,7 +125,7 @@ def _place(env: Mapping[str, str]) -> Place:
                 fix="use the mpirun beside this Python, or set MPI4PY_LIBMPI to the launcher's libmpi.so",
             )
         if env["SLURM_PROCID"] == "0":
-            say("no MPI library here speaks PMIx; ranks are taken from Slurm's variables")
+            say("no MPI library here speaks PMIx; toolkit uses Slurm's variables")
     if in_slurm_step(env):
         return from_slurm(env)
     if "RANK" in env and "WORLD_SIZE" in env:
@@ -84,7 +134,7 @@ def _place(env: Mapping[str, str]) -> Place:
 
 
 def in_slurm_step(env: Mapping[str, str]) -> bool:
-    """True in a task that srun started; a batch script and salloc's shell have SLURM_PROCID too, but no such step."""
+    """True in a task of srun; batch scripts and salloc's shell also have SLURM_PROCID, but no such step."""
     return env.get("SLURM_STEP_ID", "").isdigit() and "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env
 
 
@@ -98,10 +148,10 @@ def from_torchrun(env: Mapping[str, str], *, launcher: str = "torchrun", source:
 
 
 def from_slurm(env: Mapping[str, str]) -> Place:
-    """Read the variables that srun gives to each task."""
+    """Read the variables that srun sets for each task."""
     per_node = expand_tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]))
     node = int(env["SLURM_NODEID"])
-    # Over several components the nodes are numbered one component after the other, and the counts stand as the names sort.
+    # Nodes of several components are numbered component by component, and the counts follow the order of names.
     of_components = int(env.get("SLURM_HET_SIZE") or 1) > 1
     local_size = len(env["SLURM_GTIDS"].split(",")) if of_components else per_node[node]
     return Place(
@@ -111,7 +161,7 @@ def from_slurm(env: Mapping[str, str]) -> Place:
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
-    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+    """Return Slurm's `2(x3),1` as [2, 2, 2, 1]."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -119,14 +169,14 @@ def expand_tasks_per_node(text: str) -> list[int]:
             raise ToolkitError(
                 f"cannot read tasks per node {text!r}",
                 where="SLURM_STEP_TASKS_PER_NODE",
-                fix="leave the variable as srun sets it, such as 2(x3),1",
+                fix="keep srun's value, such as 2(x3),1",
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def from_mpi(env: Mapping[str, str]) -> Place:
-    """Ask MPI itself, then hold its answer against what the launcher said in the environment."""
+    """Query MPI itself, and compare its answer with the launcher's variables."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -155,7 +205,7 @@ def _announced_size(env: Mapping[str, str], launcher: str) -> int | None:
 
 
 def _nodes_by_host(communicator: Any) -> tuple[int, int, int, int]:
-    """(local rank, local size, node, nodes); nodes are numbered by their lowest rank."""
+    """Return (local rank, local size, node, nodes); nodes are numbered by their lowest rank."""
     width = 256
     mine = bytearray(socket.gethostname().encode()[:width].ljust(width, b"\0"))
     everybody = bytearray(width * communicator.Get_size())
@@ -171,6 +221,6 @@ def _wrong_size(place: Place, expected: int, who: str) -> ToolkitError:
         f"{place.source} says {place.size} rank{'s' * (place.size != 1)}, {who} has {expected}: "
         "the MPI library does not understand the launcher's process management interface",
         where=socket.gethostname(),
-        fix="give srun the --mpi that this MPI was built for (site file: launcher.mpi; `srun --mpi=list`), "
+        fix="pass srun the --mpi that this MPI was built for (site file: launcher.mpi; `srun --mpi=list`), "
         "or set launcher.libmpi / MPI4PY_LIBMPI to the MPI that belongs to the launcher",
     )

@@ -1,29 +1,29 @@
-"""Signs that this rank's node or GPU may soon fail, looked at once a minute, so that the ranks can save before it does.
+"""Signs that this rank's node or GPU may soon fail, checked once a minute, so that ranks can save in time.
 
-Memory: what is left to this process under the limits of its cgroups (versions 1 and 2: kernel.org,
+Memory: what remains under the limits of this process's cgroups (versions 1 and 2: kernel.org,
 admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst), else on the node. GPU: NVML's counts of uncorrectable memory errors
-and of rows that wait to be remapped. A sign counts when it appears: it is told once an attempt.
+and of pending row remappings. Each sign is reported once per attempt.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+__all__ = ["HealthWatch", "memories"]
+
 PERIOD_S = 60.0
-LEAST_FREE = 0.03  # of the limit; below it the kernel soon kills a process, and a save still needs memory
-_UNLIMITED_BYTES = 1 << 60  # version 1 has a number near 2^63 where there is no limit
+LEAST_FREE = 0.03  # share of the limit; below it the kernel soon kills a process, and a save still needs memory
+_UNLIMITED_BYTES = 1 << 60  # version 1 reports a number near 2^63 for no limit
 
 
 class HealthWatch:
     """The signs of one rank.
 
     Args:
-        gpu: UUID of the rank's GPU as NVML takes it ("GPU-..."), "" for a CPU or a GPU of another make.
-        memory: also check the node's memory, as one rank on each node does.
-        root: where proc and sys are found.
+        gpu: UUID of the rank's GPU for NVML ("GPU-..."), "" for a CPU or another vendor's GPU.
+        memory: also check the node's memory, on one rank per node.
+        root: the root of proc and sys.
     """
 
     def __init__(self, gpu: str = "", *, memory: bool = True, root: Path = Path("/")) -> None:
@@ -35,7 +35,7 @@ class HealthWatch:
         self._looked_at = float("-inf")
 
     def look(self) -> str:
-        """What has begun to fail since the last look, "" for nothing. Costs nothing within the same minute."""
+        """Return new signs since the last check, or "". Returns at once within the same minute."""
         now = time.monotonic()
         if now - self._looked_at < PERIOD_S:
             return ""
@@ -55,7 +55,7 @@ def low_memory(root: Path = Path("/")) -> str:
 
 
 def memories(root: Path) -> Iterator[tuple[str, int, int]]:
-    """(what, free bytes, limit in bytes) of the cgroups around this process and of the node."""
+    """Return (name, free bytes, limit in bytes) of the cgroups around this process and of the node."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -69,8 +69,10 @@ def memories(root: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _limits(mount: Path, path: str, limit: str, used: str, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """A limit may stand at any level: Slurm sets the job's, and often none for the step. In a container the path may be
-    the host's, and its own cgroup is the top one."""
+    """Return the limits at all levels: Slurm sets the job's, and often none for the step.
+
+    In a container the path may be the host's, and its own cgroup is the top one.
+    """
     inside = mount / path.lstrip("/")
     for folder in [inside, *inside.parents]:
         if folder.is_relative_to(mount):
@@ -82,14 +84,14 @@ def _limits(mount: Path, path: str, limit: str, used: str, prefix: str) -> Itera
 
 
 class GpuErrors:
-    """Errors of one GPU's memory that were not there when this was made; `uuid` as NVML takes it."""
+    """New memory errors of one GPU since construction; `uuid` is NVML's."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
         self._before = gpu_counts(uuid)
 
     def look(self) -> str:
-        """What is new; "" for nothing."""
+        """Return new errors, or ""."""
         now = gpu_counts(self._uuid)
         new = [
             f"{now[name] - before} {name}" for name, before in self._before.items() if now.get(name, before) > before
@@ -98,10 +100,10 @@ class GpuErrors:
 
 
 def gpu_counts(uuid: str) -> dict[str, int]:
-    """Counts of what goes before a GPU's failure. Empty without NVML; counters that a GPU lacks are omitted."""
+    """Return counters that precede a GPU's failure. Empty without NVML; missing counters are omitted."""
     try:
         import pynvml
-    except ModuleNotFoundError:  # in a container whose image lacks it
+    except ModuleNotFoundError:  # a container without NVML
         return {}
     try:
         pynvml.nvmlInit()
@@ -121,7 +123,7 @@ def gpu_counts(uuid: str) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file of the kernel's; none where there is no such file, as of a controller that is not used."""
+    """Return the lines of a kernel file; none if it does not exist, as for an unused controller."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -129,12 +131,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """A file's one number; None for a word ("max") and for no file."""
+    """Return a file's only number; None for a word ("max") or a missing file."""
     text = " ".join(_lines(path))
     return int(text) if text.isdigit() else None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """`name number` lines, as in memory.stat and meminfo."""
+    """Return `name number` lines, as in memory.stat and meminfo."""
     words = [line.split() for line in _lines(path)]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

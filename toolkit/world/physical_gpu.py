@@ -1,28 +1,28 @@
-"""Which GPU of the machine a rank's "cuda:<i>" is, found without torch: CUDA counts only what the environment shows."""
-
-from __future__ import annotations
+"""The physical GPU of a rank's "cuda:<i>", found without torch: CUDA counts only GPUs that the environment shows."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+__all__ = ["PhysicalGpu", "gpu_of_device", "gpus_of_process"]
+
 _INDEX = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class PhysicalGpu:
-    """A GPU by the names that it has for every process: its UUID, and its PCI address as NVML writes it."""
+    """A GPU by its process-independent names: its UUID, and its PCI address as NVML writes it."""
 
     uuid: str
     bus: str
 
 
 def gpus_of_process(environ: Mapping[str, str], library: Any = None) -> list[PhysicalGpu]:
-    """The GPUs that CUDA shows to this process, cuda:0 first; empty where NVML does not tell.
+    """Return the GPUs that CUDA shows to this process, cuda:0 first; empty if NVML does not report them.
 
     Args:
-        library: the module of nvidia-ml-py, imported when None.
+        library: the module of nvidia-ml-py, imported if None.
     """
     if library is None:
         try:
@@ -38,14 +38,14 @@ def gpus_of_process(environ: Mapping[str, str], library: Any = None) -> list[Phy
         return []
     try:
         return _shown(nvml, environ)
-    except nvml.NVMLError:  # a GPU that has fallen off the bus: which of the others CUDA counts is not known
+    except nvml.NVMLError:  # a GPU has fallen off the bus: CUDA's numbers of the others are unknown
         return []
     finally:
         nvml.nvmlShutdown()
 
 
 def gpu_of_device(device: str, gpus: list[PhysicalGpu]) -> PhysicalGpu | None:
-    """The GPU behind a torch device string ("cuda:1"), of those of this process; None for a CPU or an unknown one."""
+    """Return this process's GPU of a torch device string ("cuda:1"); None for a CPU or an unknown one."""
     kind, _, number = device.partition(":")
     if kind != "cuda" or not _INDEX.fullmatch(number) or int(number) >= len(gpus):
         return None
@@ -55,7 +55,7 @@ def gpu_of_device(device: str, gpus: list[PhysicalGpu]) -> PhysicalGpu | None:
 def _shown(nvml: Any, environ: Mapping[str, str]) -> list[PhysicalGpu]:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     all_gpus = [_gpu(nvml, handle) for handle in handles]
-    # NVML numbers by the bus; CUDA does so of equal GPUs, or when it is told to.
+    # NVML numbers by bus; CUDA does so for equal GPUs, or with CUDA_DEVICE_ORDER.
     by_bus = (
         environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({nvml.nvmlDeviceGetName(one) for one in handles}) < 2
     )
@@ -66,13 +66,13 @@ def _shown(nvml: Any, environ: Mapping[str, str]) -> list[PhysicalGpu]:
     for name in names.split(","):
         gpu = _named(nvml, name.strip(), all_gpus, by_bus=by_bus)
         if gpu is None:
-            break  # CUDA too reads no further than the first that is none
+            break  # CUDA, too, stops at the first invalid entry
         shown.append(gpu)
     return shown
 
 
 def _named(nvml: Any, name: str, gpus: list[PhysicalGpu], *, by_bus: bool) -> PhysicalGpu | None:
-    """A GPU by its number, by its UUID or as much of it as is clear, or by the UUID of a MIG device of it."""
+    """Return a GPU by its number, by its UUID or a unique prefix, or by the UUID of one of its MIG devices."""
     if _INDEX.fullmatch(name):
         return gpus[int(name)] if by_bus and int(name) < len(gpus) else None
     if name.startswith("GPU-"):

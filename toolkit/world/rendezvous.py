@@ -1,4 +1,4 @@
-"""How ranks meet: rank 0 binds the store's socket and keeps it, and tells the others where it is."""
+"""Rendezvous of ranks: rank 0 binds the store's socket, keeps it, and sends the others its address."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from toolkit.world.facts import World
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+__all__ = ["meet", "start_groups"]
+
 _ENDPOINT_BYTES = 128
-ADDRESS_PATIENCE_S = 300.0  # for rank 0's address: less than a stall's, which could not say what is missing
+ADDRESS_PATIENCE_S = 300.0  # for rank 0's address; shorter than a stall, whose error could not name what is missing
 COLLECTIVE_TIMEOUT_S = 1800.0  # torch's own default for gloo
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the store listens. `listener` is rank 0's open socket."""
+    """The address of the store. `listener` is rank 0's open socket."""
 
     host: str
     port: int
@@ -35,9 +37,9 @@ class Endpoint:
 def meet(world: World, *, interface: str = "", timeout_s: float = ADDRESS_PATIENCE_S) -> Endpoint:
     """Agree on the store's endpoint: over MPI, else through the run directory, else from the environment."""
     name, address = choose_interface(interface, single_node=world.nodes == 1)
-    # gloo would otherwise resolve the host name, which on many nodes is loopback. A user's or site's value is kept.
+    # gloo would otherwise resolve the host name, often loopback. A user's or site's value has precedence.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=" it would mean all that begin so
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=" it is a prefix
     if world.launcher == "torchrun":
         return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if world.discovered_by.startswith("MPI"):
@@ -59,7 +61,7 @@ def _listen(address: str, port: int = 0) -> Endpoint:
         raise OwnFailureError(
             f"cannot listen at {address}:{port}: {error.strerror}",
             where=socket.gethostname(),
-            fix="start through `toolkit run` or `toolkit submit`, which take a free port",
+            fix="start through `toolkit run` or `toolkit submit`, which choose a free port",
         ) from error
     listener.listen(4096)
     return Endpoint(address, listener.getsockname()[1], listener)
@@ -99,7 +101,7 @@ def _over_files(world: World, address: str, timeout_s: float) -> Endpoint:
 
 
 def _from_slurm(world: World, address: str) -> Endpoint:
-    """Without MPI and without a run directory: the step's first node, and a port that follows from the step's id."""
+    """Without MPI and run directory: the step's first node, and a port derived from the step's id."""
     from toolkit.slurm.hostlist import first_host
 
     nodes = os.environ.get("SLURM_STEP_NODELIST")
@@ -116,11 +118,11 @@ def _from_slurm(world: World, address: str) -> Endpoint:
 
 
 def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> dist.Store:
-    """torch's store at `endpoint`, its keys prefixed by the attempt so that an older life's cannot be read."""
+    """Return torch's store at `endpoint`; the attempt prefixes its keys, so that an earlier attempt's are not read."""
     import torch.distributed as dist
 
     listener = endpoint.listener
-    # torchrun's agent hosts the store already: its ranks, 0 too, are clients.
+    # torchrun's agent hosts the store already: all its ranks are clients.
     hosted = world.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = world.rank == 0 and not hosted
     store = dist.TCPStore(
@@ -136,9 +138,9 @@ def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIV
 
 
 def start_groups(world: World, *, interface: str = "", timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
-    """Initialise torch's default process group: gloo for CPU tensors and, with GPUs, NCCL for theirs.
+    """Initialize torch's default process group: gloo for CPU tensors and, with GPUs, NCCL for theirs.
 
-    `timeout_s` is how long a rank waits in a collective of this group, and at the store, before it fails.
+    `timeout_s` limits a rank's wait in a collective of this group, and at the store.
     """
     import torch
     import torch.distributed as dist

@@ -67,7 +67,7 @@ def sources(tmp_path: Path) -> Path:
         ("header.safetensors", 2, "truncated: expected a header of 64 bytes, got 22", AGAIN),
         ("cut.safetensors", 2, "incomplete metadata, file not fully covered", AGAIN),
         ("text.safetensors", 2, "is not a valid safetensors file: header too large", AGAIN),
-        ("zip.safetensors", 2, "starts like a file of torch.save", "give --format torch"),
+        ("zip.safetensors", 2, "starts like a file of torch.save", "pass --format torch"),
         ("folder.safetensors", 2, NO_FOLDER, "name a file, or the folder that contains these"),
         ("missing.safetensors", 4, "not found", "name an existing file or folder"),
         ("none", 2, NO_FOLDER, "name a file"),
@@ -86,7 +86,7 @@ def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code
     ("name", "kind", "what", "fix"),
     [
         ("folder.pt", "torch", "is a folder", "name a file of torch.save in it"),
-        ("good.safetensors", "torch", "starts like a safetensors file", "give --format safetensors"),
+        ("good.safetensors", "torch", "starts like a safetensors file", "pass --format safetensors"),
         ("text.safetensors", "torch", "does not start like a file of torch.save", "name another file\n"),
         (
             "good.pt",
@@ -94,7 +94,7 @@ def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code
             "expected a folder of dcp.save, got a file",
             "name the folder with .metadata, or omit --format",
         ),
-        ("good.pt", "safetensors", "starts like a file of torch.save", "give --format torch"),
+        ("good.pt", "safetensors", "starts like a file of torch.save", "pass --format torch"),
         ("none", "dcp", "contains no .metadata", "name a folder of dcp.save"),
         ("none", "safetensors", "contains no safetensors file", "name the file or its folder"),
     ],
@@ -164,7 +164,7 @@ def test_a_format_that_is_proposed_is_taken(toolkit, sources: Path) -> None:
     for number, name in enumerate(("good.safetensors", "good.pt")):
         other = {"good.safetensors": "torch", "good.pt": "safetensors"}[name]
         said = toolkit("ckpt", "import", sources / name, sources / "new", "--step", number, "--format", other)
-        fix = said.err.partition("Fix: give ")[2].split()
+        fix = said.err.partition("Fix: pass ")[2].split()
         assert said.code == 2 and len(fix) == 2, said
         toolkit.ok("ckpt", "import", sources / name, sources / "new", "--step", number, *fix)
     # Of a file of no format none is proposed.

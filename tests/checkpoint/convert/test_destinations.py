@@ -72,7 +72,7 @@ def test_no_import_goes_into_a_checkpoint(toolkit, saved: Path, tmp_path: Path) 
     save_file({"w": torch.ones(2)}, source)
     new = tmp_path / "im" / "step-00000005"
     for place, fix in [
-        (new, f"is a checkpoint's name. Fix: name the folder, {tmp_path / 'im'}, and give --step 5\n"),
+        (new, f"is a checkpoint's name. Fix: name the folder, {tmp_path / 'im'}, and pass --step 5\n"),
         (saved, f"is a checkpoint. Fix: name a path outside of {saved}\n"),
         (saved / "deeper", f"is inside the checkpoint step-00000007. Fix: name a path outside of {saved}\n"),
     ]:
@@ -143,7 +143,10 @@ def test_options_of_no_sense_are_refused_by_their_names(toolkit, saved: Path, tm
     save_file({"w": torch.ones(2)}, source)
     sized = ["export", saved, tmp_path / "sized", "--format", "safetensors", "--max-shard-size"]
     for words, part in [
-        (["import", source, tmp_path / "im", "--step", 2**63], f"--step: {2**63} is too large. Fix: give a number up"),
+        (
+            ["import", source, tmp_path / "im", "--step", 2**63],
+            f"--step: {2**63} is too large. Fix: choose a number up",
+        ),
         (["import", source, tmp_path / "im", "--under", "."], "--under: '.' has an empty part. Fix: write"),
         (["import", source, tmp_path / "im", "--under", "a..b"], "--under: 'a..b' has an empty part. Fix: write"),
         (["import", "", tmp_path / "im"], "SOURCE: is empty. Fix: name one"),

@@ -240,7 +240,7 @@ def test_a_damaged_block_is_named_and_nothing_is_left(toolkit, tmp_path: Path, k
     for out in (tmp_path / "out", tmp_path / "there" if kind != "torch" else tmp_path / "out"):
         said = toolkit("ckpt", "export", folder, out, "--format", kind)
         assert said.code == 1 and "block 1" in said.err and str(shard) in said.err and "Traceback" not in said.err
-        assert said.err.endswith("Fix: there is no other checkpoint beside it\n")
+        assert said.err.endswith("Fix: there is no other checkpoint\n")
     save(tmp_path, {"model": {"a": torch.ones(10)}}, 8)
     said = toolkit("ckpt", "export", f"{tmp_path}:7", tmp_path / "out", "--format", kind)
     assert said.code == 1 and said.err.endswith("Fix: choose another step: 8\n")
@@ -262,7 +262,7 @@ def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Pat
     for name in ("there.pt", "file"):
         (tmp_path / name).touch()
     for words, code, part in [
-        ([saved, tmp_path / "out"], 2, "give --format safetensors, torch or dcp"),
+        ([saved, tmp_path / "out"], 2, "pass --format safetensors, torch or dcp"),
         ([saved, tmp_path / "o.safetensors", "--max-shard-size", "1GB"], 2, "name a folder"),
         ([saved, tmp_path / "o", "--format", "safetensors", "--max-shard-size", "many"], 2, "write 5GB, 500MB or 2GiB"),
         ([saved, tmp_path / "o.pt", "--dtype", "bfloat16"], 2, "applies only to safetensors, but the format is torch"),

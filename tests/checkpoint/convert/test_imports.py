@@ -148,7 +148,7 @@ def test_where_an_import_goes(toolkit, run_directory, tmp_path: Path) -> None:
     for words, code, part in [
         ([source, run_directory.path], 2, "belongs to a run"),
         ([source, run_directory.checkpoints], 2, "belongs to a run"),
-        ([source, checkpoints.parent, "--step", "7"], 2, "step-00000007: exists already. Fix: give --step 8, or name"),
+        ([source, checkpoints.parent, "--step", "7"], 2, "step-00000007: exists already. Fix: pass --step 8, or name"),
         ([checkpoints, tmp_path / "new"], 2, "is a checkpoint already"),
         ([tmp_path / "nothing", tmp_path / "new"], 4, "not found"),
         ([tmp_path / "nothing.pt", tmp_path / "new", "--format", "torch"], 4, "not found"),

@@ -162,7 +162,7 @@ def test_a_folder_of_no_run_needs_to_be_told(toolkit, tmp_path):
     put_aside = tmp_path / "alone" / "checkpoints" / "step-00000003.part-0"
     put_aside.mkdir()
     said = toolkit("ckpt", "prune", tmp_path / "alone")
-    assert said.code == 2 and "give --keep-last" in said.err
+    assert said.code == 2 and "pass --keep-last" in said.err
     toolkit.ok("ckpt", "prune", tmp_path / "alone", "--keep-last", 1)
     assert steps(tmp_path / "alone") == [2] and put_aside.exists()  # somebody may be writing it
     said = toolkit("ckpt", "prune", tmp_path / "alone" / "checkpoints" / "step-00000002", "--keep-last", 1)

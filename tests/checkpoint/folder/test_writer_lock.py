@@ -60,7 +60,10 @@ def test_the_second_is_told_who_the_first_is(tmp_path):
             save(tmp_path, 2)
         line = str(refused.value)
         assert f"process {first.pid} on {socket.gethostname()} (attempt 0) has saved here since {since}" in line
-        assert refused.value.fix == f"wait until it exits, or give this one another folder; `kill {first.pid}` stops it"
+        assert (
+            refused.value.fix
+            == f"wait until it exits, or choose another folder for this one; `kill {first.pid}` stops it"
+        )
         assert "step 1 is the last good checkpoint" in line
         wanted = {"x": torch.zeros(3)}
         assert Checkpointer(tmp_path, alone(0)).load(wanted).step == 1  # who only reads, may

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from toolkit.comm.bench import measure as measuring
-from toolkit.comm.bench.limit import find_limit
-from toolkit.comm.bench.measure import measure
+from toolkit.comm.bench.measure import find_limit, measure, torch_trials
 from toolkit.comm.bench.request import BenchRequest
-from toolkit.comm.bench.torch_trials import torch_trials
 from toolkit.comm.bench.trial import CollectiveCase, Room, Trial, pattern, pattern_sum
 from toolkit.metrics.collectives import OPERATIONS
 from toolkit.topology.facts import Topology, unknown

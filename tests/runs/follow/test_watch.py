@@ -127,7 +127,7 @@ def test_a_run_without_steps_shows_its_last_line_and_gives_its_exit_code(toolkit
 
 
 def test_all_that_live_are_watched_until_none_does(toolkit) -> None:
-    assert "no run lives" in toolkit("watch").err
+    assert "no run is active" in toolkit("watch").err
     runs = [toolkit.submit(toolkit.job("sleep 1", name=name)) for name in ("one", "two")]
     said = toolkit("watch")
     assert said.code == 0

@@ -128,7 +128,7 @@ def test_a_resume_takes_the_folder_as_it_is_and_says_so(toolkit, project: Path) 
     script.write_text("#!/bin/sh\necho mended\n")
     said = toolkit("resume", "last", "--wait")
     assert said.code == 0, said
-    assert "train.sh was changed; start 1 runs the folder as it is now (--same-code: as it was)" in said.err
+    assert "train.sh was changed; start 1 runs the current folder (--same-code: as it was)" in said.err
     script.write_text("#!/bin/sh\necho not this\n")
     assert toolkit("resume", "last", "--same-code", "--wait").code == 0
     assert [run.attempt(number).log_file(0).read_text() for number in range(3)] == [

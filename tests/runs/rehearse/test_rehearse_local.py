@@ -70,7 +70,7 @@ def stepping(toolkit, wait_until):
 def test_a_killed_rank_is_rehearsed_once_and_not_when_it_would_end_the_run(toolkit, stepping) -> None:
     run = stepping()
     asked = toolkit("rehearse", run.run_id, "kill-rank", 1)
-    assert (asked.code, "give --yes" in asked.err) == (2, True), asked
+    assert (asked.code, "pass --yes" in asked.err) == (2, True), asked
     unknown = toolkit("rehearse", run.run_id, "kill-rank", 9, "--yes")
     assert (unknown.code, "no rank 9" in unknown.err, "kill-rank 1" in unknown.err) == (2, True, True)
     assert not run.attempt(0).exit_file.exists()

@@ -35,7 +35,7 @@ def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, slurm, 
     (told,) = json.loads(toolkit.ok("history", "--json"))
     assert (told["state"], told["job_id"]) == ("unknown", "44")
     assert told["site"] == ("" if damaged == "record.json" else "devcluster")
-    assert told["reason"] == f"{damaged} is damaged: `toolkit status {run.run_id}` says how to go on"
+    assert told["reason"] == f"{damaged} is damaged: `toolkit status {run.run_id}` explains how to continue"
     assert f"({damaged} is damaged, so `scancel 44` was done at once)" in toolkit.ok("cancel", "44")
     assert slurm.calls("scancel") == ["scancel --full 44"] and run.is_asked("cancel")
 

@@ -103,7 +103,7 @@ def test_a_run_in_an_allocation_is_on_its_cluster() -> None:
     assert cluster_here(salloc, None) == cluster_here(salloc, "far") == "far"
     home = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "near"}
     assert cluster_here(home, None) == cluster_here(home, "near") == ""
-    with pytest.raises(ToolkitError, match=r"-M far: the allocation 7 is on cluster near.*leave -M out"):
+    with pytest.raises(ToolkitError, match=r"-M far: the allocation 7 is on cluster near.*omit -M"):
         cluster_here(home, "far")
 
 

@@ -190,7 +190,7 @@ def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, mo
     clock.at = [(300.0, lambda: squeue(*((job_id, "CANCELLED", "None") for job_id in ids)))]
     said = toolkit("wait", run.run_id)
     assert said.code == 143, said
-    assert said.err.count(f"it cannot start as it stands: `toolkit explain {run.run_id}`") == int(stuck), said.err
+    assert said.err.count(f"it cannot start unless it changes: `toolkit explain {run.run_id}`") == int(stuck), said.err
 
 
 def test_what_was_cancelled_in_the_queue_is_not_said_to_wait(toolkit, squeue):
@@ -199,7 +199,9 @@ def test_what_was_cancelled_in_the_queue_is_not_said_to_wait(toolkit, squeue):
     squeue()
     for options in ((), ("--rank", "0")):
         said = toolkit("logs", run.run_id, *options)
-        assert said.code == 4 and "none will come, since the run was cancelled before it wrote one" in said.err, options
+        assert said.code == 4 and "none will appear, because the run was cancelled before it wrote one" in said.err, (
+            options
+        )
 
 
 def test_a_cancel_that_slurm_does_not_hear_says_what_stands(toolkit, fake_slurm, squeue):

@@ -57,13 +57,13 @@ def test_nothing_is_found_where_nothing_is_wrong(resolved, cluster):
         ('time = "2-0"', {}, "job.time", "2-00:00:00, but partition main gives at most 1-00:00:00", 'time = "1-00:00:00"'),
         ('time = "UNLIMITED"', {}, "job.time", "UNLIMITED, but partition main gives at most 1-00:00:00", 'time = "1-00:00:00"'),
         ('partition = "mian"', {}, "job.partition", "this cluster has no partition 'mian'", 'partition = "main"'),
-        ("", {"state": "INACTIVE"}, "job.partition", "partition main is INACTIVE and takes no jobs", "give another with -p"),
-        ("", {"requires_reservation": True}, "job.partition", "partition main takes no job outside a reservation (ReqResv)", "give yours with --set job.sbatch=--reservation=NAME, or another with -p"),
-        ("", {"is_default": False}, "job.partition", "the cluster has no default partition", "give one of main with -p"),
+        ("", {"state": "INACTIVE"}, "job.partition", "partition main is INACTIVE and accepts no jobs", "choose another with -p"),
+        ("", {"requires_reservation": True}, "job.partition", "partition main accepts no job outside a reservation (ReqResv)", "pass yours with --set job.sbatch=--reservation=NAME, or another with -p"),
+        ("", {"is_default": False}, "job.partition", "the cluster has no default partition", "choose one of main with -p"),
         ("cpus_per_rank = 3", {"max_cpus_per_node": 2}, "job.cpus_per_rank", "3 CPUs per node, but partition main gives at most 2", "cpus_per_rank = 2"),
         ("mem_gb_per_node = 3", {"max_memory_per_node_mib": 2048.0}, "job.mem_gb_per_node", "3 GiB per node, but partition main gives at most 2", "mem_gb_per_node = 2"),
-        ('account = "a"', {"allow_accounts": ("b",)}, "job.account", "partition main takes no jobs of account a", "give b with -A, or another partition"),
-        ('qos = "a"', {"deny_qos": ("a",)}, "job.qos", "partition main takes no jobs of qos a", "give another with -q, or another partition"),
+        ('account = "a"', {"allow_accounts": ("b",)}, "job.account", "partition main accepts no jobs of account a", "choose b with -A, or another partition"),
+        ('qos = "a"', {"deny_qos": ("a",)}, "job.qos", "partition main accepts no jobs of qos a", "choose another with -q, or another partition"),
     ],
 )  # fmt: skip
 def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, what, fix):
@@ -81,7 +81,7 @@ def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, wh
         ("gpus_per_node = 5", "", "job.gpus_per_node", "5 GPUs per node, but the node with most has 4", "gpus_per_node = 4"),
         ("gpus_per_node = 2", TYPED, "gpu.request", "no node here has GPUs of type h100: they have a100", "name a100 in --gres=gpu:h100:2"),
         ('sbatch = ["--gres=gpu:v100:1"]', "", "job.sbatch", "no node here has GPUs of type v100: they have a100", "name a100 in job.sbatch"),
-        ('sbatch = ["--gres=gpu:1,fpga:2"]', "", "job.sbatch", "this cluster has no generic resource 'fpga': it knows gpu (GresTypes of slurm.conf)", "leave fpga out of --gres"),
+        ('sbatch = ["--gres=gpu:1,fpga:2"]', "", "job.sbatch", "this cluster has no generic resource 'fpga': it knows gpu (GresTypes of slurm.conf)", "omit fpga of --gres"),
         ('constraint = "gold|ib&gold"', "", "job.constraint", "no node here has gold or gold with ib: they have ib, nvme", "fix -C; `sinfo -o '%N %f'` shows each node's"),
         ('sbatch = ["--mem-per-cpu=9G"]\ncpus_per_rank = 2', "", "job.mem_gb_per_node", "the job requests 18 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
     ],
@@ -181,16 +181,16 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
 @pytest.mark.parametrize(
     ("keys", "limits", "where", "what", "fix"),
     [
-        ('account = "maths"', {}, "job.account", "ada may not charge account maths", "give one of yours with -A: physics"),
-        ('qos = "gold"', {}, "job.qos", "account physics may not use gold", "give one of normal, long with -q"),
-        ('qos = "lnog"', {}, "job.qos", "account physics requests a QOS that this cluster does not have: lnog", "give one of normal, long with -q"),
+        ('account = "maths"', {}, "job.account", "ada may not charge account maths", "choose one of yours with -A: physics"),
+        ('qos = "gold"', {}, "job.qos", "account physics may not use gold", "choose one of normal, long with -q"),
+        ('qos = "lnog"', {}, "job.qos", "account physics requests a QOS that this cluster does not have: lnog", "choose one of normal, long with -q"),
         ('time = "2:00:00"', {"longest_s": 3600}, "job.time", "0-02:00:00, but QOS normal gives at most 0-01:00:00", 'time = "0-01:00:00"'),
-        ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal gives a job 2", "request less with -N, or give another account or QOS"),
-        ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal gives all jobs of a user 2", "request less with -c, or give another account or QOS"),
-        ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal gives all its jobs together 7", "request less with --gpus-per-node, or give another account or QOS"),
-        ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal gives a node 2", "request less with --set job.mem_gb_per_node=, or give another account or QOS"),
+        ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal gives a job 2", "request less with -N, or choose another account or QOS"),
+        ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal gives all jobs of a user 2", "request less with -c, or choose another account or QOS"),
+        ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal gives all its jobs together 7", "request less with --gpus-per-node, or choose another account or QOS"),
+        ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal gives a node 2", "request less with --set job.mem_gb_per_node=, or choose another account or QOS"),
         ('array = "0-9"', {"submitted_jobs": 5}, "job.array", "10 jobs, but QOS normal may have 5 in the queue", "submit with -a 0-4, and when these have ended `toolkit resume RUN --set job.array=5-9`"),
-        ("", {"running_jobs": 0}, "job.account", "QOS normal may run no jobs", "give another with -A or -q"),
+        ("", {"running_jobs": 0}, "job.account", "QOS normal may run no jobs", "choose another with -A or -q"),
         ("", {"least_for_job": {"node": 2}}, "job.nodes", "1 nodes, but QOS normal is for jobs with 2 or more", "request more with -N"),
         ('nodes = 2\ntime = "1:00:00"', {"most_for_job_minutes": {"node": 60}}, "job.time", "120 nodes x minutes, but QOS normal gives a job 60", 'time = "0-00:30:00", or request less'),
     ],
@@ -214,7 +214,7 @@ def test_jobs_that_are_in_the_queue_count(resolved, cluster):
         ("10 jobs beside 9 of yours, but account physics may have 12 in the queue", "submit with -a 0-2, and when these have ended `toolkit resume RUN --set job.array=3-9`")
     ]  # fmt: skip
     assert said("", mine[:1] * 12) == [
-        ("1 job beside 12 of yours, but account physics may have 12 in the queue", "wait, or give another with -A or -q")
+        ("1 job beside 12 of yours, but account physics may have 12 in the queue", "wait, or choose another with -A or -q")
     ]  # fmt: skip
     assert said("", [QueuedJob("maths", "normal", "main")] * 50)[0][0].startswith(
         "1 job beside 50 of yours, but QOS normal"
@@ -245,10 +245,10 @@ def test_limits_of_the_association_and_of_the_partitions_qos(resolved, cluster):
 @pytest.mark.parametrize(
     ("partition", "what"),
     [
-        ({"allow_accounts": ("maths",)}, "partition main takes no jobs of account physics"),
-        ({"deny_accounts": ("physics",)}, "partition main takes no jobs of account physics"),
-        ({"allow_qos": ("gold",)}, "partition main takes no jobs of qos normal"),
-        ({"deny_qos": ("normal",)}, "partition main takes no jobs of qos normal"),
+        ({"allow_accounts": ("maths",)}, "partition main accepts no jobs of account physics"),
+        ({"deny_accounts": ("physics",)}, "partition main accepts no jobs of account physics"),
+        ({"allow_qos": ("gold",)}, "partition main accepts no jobs of qos normal"),
+        ({"deny_qos": ("normal",)}, "partition main accepts no jobs of qos normal"),
     ],
 )
 def test_the_account_and_the_qos_that_a_job_is_given_count_as_those_that_it_names(resolved, cluster, partition, what):
@@ -356,12 +356,12 @@ def test_a_qos_goes_past_the_time_limit_that_the_site_file_names_too(resolved, t
 @pytest.mark.parametrize(
     ("keys", "where", "what", "fix"),
     [
-        ('nodelist = "n[4-5]"', "job.nodelist", "this cluster has no node 'n5'", "give some of n1, n2, n3, n4 with -w"),
-        ('nodelist = "n2,m1"', "job.nodelist", "node m1 is in no partition of the job", "give some of n1, n2, n3, n4 with -w, or another partition with -p"),
-        ('nodelist = "n[1-2]"', "job.nodelist", "2 nodes named, and the job takes 1", "nodes = 2, or give fewer with -w"),
-        ('exclude = "n9"', "job.exclude", "this cluster has no node 'n9'", "give some of n1, n2, n3, n4 with -x"),
-        ('exclude = "n[1-4]"', "job.exclude", "n[1-4] leaves none of n1, n2, n3, n4, and the job takes 1", "give fewer with -x"),
-        ('sbatch = ["-x n[2-4]"]\nnodes = 2', "job.exclude", "n[2-4] leaves 1 node of n1, n2, n3, n4, and the job takes 2", "give fewer with -x, or nodes = 1"),
+        ('nodelist = "n[4-5]"', "job.nodelist", "this cluster has no node 'n5'", "choose some of n1, n2, n3, n4 with -w"),
+        ('nodelist = "n2,m1"', "job.nodelist", "node m1 is in no partition of the job", "choose some of n1, n2, n3, n4 with -w, or another partition with -p"),
+        ('nodelist = "n[1-2]"', "job.nodelist", "2 nodes named, and the job takes 1", "nodes = 2, or list fewer with -w"),
+        ('exclude = "n9"', "job.exclude", "this cluster has no node 'n9'", "choose some of n1, n2, n3, n4 with -x"),
+        ('exclude = "n[1-4]"', "job.exclude", "n[1-4] leaves none of n1, n2, n3, n4, and the job takes 1", "list fewer with -x"),
+        ('sbatch = ["-x n[2-4]"]\nnodes = 2', "job.exclude", "n[2-4] leaves 1 node of n1, n2, n3, n4, and the job takes 2", "list fewer with -x, or nodes = 1"),
     ],
 )  # fmt: skip
 def test_nodes_that_are_named_are_there(resolved, cluster, keys, where, what, fix):
@@ -393,7 +393,7 @@ def test_what_no_partition_takes_is_told_where_the_named_one_is_not_there(resolv
     job = resolved('partition = "nope"\nnodes = 5\ntime = "2-0"\ncpus_per_rank = 9')
     assert [(finding.what, finding.fix) for finding in found(job, here)] == [
         ("this cluster has no partition 'nope'", 'partition = "large" or "main"'),
-        ("2-00:00:00, but partition main gives at most 1-00:00:00, and no other partition takes it", 'time = "1-00:00:00"'),
+        ("2-00:00:00, but partition main gives at most 1-00:00:00, and no other partition accepts it", 'time = "1-00:00:00"'),
         ("9 CPUs per node, but the largest node has 8", "cpus_per_rank = 8"),
     ]  # fmt: skip
 
@@ -405,7 +405,7 @@ def test_a_qos_that_is_not_there_is_told_beside_a_foreign_account(resolved, clus
     here = replace(cluster(settings={"AccountingStorageEnforce": "associations,limits,qos"}), accounting=accounting)
     told = found(resolved('account = "theirs"\nqos = "fast"'), here)
     assert [(finding.what, finding.fix) for finding in told] == [
-        ("me may not charge account theirs", "give one of yours with -A: mine"),
-        ("this cluster has no QOS 'fast'", "give one of normal with -q, or leave it out"),
+        ("me may not charge account theirs", "choose one of yours with -A: mine"),
+        ("this cluster has no QOS 'fast'", "choose one of normal with -q, or omit it"),
     ]
     assert [finding.check for finding in found(resolved('account = "theirs"\nqos = "normal"'), here)] == ["account"]

@@ -25,10 +25,10 @@ def shape(job):
 @pytest.mark.parametrize(
     ("time", "what", "fix"),
     [
-        ("1:30", "Slurm reads 1:30 as 1 minute and 30 seconds", 'time = "1:30:00" for hours and minutes, "0:1:30" where it is meant'),
-        ("24:00", "Slurm reads 24:00 as 24 minutes", 'time = "24:00:00" for hours and minutes, "0:24:00" where it is meant'),
-        ("48", "Slurm reads 48 as 48 minutes", 'time = "48:00:00" for hours, "0:48:00" where it is meant'),
-        ("1-30", "Slurm reads 1-30 as 2-06:00:00: behind the days stand hours", "write days-hours:minutes:seconds"),
+        ("1:30", "Slurm reads 1:30 as 1 minute and 30 seconds", 'time = "1:30:00" for hours and minutes, "0:1:30" if that is meant'),
+        ("24:00", "Slurm reads 24:00 as 24 minutes", 'time = "24:00:00" for hours and minutes, "0:24:00" if that is meant'),
+        ("48", "Slurm reads 48 as 48 minutes", 'time = "48:00:00" for hours, "0:48:00" if that is meant'),
+        ("1-30", "Slurm reads 1-30 as 2-06:00:00: the part after the days is hours", "write days-hours:minutes:seconds"),
     ],
 )  # fmt: skip
 def test_times_that_may_not_be_meant(resolved, time, what, fix):
@@ -64,7 +64,7 @@ def test_a_folder_of_logs_that_slurm_would_not_make(resolved, tmp_path):
     assert files(job) == []
     (found,) = files(job, f"--output={tmp_path}/other logs/out")
     assert found[1:] == (
-        f"-o {tmp_path}/other logs/out", f"there is no folder {tmp_path}/other logs for --output, and Slurm makes none",
+        f"-o {tmp_path}/other logs/out", f"there is no folder {tmp_path}/other logs for --output, and Slurm does not create it",
         f"mkdir -p '{tmp_path}/other logs'",
     )  # fmt: skip
     assert files(job, "--output=beside.out", f"--error={tmp_path}/%j/err", "--output=/dev/null") == []

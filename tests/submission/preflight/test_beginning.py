@@ -41,7 +41,7 @@ def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run
     assert (said.code, said.out) == (2, "")
     place = f"toolkit: {toolkit.folder}/work.toml:4:checkpoint.source: "
     assert said.err.startswith(
-        f"{place}there is no folder {toolkit.folder}/nowhere/step-00000001. Fix: give the path of "
+        f"{place}there is no folder {toolkit.folder}/nowhere/step-00000001. Fix: pass the path of "
     )
     assert not toolkit.runs.exists()
 
@@ -51,8 +51,8 @@ def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run
     [
         ("old", "/old contains checkpoints and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
         ("old/checkpoints", "and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
-        ("old/checkpoints/step-00000011", "step-00000011. Fix: name one that is there, such as "),
-        ("other", "/other is not a checkpoint: it has no manifest.json. Fix: give the path of a step-... folder; "),
+        ("old/checkpoints/step-00000011", "step-00000011. Fix: name an existing one, such as "),
+        ("other", "/other is not a checkpoint: it has no manifest.json. Fix: pass the path of a step-... folder; "),
         ("file", "/file is a file, and a checkpoint is a folder. Fix: "),
         ("cut/step-00000007", "/cut/step-00000007 is damaged: shard-00000-of-00001.h5: is missing; shard-"),
         ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a valid manifest. Fix: name another; "),
@@ -134,7 +134,7 @@ def test_data_of_other_hosts_and_of_jobs_before_are_left_to_the_ranks(toolkit, d
             ("--set", "args.iteration=3"),
             "args.iteration: this job has no argument 'iteration'. Fix: write 'iterations'",
         ),
-        (("--set", "args.factor=two"), "args.factor: 'two' is refused: input should be a valid integer"),
+        (("--set", "args.factor=two"), "args.factor: 'two' is rejected: input should be a valid integer"),
         (("-n", "1"), "one rank has no peer"),
         (
             ("--set", "args.algorithms=hierarchical"),
@@ -154,7 +154,7 @@ def test_a_bench_that_its_ranks_would_refuse_is_not_submitted(toolkit, words, sa
     [
         (("args.heads=3",), "args.width: args.width = 128 is not a multiple of args.heads = 3. Fix: args.width = 126 or 129, or args.heads = 2 or 4"),
         (("parallel.tp=3", "job.ranks_per_node=3", "train.batch=12"), "--set parallel.tp=3:parallel.tp: args.heads = 4 is not a multiple of parallel.tp = 3. Fix: parallel.tp = 2 or 4, or args.heads = 3 or 6"),
-        (("args.dropout=1.5",), "--set args.dropout=1.5:args.dropout: 1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
+        (("args.dropout=1.5",), "--set args.dropout=1.5:args.dropout: 1.5 is rejected: input should be less than 1. Fix: choose a number, at least 0, less than 1"),
         (("args.layer=2",), "args.layer: this job has no argument 'layer'. Fix: write 'layers'"),
         (("train.guard=roll_back", "checkpoint.every_steps=500"), "none is scheduled before the last step: checkpoint.every_steps is 500, train.steps 150"),
     ],
@@ -199,7 +199,7 @@ def trained(toolkit, checkpoint_table: str) -> Path:
 def test_a_source_at_the_last_step_leaves_nothing_to_do_but_for_its_weights(toolkit, sources) -> None:
     source = 'source = "old/checkpoints/step-00000010"'
     said = toolkit("render", trained(toolkit, source), "--set", "train.steps=10")
-    assert (said.code, "step-00000010 is at step 10, and train.steps is 10: nothing would be left" in said.err) == (
+    assert (said.code, "step-00000010 is at step 10, and train.steps is 10: no steps would remain" in said.err) == (
         2,
         True,
     )
@@ -218,7 +218,7 @@ def test_what_was_imported_is_refused_before_the_ranks_refuse_it(toolkit) -> Non
         "ckpt", "import", toolkit.folder / "m.safetensors", toolkit.folder / "new", "--under", "model"
     ).strip()
     said = toolkit("render", trained(toolkit, f'source = "{model}"'))
-    place = f"toolkit: {toolkit.folder}/fit.toml:4:checkpoint.source: {model} was imported, and holds no training"
+    place = f"toolkit: {toolkit.folder}/fit.toml:4:checkpoint.source: {model} was imported, and has no training state"
     assert (said.code, said.err.startswith(place)) == (2, True), said.err
     assert said.err.endswith('Fix: set checkpoint.take to "weights"\n')
     toolkit.ok("render", trained(toolkit, f'source = "{model}"\ntake = "weights"'))

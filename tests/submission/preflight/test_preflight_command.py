@@ -131,7 +131,7 @@ def test_what_is_rendered_is_not_refused(toolkit, slurm):
 
 def test_what_it_costs_is_told_before(toolkit, slurm):
     said = call(toolkit, "submit", "-N", 2, "--ntasks-per-node", 4)
-    told = "requests at most 2 node-hours, 8 CPU-hours, 16 billing hours (2 nodes x 0-01:00:00); if it is not done by then, it is requeued, and takes as much once more"
+    told = "requests at most 2 node-hours, 8 CPU-hours, 16 billing hours (2 nodes x 0-01:00:00); if it has not finished by then, it is requeued and uses as much again"
     assert f"toolkit: {told}" in said.err.splitlines()  # the partition's DefaultTime and weights
     assert told in call(toolkit, "preflight", "-N", 2, "--ntasks-per-node", 4).out
 

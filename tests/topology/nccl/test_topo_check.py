@@ -125,9 +125,9 @@ def test_a_run(check, toolkit):
     ("words", "why", "code"),
     [
         (("--env-file", "none"), "none: cannot be read: No such file", 2),
-        (("--env-file", "job.env", "--run", "last"), "--env-file and --run both say what to check", 2),
+        (("--env-file", "job.env", "--run", "last"), "--env-file and --run both name what to check", 2),
         (("--nccl", "new"), "--nccl: expected a version of NCCL, got 'new'. Fix: write it as 2.21.5", 2),
-        (("--expect-net", "IB"), "what to expect is given, and no log. Fix: give --log FILE", 2),
+        (("--expect-net", "IB"), "what to expect is given, and no log. Fix: pass --log FILE", 2),
         (("--log", "job.env"), "job.env:1: expected the output of NCCL", 1),
         (("--log", "none"), "none: cannot be read", 2),
         (("--facts", "job.env"), "job.env: line 1: expected JSON", 2),

@@ -11,8 +11,7 @@ from torch.utils.data import IterableDataset
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data import BrokenRecordError, IterableSource, JsonLinesSource, Loader, LoaderSettings, MapSource
-from toolkit.train.data.broken import FEWEST_JUDGED, SkipCount, check_share
-from toolkit.train.data.broken_share import BrokenShare
+from toolkit.train.data.broken import FEWEST_JUDGED, BrokenShare, SkipCount, check_share
 from toolkit.world.facts import World
 
 BROKEN = {5, 6, 28}
@@ -163,6 +162,8 @@ def test_samples_that_make_no_batch_are_no_traceback():
 
     with (
         Loader(MapSource(Ragged()), batch=4, seed=0, settings=LoaderSettings(0)) as loader,
-        pytest.raises(ToolkitError, match=r"4 samples make no batch: .*PadSamples\(\) makes sequences equally long"),
+        pytest.raises(
+            ToolkitError, match=r"4 samples do not form a batch: .*PadSamples\(\) pads sequences to one length"
+        ),
     ):
         next(loader.batches())

@@ -71,7 +71,7 @@ def test_an_empty_stream_and_one_that_breaks_off_are_named():
             yield 0
             raise OSError("the server is gone")
 
-    with pytest.raises(ToolkitError, match=r"sample 1 of Short: the stream broke off: OSError: the server is gone"):
+    with pytest.raises(ToolkitError, match=r"sample 1 of Short: the stream failed: OSError: the server is gone"):
         IterableSource(Short(), broken="skip").take(np.arange(2))
 
 

@@ -100,10 +100,10 @@ def test_compressed_files_are_refused_with_the_fix(name, command, tmp_path):
 
 
 def test_files_that_are_missing_or_empty_are_named(tmp_path):
-    with pytest.raises(NotFoundError, match=r"none.jsonl: there is no such file"):
+    with pytest.raises(NotFoundError, match=r"none.jsonl: file not found"):
         JsonLinesSource([tmp_path / "none.jsonl"])
     for files in ([written(tmp_path / "a.jsonl", "\n\n")], []):
-        with pytest.raises(ToolkitError, match="no line holds a record"):
+        with pytest.raises(ToolkitError, match="no line has a record"):
             JsonLinesSource(files)
 
 

@@ -91,7 +91,7 @@ def test_mistakes_of_a_tokenizer_name_the_file_and_leave_nothing(files, tmp_path
     if processes == 1:
         mistakes |= {"negative": "the token -1 does not fit", "nested": r"int64 of shape \(1, 2\)"}
     else:
-        mistakes = {"failing": mistakes["failing"], "dying": r"a process that tokenises died"}
+        mistakes = {"failing": mistakes["failing"], "dying": r"a tokenizing process died"}
     for name, said in mistakes.items():
         with pytest.raises(ToolkitError, match=said):
             pack(files, output, Packing(f"tokens_of_words:{name}"), processes=processes)
@@ -120,14 +120,14 @@ def test_an_older_file_stays_until_the_new_one_is_whole(files, tmp_path):
     output = tmp_path / "all.tokens"
     pack(files[:1], output)
     before = output.read_bytes()
-    with pytest.raises(ToolkitError, match=r"the file is there already. Fix: give --force"):
+    with pytest.raises(ToolkitError, match=r"the file exists already. Fix: pass --force"):
         pack(files, output)
     with pytest.raises(ToolkitError, match="the tokenizer failed"):
         pack(files, output, Packing("tokens_of_words:failing"), replace=True)
     assert output.read_bytes() == before
     pack(files, output, replace=True)
     assert output.read_bytes() != before
-    with pytest.raises(ToolkitError, match="is to be read and written"):
+    with pytest.raises(ToolkitError, match="is both input and output"):
         pack([output], output, replace=True)
 
 
@@ -203,7 +203,7 @@ def test_a_vocabulary_that_is_not_named_is_said_with_the_fix(toolkit, files, mon
 
 
 def test_a_tokenizer_that_makes_nothing_of_a_text_leaves_no_file(files, tmp_path):
-    with pytest.raises(ToolkitError, match="made no token of this text"):
+    with pytest.raises(ToolkitError, match="returned no token for this text"):
         pack(files, tmp_path / "all.tokens", Packing("tokens_of_words:nothing"))
     assert not beside(tmp_path / "all.tokens")
 

@@ -33,9 +33,9 @@ def test_sequences_of_vectors_and_of_numpy_are_taken():
 
 def test_what_does_not_fit_together_is_refused():
     for wrong in ([torch.ones(2), torch.ones(2, 2)], [torch.ones(2), torch.ones(2).int()], [torch.tensor(1)]):
-        with pytest.raises(ToolkitError, match="these do not fit together"):
+        with pytest.raises(ToolkitError, match="the sequences do not fit together"):
             pad_to_multiple(wrong)
-    with pytest.raises(ToolkitError, match="nothing to pad"):
+    with pytest.raises(ToolkitError, match="no sequence to pad"):
         pad_to_multiple([])
     with pytest.raises(ToolkitError, match="no length is a multiple of 0"):
         pad_to_multiple([[1]], 0)

@@ -47,12 +47,12 @@ def test_a_raw_file_needs_its_type(tmp_path):
     path = tmp_path / "raw.bin"
     np.arange(7, dtype=np.uint32).tofile(path)
     assert TokenSource([path], 3, dtype="uint32").count == 2
-    with pytest.raises(ToolkitError, match=r"has no header of a token file. Fix: give dtype="):
+    with pytest.raises(ToolkitError, match=r"has no header of a token file. Fix: pass dtype="):
         TokenSource([path], 3)
     with pytest.raises(ToolkitError, match="'int64' is not a token type"):
         TokenSource([path], 3, dtype="int64")
     path.write_bytes(b"odd")
-    with pytest.raises(ToolkitError, match="3 bytes are no whole number of uint16"):
+    with pytest.raises(ToolkitError, match="3 bytes are not a whole number of uint16"):
         TokenSource([path], 3, dtype="uint16")
 
 
@@ -61,7 +61,7 @@ def test_damaged_files_are_named(tmp_path):
     whole = path.read_bytes()
     damages = {
         "it has 83 bytes, and its 10 tokens need 84": whole[:-1],
-        "its header is cut off": whole[:20],
+        "its header is truncated": whole[:20],
         "of another version": b"TKTOKEN2" + whole[8:],
         "tokens of 3 bytes": whole[:8] + b"\x03" + whole[9:],
     }
@@ -70,16 +70,18 @@ def test_damaged_files_are_named(tmp_path):
         with pytest.raises(ToolkitError, match=said) as told:
             read_header(path)
         assert told.value.where == str(path) and "toolkit data pack" in told.value.fix
-    with pytest.raises(NotFoundError, match=r"there is no such file. Fix: name a token file; toolkit data pack"):
+    with pytest.raises(
+        NotFoundError, match=r"file not found. Fix: name a token file, or create one: toolkit data pack"
+    ):
         read_header(tmp_path / "none")
     with pytest.raises(ToolkitError, match="holds uint16, not uint32"):
         map_tokens(token_file(path, range(10)), "uint32")
 
 
 def test_files_without_a_window_are_refused(tmp_path):
-    with pytest.raises(ToolkitError, match="1 files hold no window of 10 tokens"):
+    with pytest.raises(ToolkitError, match="1 files have no window of 10 tokens"):
         TokenSource([token_file(tmp_path / "a", range(10))], 10)
-    with pytest.raises(ToolkitError, match="hold no window"):
+    with pytest.raises(ToolkitError, match="have no window"):
         TokenSource([token_file(tmp_path / "b", [])], 1)
 
 

@@ -173,7 +173,7 @@ def train_where_nothing_can_be_written(world: Any, config: Any) -> None:
 
 def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     launch(train_where_nothing_can_be_written, 2, tmp_path, job(**WINDOW))
-    assert "the profile of the steps is not written: [Errno 28]" in said_by(tmp_path, 0)
+    assert "the step profile is not written: [Errno 28]" in said_by(tmp_path, 0)
 
 
 def wait_in_every_way(world: Any, config: Any) -> None:

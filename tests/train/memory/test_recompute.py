@@ -161,7 +161,7 @@ def test_it_can_be_asked_for_twice_and_undone():
 def test_what_cannot_be_done_is_refused_with_the_fix():
     with pytest.raises(ToolkitError, match="Linear has no blocks, which are needed for activation checkpointing"):
         recompute(nn.Linear(2, 2), settings("every"))
-    with pytest.raises(ToolkitError, match="give recompute"):
+    with pytest.raises(ToolkitError, match="pass loss_of and micro_batch to recompute"):
         recompute(gpt(), settings("large", recompute_above_mb=1.0))
     with pytest.raises(
         ToolkitError, match=r"train\.activation_budget_gb: activations take .* when the 3 blocks"
@@ -239,7 +239,7 @@ def test_a_model_that_does_not_run_on_shapes_is_refused_with_other_kinds():
     with parameters_on_meta(1):
         model = Looking()
     with pytest.raises(
-        ToolkitError, match=r"train\.recompute: Looking cannot be measured.*take \"every\" or"
+        ToolkitError, match=r"train\.recompute: Looking cannot be measured.*choose \"every\" or"
     ) as refused:
         recompute(
             model,

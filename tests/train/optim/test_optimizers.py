@@ -16,8 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from toolkit.checkpoint import Checkpointer
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, Arguments
-from toolkit.train.optim.joint_optimizer import JointOptimizer
-from toolkit.train.optim.optimizers import hidden_matrices, optimizer_of
+from toolkit.train.optim.optimizers import JointOptimizer, hidden_matrices, optimizer_of
 from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
@@ -96,10 +95,10 @@ def test_what_does_not_fit_is_refused_by_name():
         optimizer_of(flat, settings("muon"))
     with pytest.raises(ToolkitError, match="no parameter middle"):
         optimizer_of(flat, settings("muon"), hidden=["0", "middle"])
-    with pytest.raises(ToolkitError, match="no parameter that learns"):
+    with pytest.raises(ToolkitError, match="no trainable parameter"):
         optimizer_of(flat.requires_grad_(False), settings())
     one = nn.Parameter(torch.zeros(2))
-    with pytest.raises(ToolkitError, match="given to two of the optimizers"):
+    with pytest.raises(ToolkitError, match="two of the optimizers have the same parameter"):
         JointOptimizer([torch.optim.SGD([one]), torch.optim.AdamW([one])])
 
 

@@ -11,8 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from toolkit.train.optim.compat import found_inf_of
-from toolkit.train.optim.precision import agree_found_inf, autocast, computed_in, gradient_scaler
+from toolkit.train.optim.precision import agree_found_inf, autocast, computed_in, found_inf_of, gradient_scaler
 
 
 @pytest.mark.parametrize(

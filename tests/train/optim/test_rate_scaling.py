@@ -41,7 +41,7 @@ def test_a_rule_without_a_reference_is_refused_with_the_key():
         ToolkitError, match=r"train\.lr_scaling.*batch for which `lr` was chosen.*train\.lr_reference_batch"
     ):
         job(lr_scaling="linear")
-    with pytest.raises(ToolkitError, match=r"train\.lr_reference_batch: AdaScale is for a batch of at least"):
+    with pytest.raises(ToolkitError, match=r"train\.lr_reference_batch: AdaScale requires a batch of at least"):
         schedule_of(job(batch=8, lr_scaling="adaptive", lr_reference_batch=64).train)
 
 
@@ -89,7 +89,7 @@ def test_one_part_has_no_variance():
         (3, 0, 4, "Fix: batch = 4 or 4"),
         (24, 5, 2, "train.micro_batch: .* 5 does not divide the 12 samples of a rank. Fix: micro_batch = 4"),
         (24, 16, 2, "train.micro_batch: .* Fix: micro_batch = 12"),
-        (8, 8, 1, "train.lr_scaling: .* there is one. Fix: use two or more ranks"),
+        (8, 8, 1, "train.lr_scaling: .*, got one. Fix: use two or more ranks"),
     ],
 )
 def test_parts_that_cannot_be_compared_are_refused_with_numbers_that_work(batch, micro_batch, ranks, said):

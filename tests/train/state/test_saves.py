@@ -149,8 +149,11 @@ def test_a_metric_of_another_step_is_not_this_ones(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"best": "los"}, r"checkpoint\.best: this job measures no 'los', only loss, accuracy\. Fix: write 'loss'"),
-        ({"best": "f1"}, r"this job measures no 'f1', only loss, accuracy\. Fix: write 'loss' or 'accuracy'"),
+        (
+            {"best": "los"},
+            r"checkpoint\.best: this job does not measure 'los', only loss, accuracy\. Fix: write 'loss'",
+        ),
+        ({"best": "f1"}, r"this job does not measure 'f1', only loss, accuracy\. Fix: write 'loss' or 'accuracy'"),
         ({"keep_best": 2}, r"checkpoint\.keep_best: keep_best is 2 and no metric is named"),
     ],
 )

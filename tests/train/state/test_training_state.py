@@ -195,7 +195,7 @@ def test_a_stream_that_was_not_saved_is_derived_and_the_others_go_on(tmp_path):
         return said, data.get_state(), torch.rand(1).item()
 
     said, first, drawn = resume_with_data()
-    assert said.endswith("; all ranks draw new random streams (data), as the checkpoint has none")
+    assert said.endswith("; all ranks draw new random streams (data), because the checkpoint has none")
     assert torch.equal(resume_with_data()[1], first) and drawn == expected
     assert not torch.equal(first, torch.Generator().get_state())
 
@@ -232,9 +232,11 @@ def test_the_gradient_scaler_goes_on_and_its_settings_come_from_the_job(tmp_path
     assert (other.scaler.get_scale(), other.scaler._get_growth_tracker()) == (2048.0, 1)
     assert other.scaler.get_growth_interval() == 5
     off = fresh(scaler=scaler(enabled=False))
-    assert resumed(off, tmp_path).endswith("; the gradient scaler of the checkpoint is not taken")
+    assert resumed(off, tmp_path).endswith("; the gradient scaler of the checkpoint is ignored")
     saved(off, tmp_path / "off")
-    assert resumed(other, tmp_path / "off").endswith("; the gradient scaler begins anew, as the checkpoint has none")
+    assert resumed(other, tmp_path / "off").endswith(
+        "; the gradient scaler starts from its initial scale, because the checkpoint has none"
+    )
 
 
 SCHEDULERS = {
@@ -280,7 +282,9 @@ def test_settings_that_the_run_did_not_change_come_from_the_job(tmp_path):
     (group,) = other.optimizer.param_groups
     assert (group["weight_decay"], group["betas"]) == (0.3, (0.5, 0.6))
     split = fresh(lambda model: torch.optim.AdamW([{"params": part.parameters()} for part in (model[0], model[2])]))
-    assert resumed(split, tmp_path).endswith("; the optimizer has 2 groups and not 1: their rates begin anew")
+    assert resumed(split, tmp_path).endswith(
+        "; the optimizer has 2 groups and not 1: their rates start from the beginning"
+    )
 
 
 class Sampler:
@@ -312,7 +316,7 @@ def test_extras_epoch_and_a_second_model_come_back(tmp_path):
     assert (other.epoch, other.samples, int(other.modules["ema"].n_averaged)) == (2, 96, 1)
     said = resumed(fresh(), tmp_path)
     assert said.endswith(
-        "; not taken from the checkpoint: best, cells, sampler; the module ema of the checkpoint is not taken"
+        "; not restored from the checkpoint: best, cells, sampler; the module ema of the checkpoint is ignored"
     )
 
 
@@ -369,5 +373,5 @@ def test_an_optimizer_with_foreign_parameters_is_refused(tmp_path):
     step_without_zeroing = state.model(torch.ones(3, 4)).sum()
     step_without_zeroing.backward()
     state.optimizer.step()
-    with pytest.raises(ToolkitError, match="the optimizer has parameters that the model has not"):
+    with pytest.raises(ToolkitError, match="the optimizer has parameters that the model does not have"):
         saved(state, tmp_path)

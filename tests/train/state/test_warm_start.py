@@ -79,8 +79,8 @@ def test_all_cannot_be_taken_of_what_is_no_training(tmp_path):
     imported = Checkpointer(tmp_path / "imported", ALONE).save(0, {"model": Body().state_dict()}, {})
     with pytest.raises(ToolkitError) as refused:
         state_of(Body(), 1).resume(Checkpointer(tmp_path / "new", ALONE), ALONE, source=imported)
-    assert "\n" not in str(refused.value) and "holds no state of a training" in str(refused.value)
-    assert refused.value.fix == 'set checkpoint.take = "weights" to begin with its weights'
+    assert "\n" not in str(refused.value) and "has no training state to resume from" in str(refused.value)
+    assert refused.value.fix == 'set checkpoint.take = "weights" to start with its weights'
 
 
 def test_what_the_run_saved_since_comes_first_with_everything(source, tmp_path):
@@ -115,7 +115,7 @@ def test_all_that_does_not_fit_is_named_at_once_and_no_weight_is_touched(source,
     line = str(refused.value)
     assert "lacks gate.bias, gate.weight; contains body.bias, which this job does not have; has other shapes: " in line
     assert "body.weight ([4, 2] there, [6, 2] here), head.bias ([3] there, [5] here), head.weight" in line
-    assert line.endswith("Fix: name what is to stay as this job makes it in checkpoint.without")
+    assert line.endswith("Fix: list tensors that keep this job's values in checkpoint.without")
     assert values(state.model) == before
     with pytest.raises(ToolkitError, match=r"checkpoint\.without: neither this model nor .* has haed"):
         begin(state_of(Body(), 1), tmp_path, folder, without=["haed"])

@@ -1,7 +1,5 @@
 """Compares two checkpoints: tensor by tensor, number by number, and all other values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,11 @@ from toolkit.checkpoint.contents.tensor_tree import in_order, matches
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
 
+__all__ = [
+    "MISSING", "NumberDifference", "TensorDifference", "ValueDifference", "keys_of", "tensor_differences",
+    "value_differences", "value_keys",
+]  # fmt: skip
+
 MISSING = object()  # the value of a key that one side does not have
 
 
@@ -22,9 +25,9 @@ MISSING = object()  # the value of a key that one side does not have
 class NumberDifference:
     """How the numbers of two tensors of one shape differ.
 
-    `differing` counts elements with other bits, or, of two types, with other values. `largest` is the largest
-    |b - a|, `largest_relative` the largest |b - a| / max(|a|, |b|), `norm` the 2-norm of b - a and `relative_norm` the
-    same over the larger norm of the two. NaNs are counted but excluded from these; a difference to infinity is infinity.
+    `differing` counts elements with other bits, or, of two types, with other values. `largest` is the largest |b - a|,
+    `largest_relative` the largest |b - a| / max(|a|, |b|), `norm` the 2-norm of b - a and `relative_norm` the same over
+    the larger norm of the two. These exclude NaNs; a difference to infinity is infinity.
     """
 
     elements: int
@@ -39,10 +42,7 @@ class NumberDifference:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor that differs. `what`: only_in_a, only_in_b, shape, type, values, or damaged, with the problem in `why`.
-
-    If only the types differ, the numbers are compared, too.
-    """
+    """One tensor that differs: only_in_a, only_in_b, shape, type (with `numbers`), values, or damaged (with `why`)."""
 
     key: str
     what: str
@@ -64,15 +64,10 @@ class ValueDifference:
 def tensor_differences(
     a: StoredTensors, b: StoredTensors, keys: Sequence[str], read: Callable[[int], None] = lambda count: None
 ) -> Iterator[TensorDifference]:
-    """The tensors of `keys` that differ, in their order.
+    """The tensors of `keys` that differ, in their order; each key must be in one of the checkpoints.
 
-    Memory is bounded by a few slices of `SLICE_BYTES`, or by a few rows if a row is larger.
-
-    Args:
-        a: one checkpoint.
-        b: the other one.
-        keys: keys of tensors that at least one of them has.
-        read: called with the bytes that were read since the last call.
+    Calls `read` with the number of bytes read since its last call. Memory is bounded by a few slices of `SLICE_BYTES`,
+    or by a few rows if a row is larger.
     """
     for key in keys:
         one, other = a.manifest.tensors.get(key), b.manifest.tensors.get(key)
@@ -143,10 +138,7 @@ class _Sums:
 
 
 def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int], None]) -> NumberDifference | None:
-    """How the numbers of one tensor differ; None if types and all bits are equal.
-
-    Searches for the first difference before it computes anything, because comparing bits is faster.
-    """
+    """How the numbers of one tensor differ; None if types and all bits, which are faster to compare, are equal."""
     one_type, other_type = a.manifest.tensors[key].dtype, b.manifest.tensors[key].dtype
     equal_bytes = 0
     if one_type == other_type:
@@ -212,10 +204,7 @@ def value_differences(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) ->
 
 
 def _values_of(manifest: Manifest) -> dict[tuple[str, ...], Any]:
-    """Every value except dicts and lists of dicts or lists, by the parts of its path.
-
-    By the parts, because a key may contain a dot, so that two joined paths may be equal.
-    """
+    """Every value except dicts and lists of dicts or lists, by the parts of its path: a key may contain a dot."""
     values: dict[tuple[str, ...], Any] = {}
     rest: list[tuple[tuple[str, ...], Any]] = [((key, ""), record.value) for key, record in manifest.objects.items()]
     if manifest.state:

@@ -1,7 +1,5 @@
 """Statistics of the numbers of a tensor: norm, largest, and counts of zeros, NaN and infinities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
+
+__all__ = ["Norms", "norms_of"]
 
 SLICE_BYTES = 32 * 1024 * 1024  # read at once
 CHUNK = 32 * 1024  # elements that are processed at once: as float64 they fit into a core's cache
@@ -69,13 +69,7 @@ def _squares(values: np.ndarray) -> float:
 def norms_of(stored: StoredTensors, name: str, read: Callable[[int], None] = lambda count: None) -> Norms:
     """Read and check a tensor and compute its norms; memory is bounded by `SLICE_BYTES`, or by one row.
 
-    Args:
-        stored: the checkpoint.
-        name: the tensor's key.
-        read: called with the bytes that were read since the last call.
-
-    Raises:
-        CorruptCheckpointError: a block of it is damaged.
+    Calls `read` with the number of bytes read since its last call. Raises CorruptCheckpointError for a damaged block.
     """
     dtype = stored.manifest.tensors[name].dtype
     magnitudes = Magnitudes()

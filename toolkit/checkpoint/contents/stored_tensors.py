@@ -16,14 +16,13 @@ from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.shard_reader import ShardReader
 from toolkit.checkpoint.loading.wanted import WantedBox, reads_of
 
+__all__ = ["StoredTensors"]
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset in the global tensor, and shape
 
 
 class StoredTensors:
-    """Reads boxes of a checkpoint's tensors from any number of pieces. A context manager.
-
-    Every 4 MiB block that a box touches is checked against its digest, once.
-    """
+    """A context manager that reads boxes of a checkpoint's tensors and checks each 4 MiB block of them once."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -41,21 +40,12 @@ class StoredTensors:
         self._shards = {}
 
     def read(self, name: str) -> np.ndarray:
-        """A whole tensor at its global shape, of its element's `memory` type.
-
-        Raises:
-            CorruptCheckpointError: a block of it is damaged.
-        """
+        """A whole tensor at its global shape, of its element's `memory` type; errors as in `box`."""
         record = self.manifest.tensors[name]
         return self.box(name, (0,) * len(record.shape), record.shape)
 
     def box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """The part of a tensor at `offset` with `shape`.
-
-        Raises:
-            CorruptCheckpointError: a block of it is damaged or unreadable.
-            OwnFailureError: this host cannot read it.
-        """
+        """The part of a tensor at `offset` with `shape`; CorruptCheckpointError if damaged, else OwnFailureError."""
         record = self.manifest.tensors[name]
         whole = np.empty(tuple(shape), element(record.dtype, where=name).memory)
         for piece in record.pieces:
@@ -126,8 +116,8 @@ class SmallFloat:
     def value(self, byte: int) -> float:
         """The number that one byte represents.
 
-        The formats are those of OCP 8-bit floating point 1.0 (e4m3fn, e5m2), of OCP Microscaling 1.0 (e8m0fnu), and
-        of Noune et al. 2022, arXiv:2206.02915 (fnuz).
+        Formats: e4m3fn and e5m2 of OCP 8-bit floating point 1.0, e8m0fnu of OCP Microscaling 1.0, fnuz of Noune et al.
+        2022, arXiv:2206.02915.
         """
         if byte in self.nan:
             return float("nan")
@@ -159,12 +149,7 @@ def _values(dtype: str) -> np.ndarray:
 
 
 def as_numbers(dtype: str, stored: np.ndarray) -> np.ndarray:
-    """The same values in a type that numpy can compute with: a float, a complex, or an integer type; bool as 0 and 1.
-
-    Args:
-        dtype: a name of `elements.ELEMENTS`.
-        stored: elements of that type's `memory`, C-contiguous.
-    """
+    """C-contiguous elements in a float, complex or integer type that numpy computes with; bool as 0 and 1."""
     if dtype == "bfloat16":
         wide = stored.astype(np.uint32)
         wide <<= 16

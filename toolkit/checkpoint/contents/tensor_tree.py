@@ -1,4 +1,4 @@
-"""Keys of tensors for people: chosen by patterns, in natural order, and as a tree with similar layers grouped."""
+"""Selects tensors by patterns, sorts them in natural order, and shows them as a tree with similar layers grouped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 
 from toolkit.checkpoint.format.manifest import TensorRecord
 from toolkit.errors import NotFoundError
+
+__all__ = ["Branch", "groups", "matches", "refuse_unknown", "tree_of"]
 
 _NUMBER = re.compile(r"(\d+)")
 
@@ -21,11 +23,7 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def refuse_unknown(patterns: Sequence[str], keys: Collection[str]) -> None:
-    """Refuse a pattern without matches, which is a typing error, instead of reporting a good result.
-
-    Raises:
-        NotFoundError: names the first such pattern.
-    """
+    """Raise a NotFoundError for the first pattern without matches, which is probably a typing error."""
     for pattern in patterns:
         if not any(matches(key, [pattern]) for key in keys):
             known = ", ".join(sorted({key.partition(".")[0] for key in keys}))
@@ -70,13 +68,9 @@ def tree_of(tensors: Collection[tuple[str, TensorRecord]]) -> Branch:
 
 
 def groups(branch: Branch, *, alike: bool) -> Iterator[tuple[str, list[Branch]]]:
-    """The branches below a branch: labels, each with its branches.
+    """The branches below a branch, by label; a single one below shares its label: "attention.weight".
 
-    A branch with a single one below it shares a label with it: "attention.weight".
-
-    Args:
-        branch: of the tree.
-        alike: group numbered branches with equal tensors below them, as "[0-31]" or "rank-[00000-00007]".
+    With `alike` numbered branches with equal tensors form a group, as "[0-31]" or "rank-[00000-00007]".
     """
     run: list[str] = []
     shapes = {name: _signature(below) for name, below in branch.below.items()} if alike else {}

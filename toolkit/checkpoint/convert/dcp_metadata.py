@@ -1,11 +1,9 @@
-"""`.metadata` of a DCP folder, which is a pickle: read without creating anything but plain records.
+"""Reads `.metadata` of a DCP folder, a pickle, without creating anything but plain records.
 
-A pickle names classes and functions and calls them, so that its author can run code as its reader. Here no name resolves
-to its object. The names that DCP writes resolve to a record that keeps its arguments, or to a string; any other name is
-refused before a call. The result is untrusted data, which is checked like any other file's.
+A pickle names functions and calls them, so that its author can run code as its reader. Here the names that DCP writes
+resolve to a record that keeps its arguments, or to a string; any other name is refused before a call. The result is
+untrusted data, which is checked like any other file's.
 """
-
-from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
@@ -93,11 +91,7 @@ class _RefusedError(Exception):
 
 
 def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
-    """The tensors and values of a DCP folder by key. Each piece has the bytes of its elements, and its file exists.
-
-    Raises:
-        ToolkitError: the metadata is not what DCP writes, or contradicts itself or the folder.
-    """
+    """The tensors and values of a DCP folder by key; ToolkitError if the metadata contradicts itself or the folder."""
     path = folder / METADATA
     size, _ = read_prefix(path, "a folder of dcp.save")
     try:

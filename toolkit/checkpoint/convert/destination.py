@@ -1,10 +1,8 @@
 """The destination of an export: written beside its final path, synced to the disk, and renamed when it is complete.
 
-Existing files are kept, unless the user wants them replaced: then a file of that name is replaced, and in a folder the
-files that an export may have written. Others (a model's `config.json`) remain. Nothing is written into a checkpoint.
+`replace` permits replacing a file of that name, and in a folder the files that an export may have written. Others (a
+model's `config.json`) remain. Nothing is written into a checkpoint.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -18,6 +16,8 @@ from toolkit.checkpoint.format.manifest_file import FORMAT
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import sync
 
+__all__ = ["resolve_destination"]
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_WRITABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG,
@@ -28,11 +28,7 @@ _NAME_CHARACTERS = 40  # of at most four bytes each: a file's own name may have 
 
 
 def resolve_destination(named: Path) -> Path:
-    """The path of a destination with links followed.
-
-    Raises:
-        ToolkitError: it is a pipe or a device, is inside a checkpoint, or has a checkpoint's name.
-    """
+    """The path with links followed; ToolkitError for a pipe, a device, or a path in or named like a checkpoint."""
     with writing_to(named):
         if named.exists() and not named.is_file() and not named.is_dir():
             raise ToolkitError("is not a regular file", where=str(named), fix="name another file")
@@ -45,17 +41,13 @@ def resolve_destination(named: Path) -> Path:
 
 
 def refuse_checkpoint(final: Path) -> None:
-    """Refuse a checkpoint, whose files must not change, and a step's name, which would make the result look like one.
-
-    Raises:
-        ToolkitError: `final` is a checkpoint or is inside one, committed or not, or has a checkpoint's name.
-    """
+    """Raise a ToolkitError for a checkpoint, committed or not, a path inside one, or the name of one."""
     resolved = final.resolve()
     for folder in (final, resolved, *resolved.parents):
         if not _is_checkpoint(folder):
             continue
         if folder in (final, resolved) and not final.exists():
-            fix = f"give it another name, such as {final.with_name(final.name.replace('step-', 'export-'))}"
+            fix = f"choose another name, such as {final.with_name(final.name.replace('step-', 'export-'))}"
             raise ToolkitError("is a checkpoint's name", where=str(final), fix=fix)
         problem = "is a checkpoint" if folder in (final, resolved) else f"is inside the checkpoint {folder.name}"
         raise ToolkitError(problem, where=str(final), fix=f"name a path outside of {folder}")
@@ -78,11 +70,9 @@ def _is_checkpoint(folder: Path) -> bool:
 
 @contextmanager
 def new_file(final: Path, *, replace: bool) -> Iterator[Path]:
-    """A path beside `final` to write to; the file is renamed to `final` when the context ends without an error.
+    """A path beside `final` to write to; renamed to `final` when the context ends without an error.
 
-    Raises:
-        ToolkitError: `final` exists and may not be replaced, is a folder, or is inside a checkpoint.
-        OwnFailureError: the disk is full.
+    Raises ToolkitError if `final` must not be replaced, and OwnFailureError if the disk is full.
     """
     with writing_to(final):
         _refuse_file(final, replace=replace)
@@ -100,16 +90,11 @@ def new_file(final: Path, *, replace: bool) -> Iterator[Path]:
 
 @contextmanager
 def new_files(final: Path, patterns: Sequence[str], *, replace: bool, last: Collection[str]) -> Iterator[Path]:
-    """A folder to write to, beside or inside `final`; its files move into `final` when the context ends without an error.
+    """A folder to write to, beside or in `final`; its files move into `final` when the context ends without an error.
 
-    Args:
-        patterns: globs of the files that an export of this format may leave, including those of earlier exports.
-        last: names of the files that a reader opens first. They are removed first and moved last, so that a concurrent
-            reader fails to open the export instead of reading a mixture of two.
-
-    Raises:
-        ToolkitError: `final` contains such files, and they may not be replaced; or it is not a folder, or a checkpoint.
-        OwnFailureError: the disk is full.
+    Replaces the files of `patterns`, globs of what this and earlier exports may leave. A reader opens the files `last`
+    first: they are removed first and moved last, so that a concurrent reader fails instead of reading a mixture of two.
+    Raises ToolkitError if `final` must not be replaced, and OwnFailureError if the disk is full.
     """
     with writing_to(final):
         _refuse_folder(final, patterns, replace=replace)
@@ -181,6 +166,6 @@ def writing_to(final: Path) -> Iterator[None]:
             raise
         fix = "free space there, or name another path" if number in _DISK_FULL else "name a path that you can write to"
         if number == errno.ENAMETOOLONG:
-            fix = "give a shorter name"
+            fix = "choose a shorter name"
         kind = OwnFailureError if number in _DISK_FULL else ToolkitError
         raise kind(f"cannot be written: {os.strerror(number)}", where=str(final), fix=fix) from error

@@ -1,11 +1,8 @@
 """A checkpoint's tensors as safetensors files, laid out and named as Hugging Face's libraries expect them.
 
-Neither torch nor the whole of a tensor is needed: verified slices go straight from the shard files into the new ones.
-The library serializes only tensors that are all in memory, so toolkit writes the header in the documented form, and the
-library checks the finished file.
+The library serializes only tensors that are all in memory. So toolkit writes the header in the documented form and
+copies verified slices from the shard files, and the library checks the finished file.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,6 +21,8 @@ from toolkit.checkpoint.convert.selection import Chosen, ExportRequest, in_group
 from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
+
+__all__ = ["export_safetensors"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -94,11 +93,7 @@ def _tensors(request: ExportRequest, dtype: str | None) -> list[_Tensor]:
 
 
 def _refuse_unfit(dtype: str, key: str, name: str) -> None:
-    """Refuse a tensor whose element type or name a safetensors file cannot contain.
-
-    Raises:
-        ToolkitError: naming the tensor and the reason.
-    """
+    """Raise a ToolkitError for an element type or a name that a safetensors file cannot contain."""
     if name == _OWN_KEY or any("\ud800" <= character <= "\udfff" for character in name):
         fix = "rename it, or exclude it with --only"
         raise ToolkitError(f"safetensors cannot contain a tensor named {name!r:.80}", fix=fix)
@@ -153,10 +148,7 @@ def _write_file(path: Path, tensors: Sequence[_Tensor], stored: StoredTensors) -
 def convert(array: np.ndarray, dtype: str, wanted: str, name: str) -> np.ndarray:
     """Numbers of type `dtype` as `wanted`, both in their elements' `memory` types: to the nearest, ties to even.
 
-    float64 is rounded to float32 before a 16-bit type, as in torch. NaN stays NaN.
-
-    Raises:
-        ToolkitError: a finite number is too large for `wanted`.
+    float64 is rounded to float32 before a 16-bit type, as in torch. Raises ToolkitError if a number is too large.
     """
     if dtype == wanted:
         return array

@@ -1,10 +1,7 @@
 """A checkpoint as torch's own files: one that `torch.load` reads, or a folder that `dcp.load` reads.
 
-Both contain the nested state dict that was saved, tensors and values. `torch.save` writes from memory, so the whole
-export is in memory at once. The files of a folder are written sequentially, with the tensors of one in memory.
+`torch.save` writes from memory, so the whole export is in memory at once; for a folder, only the tensors of one file.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import warnings
@@ -31,6 +28,8 @@ from toolkit.checkpoint.convert.source_files import refuse_more_than_is_free
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
 
+__all__ = ["export_dcp", "export_torch"]
+
 _DCP_FILE_BYTES = 1_000_000_000
 
 
@@ -55,8 +54,7 @@ def export_torch(request: ExportRequest) -> None:
 def export_dcp(request: ExportRequest, most_file_bytes: int = _DCP_FILE_BYTES) -> None:
     """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`; otherwise as `export_torch`.
 
-    Args:
-        most_file_bytes: the size limit of each file, and of the memory in use; a larger tensor gets a file of its own.
+    `most_file_bytes` limits each file and the memory in use; a larger tensor gets a file of its own.
     """
     needed = min(sum(_sizes(request)), max(most_file_bytes, *_sizes(request), 0))
     _check(request, needed, "a file of DCP", "--format safetensors")

@@ -1,10 +1,7 @@
 """Read safetensors: one file, or the files that a `model.safetensors.index.json` names. Without torch.
 
-The library checks the header. It reads bfloat16 and float8 only with torch, so toolkit reads the bytes at the offsets
-that follow from the header.
+The library checks the header. It reads bfloat16 and float8 only with torch, so toolkit reads the bytes itself.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Iterator
@@ -39,11 +36,9 @@ _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 def read_safetensors(source: Path) -> dict[str, NewTensor]:
-    """The tensors of a file or folder by name. All headers are read and checked, no data.
+    """The tensors of a file or folder by name, after a check of all headers; data are read later.
 
-    Raises:
-        NotFoundError: there is no such file.
-        ToolkitError: a file is not a valid safetensors file, or an index does not fit the files beside it.
+    Raises NotFoundError if there is no such file, and ToolkitError for an invalid file or an index that does not fit.
     """
     if not source.is_dir():
         return read_header(source)
@@ -104,11 +99,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def import_library() -> Any:
-    """The module `safetensors`.
-
-    Raises:
-        ToolkitError: it is not installed.
-    """
+    """The module `safetensors`; ToolkitError if it is not installed."""
     try:
         import safetensors
     except ImportError:
@@ -120,14 +111,12 @@ def import_library() -> Any:
 def read_header(path: Path) -> dict[str, NewTensor]:
     """The tensors of a file in the order of their bytes, which fill the file without gaps or overlaps.
 
-    Raises:
-        NotFoundError: there is no such file.
-        ToolkitError: it is not a valid safetensors file, or contains a type that a checkpoint cannot contain.
+    Raises NotFoundError if there is no such file, and ToolkitError if it is invalid or has an unsupported type.
     """
     library = import_library()
     size, prefix = read_prefix(path, "a safetensors file")
     if format_from_prefix(size, prefix) == "torch":
-        raise ToolkitError("starts like a file of torch.save", where=str(path), fix="give --format torch")
+        raise ToolkitError("starts like a file of torch.save", where=str(path), fix="pass --format torch")
     if len(prefix) < LENGTH.size:
         raise _invalid(path, f"expected at least {LENGTH.size} bytes, got {size}")
     header_bytes = LENGTH.unpack_from(prefix)[0]

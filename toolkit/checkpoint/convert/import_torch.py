@@ -1,9 +1,4 @@
-"""Torch's own files as a checkpoint: a file of `torch.save`, or a folder of `dcp.save`. No pickle runs code.
-
-`torch.load(weights_only=True)` reads only tensors and plain values; it rejects a file that needs anything else.
-"""
-
-from __future__ import annotations
+"""Torch's own files as a checkpoint: a file of `torch.save`, or a folder of `dcp.save`. No pickle runs code."""
 
 import errno
 import io
@@ -31,11 +26,8 @@ Contents = tuple[dict[str, NewTensor], dict[str, ObjectRecord]]
 def read_torch(source: Path, only: str = "") -> Contents:
     """The tensors and values of a file of `torch.save`. Tensors stay in the file until they are written.
 
-    Args:
-        only: the prefix of the keys to read, which is removed from them.
-
-    Raises:
-        ToolkitError: it contains something other than tensors and plain values, or is not such a file.
+    `only` is the prefix of the keys to read, and is removed from them. Raises ToolkitError for a file of another
+    format, or with other objects than tensors and plain values.
     """
     is_mapped = _is_zip(source)  # files older than torch 1.6 are read into memory
     if is_mapped:
@@ -57,8 +49,7 @@ def read_torch(source: Path, only: str = "") -> Contents:
 def read_dcp(source: Path) -> Contents:
     """The tensors and values of a folder of `dcp.save`. Tensors are read one piece at a time, when they are written.
 
-    Raises:
-        ToolkitError: its metadata is not what DCP writes, or it contains other values than plain ones.
+    Raises ToolkitError for metadata that DCP does not write, or for other values than plain ones.
     """
     tensors, values = read_dcp_metadata(source)
     return (
@@ -68,15 +59,11 @@ def read_dcp(source: Path) -> Contents:
 
 
 def _is_zip(source: Path) -> bool:
-    """True for a file of torch.save, False for one older than torch 1.6.
-
-    Raises:
-        NotFoundError, ToolkitError: it is neither; names what it is instead.
-    """
+    """True for a file of torch.save, False for one older than torch 1.6; else an error that names the format."""
     size, prefix = read_prefix(source, "a file of torch.save")
     kind = format_from_prefix(size, prefix)
     if kind == "safetensors":
-        raise ToolkitError("starts like a safetensors file", where=str(source), fix="give --format safetensors")
+        raise ToolkitError("starts like a safetensors file", where=str(source), fix="pass --format safetensors")
     if kind != "torch":
         raise ToolkitError("does not start like a file of torch.save", where=str(source), fix="name another file")
     if not prefix.startswith(ZIP):

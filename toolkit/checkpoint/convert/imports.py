@@ -1,7 +1,5 @@
 """Other formats as checkpoints: recognizes the format of a source, reads it, and writes the checkpoint."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +18,8 @@ from toolkit.checkpoint.format.manifest import Manifest, ObjectRecord
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 
+__all__ = ["format_of", "format_of_name", "import_checkpoint"]
+
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 Record = TypeVar("Record", NewTensor, ObjectRecord)
 Contents = tuple[Mapping[str, NewTensor], Mapping[str, ObjectRecord]]
@@ -33,9 +33,7 @@ def format_of_name(path: Path) -> str | None:
 def format_of(source: Path) -> str:
     """The format of a file or folder, by its names or by the first bytes of the file.
 
-    Raises:
-        NotFoundError: it does not exist.
-        ToolkitError: the format is unknown, or it is a checkpoint already.
+    Raises NotFoundError if it does not exist, and ToolkitError if the format is unknown or a checkpoint's.
     """
     with reading_source(source):
         if not stat.S_ISDIR(source.stat().st_mode):
@@ -94,15 +92,15 @@ def import_checkpoint(
 
 
 def _refuse_existing(final: Path, step: int) -> None:
-    """Before the source is read: a step has one checkpoint, so that a second import needs another step."""
+    """Raise a ToolkitError for an existing checkpoint, before the source is read; suggests the next free step."""
     with writing_to(final):
         if final.exists():
             free = max([step, *committed_steps(final.parent)]) + 1
-            raise ToolkitError("exists already", where=str(final), fix=f"give --step {free}, or name another folder")
+            raise ToolkitError("exists already", where=str(final), fix=f"pass --step {free}, or name another folder")
 
 
 def _outside_of_runs(destination: Path) -> Path:
-    """Refuse a run's checkpoints: they must be those that its attempts saved, and retention may delete any other."""
+    """`destination`; ToolkitError for a run's checkpoints, from which retention may delete any other."""
     for folder in (destination, destination.parent):
         if RunDirectory(folder).attempts.is_dir():
             fix = "name another folder, and start a run from that"

@@ -1,9 +1,4 @@
-"""Writes a committed checkpoint from one process without torch and without ranks: the result of an import.
-
-The format, the shard files and the commit are those of `HDF5StorageWriter`, which writes with many ranks.
-"""
-
-from __future__ import annotations
+"""Writes a committed checkpoint from one process, without torch: the result of an import."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -46,11 +41,7 @@ def write_checkpoint(
 ) -> Manifest:
     """Write and commit the checkpoint `final`. One piece at a time is in memory; a failure leaves no files.
 
-    Args:
-        made_from: the name of the source, for the manifest's `written_by`.
-
-    Raises:
-        ToolkitError: `final` exists; a value cannot be stored; the pieces of a tensor do not cover it.
+    Raises ToolkitError if `final` exists, a value cannot be stored, or the pieces of a tensor do not cover it.
     """
     refuse_existing(final)
     for name, record in values.items():

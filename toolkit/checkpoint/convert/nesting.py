@@ -1,11 +1,8 @@
 """Nested state dicts and their keys: how DCP (torch 2.13) flattens a state dict, and the inverse.
 
-Dicts are always entered, lists only if they contain a tensor or a dict; anything else is a value. Keys of dicts become
-strings. The inverse needs the paths, which a manifest keeps: a key alone does not distinguish a list from a dict, or a
-separator from a dot in a name.
+DCP enters dicts, and lists that contain a tensor or a dict; keys of dicts become strings. The inverse needs the paths
+of a manifest: a key alone does not distinguish a list from a dict, or a separator from a dot in a name.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +18,7 @@ _MOST_ITEMS = 10_000_000  # no model has as many parameters, values and containe
 def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, where: str) -> Iterator[tuple[Path, Any]]:
     """The tensors and values of a nested state with their paths. `where` names its file.
 
-    Raises:
-        ToolkitError: a key is neither a string nor an integer, or the state contains itself.
+    Raises ToolkitError if a key is neither a string nor an integer, or the state contains itself.
     """
     if len(path) > MOST_LEVELS:
         raise too_deep(f"{where}: {joined(path[:_PARTS_SHOWN])}")
@@ -43,11 +39,7 @@ def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, whe
 
 
 def refuse_unfolding(state: Any, where: str) -> None:
-    """Refuse a few lists that contain one another so often that writing out every item would never finish.
-
-    Raises:
-        ToolkitError: the state would have more than ten million items.
-    """
+    """Raise a ToolkitError for lists that contain one another so often that they expand to over ten million items."""
     counts: dict[int, int] = {}  # items of each container, by identity: the items of a shared one are counted once
     waiting = [(state, False)]
     while waiting:
@@ -86,11 +78,7 @@ def joined(path: Path) -> str:
 
 
 def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
-    """The state dict with each value of `entries` at its path.
-
-    Raises:
-        ToolkitError: the paths contradict each other, a list has holes, or a path is too long.
-    """
+    """The state dict with each value at its path; ToolkitError if paths contradict each other, or a list has holes."""
     root: dict[str | int, Any] = {}
     for path, value in entries.items():
         if len(path) > MOST_LEVELS:

@@ -1,7 +1,5 @@
 """The part of a checkpoint to export or import: all keys, or the keys below a prefix, which is removed from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -10,6 +8,8 @@ from typing import Protocol, TypeVar
 from toolkit.checkpoint.convert.nesting import Path, joined
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import NotFoundError
+
+__all__ = ["ExportRequest", "Selection", "select"]
 
 _PREFIXES_SHOWN = 20
 Item = TypeVar("Item")
@@ -42,10 +42,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export, and where to. `replace` allows to replace an earlier export.
-
-    `before_reading` is called after all checks, before the first tensor is read.
-    """
+    """What to export, and where to; `before_reading` is called after all checks, before the first tensor is read."""
 
     folder: FilePath
     manifest: Manifest
@@ -56,11 +53,7 @@ class ExportRequest:
 
 
 def select(manifest: Manifest, prefix: str, *, where: str) -> Selection:
-    """The records below `prefix`, which is a key's first parts joined with dots; all records for "".
-
-    Raises:
-        NotFoundError: there are none; names the prefixes that the checkpoint has.
-    """
+    """The records below `prefix`, a key's first parts joined with dots; all for "". NotFoundError if there are none."""
     refuse_unknown_prefix(prefix, [*manifest.tensors, *manifest.objects], where=where)
     return Selection(prefix, tuple(below(prefix, manifest.tensors)), tuple(below(prefix, manifest.objects)))
 
@@ -75,11 +68,7 @@ def below(prefix: str, records: Mapping[str, Placed]) -> Iterator[Chosen]:
 
 
 def refuse_unknown_prefix(prefix: str, keys: Collection[str], *, where: str) -> None:
-    """Refuse a prefix without keys below it.
-
-    Raises:
-        NotFoundError: names the first parts of keys with several parts, such as "model".
-    """
+    """Raise a NotFoundError for a prefix without keys below it; names the first parts of keys, such as "model"."""
     if not keys:
         raise NotFoundError("contains no tensors or values", where=where, fix="name another one")
     if not prefix or any(key.startswith(f"{prefix}.") for key in keys):

@@ -1,6 +1,4 @@
-"""A file from elsewhere, before its contents are used: does it exist, is it readable, which format, is memory free?"""
-
-from __future__ import annotations
+"""Checks of a file from elsewhere before its contents are used: existence, access, format, and memory."""
 
 import os
 import stat
@@ -25,13 +23,8 @@ _DAMAGED_MEDIUM = "read it on another host, or fetch the file again"
 def read_prefix(path: Path, expected: str) -> tuple[int, bytes]:
     """The size of a file and its first 64 bytes. Follows links: a snapshot in Hugging Face's cache consists of them.
 
-    Args:
-        expected: what the file should be, such as "a safetensors file", for the fix.
-
-    Raises:
-        NotFoundError: there is no such file.
-        ToolkitError: it is not a regular file, is empty or a Git LFS pointer, or this user cannot read it.
-        OwnFailureError: the system cannot read its bytes.
+    `expected` describes the file in the fix: "a safetensors file". Raises ToolkitError if it is not a regular file, is
+    empty or a Git LFS pointer, and the errors of `reading_source`.
     """
     with reading_source(path):
         status = path.stat()
@@ -62,10 +55,7 @@ def format_from_prefix(size: int, prefix: bytes) -> str | None:
 def reading_source(path: Path) -> Iterator[None]:
     """Turn system errors while a source is read into errors that name the file, or `path` if the system names none.
 
-    Raises:
-        NotFoundError: the file does not exist.
-        ToolkitError: this user cannot read it.
-        OwnFailureError: the system cannot read its bytes.
+    Raises NotFoundError for a missing file, ToolkitError if this user cannot read it, and OwnFailureError otherwise.
     """
     try:
         yield
@@ -80,16 +70,10 @@ def reading_source(path: Path) -> Iterator[None]:
 
 
 def refuse_more_than_is_free(needed_bytes: int, user: str, *, where: str, fix: str) -> None:
-    """Refuse an export that needs more memory than the node, or a cgroup limit of this process, has free.
+    """Raise an OwnFailureError if the node, or a cgroup limit of this process, has less free memory than needed.
 
-    Before anything is read: the kernel would kill the process without an explanation.
-
-    Args:
-        user: what needs the memory, such as "torch.save".
-        fix: the other formats, which need less.
-
-    Raises:
-        OwnFailureError: naming both sizes.
+    Otherwise the kernel would kill the process without an explanation. `user` is what needs the memory ("torch.save"),
+    `fix` the formats that need less.
     """
     for owner, free_bytes, _ in memories(ROOT):
         if needed_bytes > free_bytes:

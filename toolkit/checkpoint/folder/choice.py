@@ -1,7 +1,5 @@
 """Whether a load may use a checkpoint, and the error if it may not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from toolkit.checkpoint.errors import CorruptCheckpointError
@@ -10,14 +8,11 @@ from toolkit.checkpoint.format.layout import aside_of, committed_steps, step_of
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import NotFoundError, ToolkitError
 
+__all__ = ["good_manifest"]
+
 
 def good_manifest(source: Path) -> Manifest:
-    """The manifest of a checkpoint that passes the quick check.
-
-    Raises:
-        NotFoundError: there is none.
-        CorruptCheckpointError: it is damaged.
-    """
+    """The manifest of a checkpoint that passes the quick check; NotFoundError or CorruptCheckpointError otherwise."""
     if not source.is_dir():
         raise NotFoundError("is not a checkpoint folder", where=str(source), fix="name a step-… folder")
     if step_of_any(source) is None and (inside := committed_steps(source)):
@@ -38,7 +33,7 @@ def others_beside(source: Path) -> str:
         if folder.name != source.name and step_of_any(folder) is not None and _looks_whole(folder)
     ]
     if not whole:
-        return "start from another run's checkpoint; no other checkpoint beside it is complete"
+        return "start from another run's checkpoint; no other checkpoint of it is complete"
     return f"`toolkit resume RUN --from` one that passes the quick check: {', '.join(whole)}"
 
 

@@ -1,11 +1,8 @@
 """Commits a folder of files as a checkpoint, and renames checkpoints that must not be loaded.
 
-The rename of `step-X.part-A-N` to `step-X` is the commit. Before it every file and the folder are synced to the
-disk; after it the parent is. A folder is never deleted under its committed name: it is renamed first, so that
-an interrupted deletion leaves no damaged checkpoint.
+The commit renames `step-X.part-A-N` to `step-X`, after a sync of every file and the folder, and before one of the
+parent. A committed folder is renamed before its deletion, so that an interrupted one leaves no damaged checkpoint.
 """
-
-from __future__ import annotations
 
 import os
 import stat
@@ -46,15 +43,10 @@ def make_checkpoints_folder(directory: Path) -> None:
 
 
 def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = None) -> Path:
-    """Make the folder in which `attempt` writes the checkpoint `final`.
+    """Make the folder in which `attempt` writes `final`, and remove the part folder of its failed save.
 
-    Removes the part folder of a failed save of the same attempt. In a run the folder has the run's mode, elsewhere the
-    umask decides.
-
-    Args:
-        token: a number that no other process has. Ranks open their files by name: if another process of the same
-            attempt has renamed their folder, they must fail instead of writing into the other's.
-        spare: a folder of a removed checkpoint; it becomes the part folder, with its files.
+    `token` is unique to a process: ranks open files by name, and must fail if another process renamed their folder.
+    `spare`, the folder of a removed checkpoint, becomes the part folder, with its files.
     """
     make_checkpoints_folder(final.parent)
     for left in parts_of(final, attempt):
@@ -73,10 +65,7 @@ def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = Non
 
 
 def _is_reusable(spare: Path) -> bool:
-    """Whether a folder contains only regular, writable files, which a save may overwrite; sets a new folder's mode.
-
-    Users link, lock and fill old checkpoints. Such a folder is deleted instead.
-    """
+    """Whether a save may overwrite a folder's files (all regular and writable); sets its mode, or else deletes it."""
     try:
         with os.scandir(spare) as entries:
             is_own = all(entry.is_file(follow_symlinks=False) and os.access(entry.path, os.W_OK) for entry in entries)
@@ -103,11 +92,7 @@ def _umask() -> int:
 
 
 def refuse_existing(final: Path) -> None:
-    """Refuse to overwrite a checkpoint.
-
-    Raises:
-        ToolkitError: `final` exists.
-    """
+    """Raise a ToolkitError if the checkpoint `final` exists."""
     if final.exists():
         raise ToolkitError("checkpoint exists already", where=str(final), fix="save under another name, or remove it")
 
@@ -115,8 +100,8 @@ def refuse_existing(final: Path) -> None:
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
-    With `replace` an older `final` is deleted after the commit, and checkpoints of later steps, which belong to a
-    history that the run has abandoned, get the suffix `.left-<attempt>`.
+    With `replace` an older `final` is deleted after the commit, and checkpoints of later steps, which belong to an
+    abandoned history, get the suffix `.left-<attempt>`.
 
     Raises:
         OwnFailureError, ToolkitError: with `replace`, another attempt or process owns the folder.
@@ -140,11 +125,9 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
 
 
 def _rename_to_final(part: Path, final: Path) -> None:
-    """The commit. Undone if the new name cannot be synced to the disk, because a failed save leaves no checkpoint.
+    """Rename, and undo it if the new name cannot be synced to the disk: a failed save leaves no checkpoint.
 
-    Raises:
-        OSError: the checkpoint is not committed.
-        OwnFailureError: the checkpoint exists, but a power failure may remove it.
+    Raises OSError if the checkpoint is not committed, and OwnFailureError if a power failure may remove it.
     """
     refuse_existing(final)
     part.rename(final)
@@ -166,7 +149,7 @@ def _rename_to_final(part: Path, final: Path) -> None:
 def _move_conflicts_aside(final: Path, attempt: int) -> Path | None:
     """Rename checkpoints of later steps and an older `final`; returns the path of the latter.
 
-    Before the commit and not after it: a run that is killed in between resumes on the right history, only earlier.
+    Precedes the commit, so that a run that is killed in between resumes on the right history.
     """
     step = step_of(final)
     steps = committed_steps(final.parent)
@@ -181,15 +164,10 @@ def _move_conflicts_aside(final: Path, attempt: int) -> Path | None:
 
 
 def _refuse_newer(folder: Path, attempt: int) -> None:
-    """Refuse to rename a checkpoint that a later attempt of the run saved.
+    """Raise an OwnFailureError for a checkpoint that a later attempt saved; a listing of attempts may be old (NFS).
 
-    A listing of attempts may be old (NFS), and then only this checkpoint shows that they exist. A damaged one may be
-    renamed, because no attempt loads it. One that this host cannot read may be a later attempt's, and stays.
-
-    Raises:
-        OwnFailureError: a later attempt saved it.
-        OSError: it cannot be read.
-        ToolkitError: another version of toolkit wrote it.
+    A damaged one may be renamed, because no attempt loads it. The errors of an unreadable manifest keep the checkpoint:
+    a later attempt may have saved it.
     """
     if not is_of_a_run(folder.parent):
         return
@@ -202,10 +180,8 @@ def _refuse_newer(folder: Path, attempt: int) -> None:
 def move_aside(folder: Path, reason: str, attempt: int) -> Path:
     """Rename a checkpoint so that nothing loads it, and return its new path.
 
-    Args:
-        reason: a part of the new name. `bad`: damaged. `stale`: a part folder of an abandoned attempt. `left`: of a
-            history that the run abandoned by resuming from an older step. `replaced`: for a newer save of the same
-            step. `removed`: about to be deleted.
+    `reason` is part of the new name. `bad`: damaged. `stale`: a part folder of an abandoned attempt. `left`: of a
+    history that the run abandoned. `replaced`: by a newer save of the same step. `removed`: about to be deleted.
     """
     base = folder.name if aside_of(folder) is None else folder.name.rsplit(".", 1)[0]
     aside = folder.with_name(f"{base}.{reason}-{attempt}")
@@ -219,14 +195,10 @@ def move_aside(folder: Path, reason: str, attempt: int) -> Path:
 
 
 def take_over(directory: Path, attempt: int) -> None:
-    """Put a `checkpoints` folder in order for a new attempt.
+    """Put a `checkpoints` folder in order for a new attempt; OwnFailureError if this host cannot read or rename in it.
 
-    Renames, then removes the part folders of older attempts, so that their ranks cannot commit if they still run.
-    Restores the name of a checkpoint that was renamed for a newer save which did not finish. Finishes interrupted
-    deletions.
-
-    Raises:
-        OwnFailureError: this host cannot read the folder, or cannot rename in it.
+    Renames part folders of older attempts before deleting them, so that ranks that still run cannot commit. Restores a
+    checkpoint that was renamed for a newer save which did not finish. Finishes interrupted deletions.
     """
     try:
         _put_in_order(directory, attempt)
@@ -252,10 +224,7 @@ def _put_in_order(directory: Path, attempt: int) -> None:
 
 
 def _others_write(directory: Path, attempt: int) -> bool:
-    """Whether another process, or another Checkpointer of this process for the same attempt, may use the folders.
-
-    No error: reading stays possible, and a save reports the other writer.
-    """
+    """Whether another process, or another Checkpointer of this process for the same attempt, may use the folders."""
     try:
         owner = refuse_others(directory, attempt)
     except ToolkitError:

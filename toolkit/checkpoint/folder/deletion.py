@@ -1,9 +1,7 @@
-"""Deletes the folders of removed checkpoints in the background: terabytes take minutes, and all ranks would wait.
+"""Deletes removed checkpoints in the background, one at a time: terabytes take minutes, and all ranks would wait.
 
-One at a time, in daemon threads. The next attempt finishes the deletions that the exit of the process interrupts.
+The next attempt finishes the deletions that the exit of the process interrupts.
 """
-
-from __future__ import annotations
 
 import atexit
 import shutil
@@ -19,11 +17,7 @@ _THREAD = "checkpoint deletion"
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder that is not a checkpoint.
-
-    Logs errors instead of raising them: the remaining files only need space. NFS, for example, keeps a folder
-    while a process on this host has one of its files open.
-    """
+    """Delete a folder that is not a checkpoint; logs errors (NFS keeps a folder while a file in it is open)."""
     try:
         if folder.is_symlink():  # its target is not ours
             folder.unlink()

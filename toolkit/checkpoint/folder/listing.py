@@ -1,7 +1,5 @@
 """Lists a `checkpoints` folder: committed checkpoints, and folders with a suffix, which are not loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +7,8 @@ from toolkit.checkpoint.errors import host_cannot_read
 from toolkit.checkpoint.folder.verify import verify_quickly
 from toolkit.checkpoint.format.layout import MANIFEST, aside_of, step_of
 from toolkit.errors import NotFoundError, ToolkitError
+
+__all__ = ["Summary", "checkpoint_folders", "is_checkpoint_folder", "summarise"]
 
 # The meanings of the suffixes of `commit.move_aside`.
 _MEANING = {
@@ -48,13 +48,9 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def checkpoint_folders(path: Path) -> list[Path]:
-    """The checkpoints of a path, committed or not: itself, or those of a run or its `checkpoints` folder.
+    """The checkpoints of a path, by step: itself, or those of a run or its `checkpoints` folder, committed or not.
 
-    Ordered by step, the lowest first.
-
-    Raises:
-        NotFoundError: there are none.
-        OwnFailureError: this host cannot read the folder.
+    Raises NotFoundError if there are none, and OwnFailureError if this host cannot read the folder.
     """
     try:
         if is_checkpoint_folder(path):

@@ -1,7 +1,5 @@
 """What to remove from a `checkpoints` folder without a writer: checkpoints beyond retention, and leftovers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +12,8 @@ from toolkit.checkpoint.folder.retention import Retention, surplus_folders
 from toolkit.checkpoint.folder.verify import verify_fully, verify_quickly
 from toolkit.checkpoint.format.layout import aside_of, step_of
 from toolkit.errors import OwnFailureError, ToolkitError
+
+__all__ = ["CompletenessCheck", "Removal", "removals", "remove"]
 
 _LEFTOVERS = {
     "stale": "an abandoned save",
@@ -42,9 +42,7 @@ class Removal:
 class CompletenessCheck:
     """Checks the checkpoints that decide what to keep, each once, and remembers their problems.
 
-    Args:
-        full: read every byte, instead of only names, sizes and manifests.
-        before_reading: called with each checkpoint before it is read in full.
+    With `full` it reads every byte, and calls `before_reading` with each checkpoint first.
     """
 
     def __init__(self, *, full: bool = False, before_reading: Callable[[Path], None] = lambda folder: None) -> None:
@@ -58,11 +56,7 @@ class CompletenessCheck:
         return {folder: problem for folder, problem in self._problems.items() if problem}
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether the checkpoint passes the check.
-
-        Raises:
-            OwnFailureError: this host cannot read it.
-        """
+        """Whether the checkpoint passes the check; OwnFailureError if this host cannot read it."""
         if folder not in self._problems:
             self._problems[folder] = self._first_problem(folder)
         return not self._problems[folder]
@@ -92,15 +86,12 @@ def removals(
 
     Args:
         directory: a `checkpoints` folder.
-        retention: which committed checkpoints to keep.
         source: the checkpoint from which the user resumed the run; kept, because the next attempt may need it.
         unfinished: also `.part-*`, which a process may be writing.
         aside: also folders that were archived for inspection: `.bad-*`, `.left-*` and `.aside-*`.
         check: decides which checkpoints are complete; by default the quick check.
 
-    Raises:
-        NotFoundError: the folder contains no checkpoints.
-        OwnFailureError: this host cannot read the folder.
+    Raises NotFoundError if there are no checkpoints, and OwnFailureError if this host cannot read the folder.
     """
     reasons = _LEFTOVERS | (_UNFINISHED if unfinished else {}) | (_ARCHIVED if aside else {})
     kept = source if source is not None and source.parent.resolve() == directory.resolve() else None
@@ -141,15 +132,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def remove(removal: Removal, attempt: int) -> bool:
-    """Rename a folder, so that a partly deleted one never has a checkpoint's name, and delete it.
-
-    Args:
-        removal: of `removals`.
-        attempt: a part of the new name.
-
-    Returns:
-        False if files remain; stderr reports why.
-    """
+    """Rename and delete a folder (a partly deleted one never has a checkpoint's name); False if files remain."""
     aside = aside_of(removal.folder)
     folder = removal.folder
     if aside is None or aside[1] not in _BEING_DELETED:

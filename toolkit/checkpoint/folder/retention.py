@@ -1,7 +1,6 @@
 """Which checkpoints to keep: the newest few, every N-th step for ever, and the best by a metric.
 
-The choice is a pure function of the contents of the folder. A checkpoint that fails the quick check does not count as
-kept, so that the requested number of good ones remains.
+A checkpoint that fails the quick check does not count as kept, so that the requested number of good ones remains.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from toolkit.checkpoint.format.layout import MANIFEST, committed_steps
 from toolkit.checkpoint.format.manifest_file import read_body
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.terminal.talk import say_beside
+
+__all__ = ["Retention"]
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
 
@@ -58,7 +59,7 @@ class Retention:
                 raise ToolkitError(
                     f"keep_{name} is {getattr(self, name)}",
                     where=f"checkpoint.keep_{name}",
-                    fix="keep 1 checkpoint or more" if least else "give 0 or more",
+                    fix="keep 1 checkpoint or more" if least else "choose 0 or more",
                 )
 
 
@@ -68,10 +69,9 @@ def surplus_steps(
     retention: Retention,
     in_use: Collection[int] = (),
 ) -> list[int]:
-    """The steps to remove, lowest first.
+    """The steps to remove, lowest first; none if fewer than `retention.last` are complete.
 
-    None if fewer than `retention.last` are complete. Keeps damaged ones newer than the oldest of those, too: a load
-    renames them, and a deletion would destroy the evidence.
+    Damaged ones newer than the oldest of those stay, too: a load renames them, and deletion would destroy the evidence.
 
     Args:
         metrics: every committed step, with the metric that its checkpoint recorded.
@@ -83,7 +83,7 @@ def surplus_steps(
         return []
     rated = {step: value for step, value in metrics.items() if value is not None and not math.isnan(value)}
     sign = 1 if retention.lower_is_better else -1
-    # Of equal values the earliest step is the best: later ones do not improve on it.
+    # If values are equal, the earliest step is the best: later ones do not improve on it.
     by_worth = sorted(rated, key=lambda step: (sign * rated[step], step))
     stay = {*_first(by_worth, is_whole, retention.best), *in_use}
     return [
@@ -106,13 +106,9 @@ def _first(steps: list[int], is_whole: Callable[[int], bool], count: int) -> lis
 def surplus_folders(
     directory: Path, retention: Retention, in_use: Collection[int] = (), is_whole: Callable[[Path], bool] | None = None
 ) -> list[Path]:
-    """The committed checkpoints in a `checkpoints` folder to remove, oldest first; changes nothing.
+    """The committed checkpoints to remove, oldest first; `is_whole` is by default the quick check. Changes nothing.
 
-    Args:
-        is_whole: whether a checkpoint counts as kept; by default the quick check.
-
-    Raises:
-        OwnFailureError: this host cannot read a checkpoint that affects the choice.
+    Raises OwnFailureError if this host cannot read a checkpoint that affects the choice.
     """
     folders = committed_steps(directory)
     metrics = {step: recorded_metric(folder) if retention.best else None for step, folder in folders.items()}
@@ -146,11 +142,7 @@ def metric_of(state: Mapping[str, Any]) -> float | None:
 
 
 def recorded_metric(folder: Path) -> float | None:
-    """The metric of a committed checkpoint; None if it has none, or is damaged.
-
-    Raises:
-        OwnFailureError, OSError: this host cannot read it.
-    """
+    """The metric of a committed checkpoint; None if missing or damaged, OwnFailureError or OSError if not readable."""
     try:
         stat = (folder / MANIFEST).stat()
     except FileNotFoundError:

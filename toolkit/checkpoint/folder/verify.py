@@ -1,7 +1,5 @@
 """Checks that a checkpoint is complete. Quick: the manifest and every file's presence and size. Full: every byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,15 +20,14 @@ from toolkit.checkpoint.format.manifest_body import files_from
 from toolkit.checkpoint.format.manifest_file import read_body, read_manifest
 from toolkit.checkpoint.format.shard_layout import dataset_name, escape
 
+__all__ = ["Problem", "open_manifest", "verify_bytes", "verify_quickly"]
+
 NAMED_TENSORS = 3
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a checkpoint. `block` counts 4 MiB blocks; `tensors` have bytes in it.
-
-    As a string it names the first few of the tensors.
-    """
+    """One problem of a checkpoint; `block` counts 4 MiB blocks, `tensors` have bytes in it, and `str` names a few."""
 
     file: str
     what: str
@@ -46,13 +43,7 @@ class Problem:
 
 
 def open_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder.
-
-    Raises:
-        CorruptCheckpointError: it is missing or damaged.
-        OwnFailureError: this host cannot read it.
-        ToolkitError: it is undamaged but of another version.
-    """
+    """The manifest of a folder; errors as in `read_manifest`, and OwnFailureError if this host cannot read it."""
     path = folder / MANIFEST
     try:
         size_of_file(path)  # opening a pipe would block
@@ -64,9 +55,7 @@ def open_manifest(folder: Path) -> Manifest:
 def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
     """Check the manifest's own digest and step, and presence and size of every file; reads no data.
 
-    Raises:
-        OwnFailureError: this host cannot read the folder.
-        ToolkitError: the manifest is undamaged but of another version.
+    Raises OwnFailureError if this host cannot read the folder, and ToolkitError for a manifest of another version.
     """
     try:
         manifest = open_manifest(folder)
@@ -76,12 +65,7 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether `verify_quickly` would find no problem; skips the manifest's tensors, which are most of it.
-
-    Raises:
-        OwnFailureError: this host cannot read the folder.
-        ToolkitError: the manifest is undamaged but of another version.
-    """
+    """Whether `verify_quickly` would find no problem, without reading the manifest's tensors; same errors."""
     path = folder / MANIFEST
     try:
         size_of_file(path)
@@ -126,12 +110,7 @@ def _wrong_step(folder: Path, step: object) -> list[Problem]:
 
 
 def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check every byte of every file that the manifest lists; skips files that fail the quick check.
-
-    Raises:
-        OwnFailureError: this host cannot read a file.
-        ToolkitError: the manifest is undamaged but of another version.
-    """
+    """Check every byte of every listed file, except those that fail the quick check; errors as in `verify_quickly`."""
     manifest, problems = verify_quickly(folder)
     if manifest is None:
         return None, problems
@@ -144,14 +123,8 @@ def verify_bytes(
 ) -> list[Problem]:
     """Check every byte of the files that a manifest lists, and that HDF5 shows the same in them.
 
-    Args:
-        folder: the checkpoint.
-        manifest: its expected contents.
-        but: names of files to skip.
-        read: called with the bytes that were read since the last call, from several threads.
-
-    Raises:
-        OwnFailureError: this host cannot read a file.
+    `but` are the names of files to skip. Threads call `read` with the number of bytes read since their last call.
+    Raises OwnFailureError if this host cannot read a file.
     """
     wanted = {folder / file.name: file for file in manifest.files if file.name not in but}
     problems = []
@@ -239,10 +212,7 @@ def _differing(shard: h5py.File, file: str, manifest: Manifest) -> Iterator[tupl
 
 
 def _difference(shard: h5py.File, name: str, record: TensorRecord, piece: Piece) -> str:
-    """How HDF5 shows a piece differently from the manifest; "" if it does not.
-
-    Links are not followed: HDF5 would open another file, anywhere.
-    """
+    """How HDF5 shows a piece differently, or ""; follows no links, through which HDF5 would open any other file."""
     node: Any = shard
     try:
         for link in ("tensors", escape(name), dataset_name(piece.offset)):

@@ -1,10 +1,7 @@
 """Reads whole files at the speed of the disk: several threads, each with one small buffer.
 
-A part of 512 KiB stays in the processor's cache between the system's copy and its digest. Reading and digesting both
-let other threads run, so a file is read in several places at once.
+A part of 512 KiB stays in the processor's cache between the system's copy and its digest. Both release the GIL.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -36,14 +33,9 @@ Block = str | Unreadable  # a block's digest, or why it has none
 
 
 def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -> Iterator[tuple[Path, list[Block]]]:
-    """The digests of all blocks of some files, in the order given.
+    """The digests of all blocks of some files, in the order given; OwnFailureError if this host cannot read one.
 
-    Args:
-        files: each with its size in bytes; it is read that far.
-        read: called with the bytes that were read since the last call, from several threads.
-
-    Raises:
-        OwnFailureError: this host cannot read a file.
+    Reads each file to its given size in bytes. Threads call `read` with the number of bytes read since their last call.
     """
     spans = [
         (path, range(first, min(first + BLOCKS_AT_ONCE * BLOCK_BYTES, size)))
@@ -70,11 +62,7 @@ def _threads() -> int:
 
 
 def blocks_of_span(path: Path, span: range, read: Callable[[int], None]) -> list[Block]:
-    """The digests of the blocks in a span of a file, which starts at a block boundary.
-
-    Raises:
-        OwnFailureError: this host cannot read the file.
-    """
+    """The digests of the blocks in a span that starts at a block boundary; OwnFailureError if it is not readable."""
     buffer = memoryview(bytearray(PART_BYTES))
     try:
         # Each span has its own descriptor: the system reads ahead for each.

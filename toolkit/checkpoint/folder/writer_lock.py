@@ -1,7 +1,7 @@
 """Allows one process to write in a `checkpoints` folder; a second one gets an error that names the first.
 
-In a run the claim of an attempt decides who writes. Elsewhere a user may start the same script twice, and both are
-attempt 0. So the process that saves first writes `.writer` with its identity, and removes it at exit. Readers ignore it.
+In a run the claim of an attempt decides who writes. Elsewhere a user may start the same script twice, both as
+attempt 0, so the process that saves first writes its identity to `.writer`, and removes the file at exit.
 """
 
 from __future__ import annotations
@@ -61,15 +61,12 @@ def given_up(folder: Path, attempt: int, newest: int) -> OwnFailureError:
 def refuse_others(directory: Path, attempt: int) -> Writer | None:
     """Raise an error if another process may write in a `checkpoints` folder.
 
-    A run's checkpoints belong to its newest attempt: ranks of an older one that still run must not write. Elsewhere
-    they belong to the process that saved first, until it exits.
-
-    Returns:
-        The writer that the folder names: this process, or one that it may replace; None if the folder names none.
+    A run's checkpoints belong to its newest attempt, other folders to the process that saved first, until it exits.
+    Returns the recorded writer, which is this process or may be replaced by it; None if the folder names none.
 
     Raises:
         OwnFailureError: a later attempt of the run has started.
-        ToolkitError: another process writes there, or may do so: this host cannot check processes of another one.
+        ToolkitError: another process writes there, or may do so on a host whose processes this one cannot check.
     """
     newest = max(RunDirectory(directory.parent).attempt_numbers(), default=attempt)
     if newest > attempt:
@@ -88,7 +85,7 @@ def refuse_others(directory: Path, attempt: int) -> Writer | None:
 
 
 def _is_taken(directory: Path, owner: Writer, me: Writer) -> ToolkitError:
-    fix = "wait until it exits, or give this one another folder"
+    fix = "wait until it exits, or choose another folder for this one"
     if owner.host == me.host:
         fix += f"; `kill {owner.pid}` stops it"
     else:
@@ -102,12 +99,7 @@ def _is_taken(directory: Path, owner: Writer, me: Writer) -> ToolkitError:
 
 
 def hold_folder(directory: Path, attempt: int) -> None:
-    """Make this process the only writer in a `checkpoints` folder until it exits.
-
-    Raises:
-        OwnFailureError, ToolkitError: as `refuse_others`.
-        OSError: the folder cannot be read or written.
-    """
+    """Make this process the only writer of a folder until it exits; errors as in `refuse_others`, or OSError."""
     path, me = directory / WRITER, Writer.here(attempt)
     for _ in range(_TRIES):
         owner = refuse_others(directory, attempt)
@@ -139,7 +131,7 @@ def _make(path: Path, me: Writer) -> None:
 
 
 def _remove_stale(path: Path, owner: Writer) -> None:
-    """Remove the file of a writer that exited, but not the file of a new one."""
+    """Remove the file of a writer that exited, unless a new writer has replaced it."""
     away = path.with_name(f"{WRITER}-{os.getpid()}")
     with suppress(FileNotFoundError):  # another process has removed it
         path.rename(away)
@@ -179,7 +171,7 @@ def _release_at_exit(path: Path) -> None:
 
 
 def _release(path: Path) -> None:
-    """At the exit of this process, or of a fork of it, which does not own the file."""
+    """Remove this process's file at exit; a fork of the process does not own it."""
     with suppress(OSError):  # the next process sees that this one has exited
         owner = _read(path)
         if owner is not None and owner.is_same_process(Writer.here(0)):

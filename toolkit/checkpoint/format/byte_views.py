@@ -1,7 +1,5 @@
 """Bytes that are contiguous in a file and scattered in memory: a sequence of views without copies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 _CACHED_BYTES = 512 * 1024
@@ -30,10 +28,7 @@ def in_lengths(
 
 
 def in_cached_parts(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes in lists that fit into the processor's cache (L2), for a caller that copies and digests them.
-
-    Digesting bytes that are still in the cache takes a fifth of the time of reading them from memory again.
-    """
+    """The same bytes in lists that fit into the L2 cache: digesting is then five times as fast as from memory."""
     return in_lengths(views, _CACHED_BYTES, most_views=_CACHED_VIEWS)
 
 

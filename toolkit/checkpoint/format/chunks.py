@@ -1,9 +1,4 @@
-"""The chunks of a compressed piece: boxes of one shape, each compressed separately, on a grid in C order.
-
-The boxes at the piece's edges may extend beyond it; the part outside of the piece is stored as zeros.
-"""
-
-from __future__ import annotations
+"""The chunks of a compressed piece: boxes of one shape on a grid in C order, zero-padded beyond the piece's edges."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +10,7 @@ CHUNK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of one piece: `places` are (first byte in the file, bytes) in the order of the grid.
-
-    `filters` were applied to each chunk, in order.
-    """
+    """The chunks of one piece: `places` are (first byte in the file, bytes) in grid order; `filters` apply in order."""
 
     shape: tuple[int, ...]
     places: tuple[tuple[int, int], ...]

@@ -1,11 +1,4 @@
-"""Digests of a file's blocks: they locate a flipped bit within 4 MiB, and reading a slice checks only the
-blocks that the slice touches.
-
-XXH3-128 detects accidents (disks, networks, partly written files). It does not protect against an attacker who
-rewrites the file and its digests.
-"""
-
-from __future__ import annotations
+"""XXH3-128 digests of a file's 4 MiB blocks: they locate accidental damage, but do not protect against an attacker."""
 
 import re
 import stat
@@ -40,11 +33,7 @@ class BlockDigests:
 
 
 def size_of_file(path: Path) -> int:
-    """The size of one of a checkpoint's files, in bytes.
-
-    Raises:
-        CorruptCheckpointError: it is missing or not a regular file: a link may lead out of the folder.
-    """
+    """A file's size in bytes; CorruptCheckpointError if missing or not regular (a link may lead out of the folder)."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -75,11 +64,7 @@ def digests_of_text(text: str) -> BlockDigests:
 
 
 def read_digests(path: Path) -> BlockDigests:
-    """Read a `.digest` file.
-
-    Raises:
-        CorruptCheckpointError: it is not a digest file, or its number of blocks does not fit its size.
-    """
+    """Read a `.digest` file; raises CorruptCheckpointError if its format or its number of blocks is wrong."""
     lines = path.read_text(encoding="ascii", errors="replace").split("\n")
     header, blocks = _HEADER_LINE.fullmatch(lines[0]), lines[1:-1]
     if header is None or lines[-1] or not all(map(_DIGEST.fullmatch, blocks)):

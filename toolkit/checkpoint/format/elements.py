@@ -1,11 +1,8 @@
 """Element types of tensors: in torch, in memory as numpy, and in the HDF5 file.
 
-bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits, which every HDF5 tool converts to a number.
-The 8-bit floats are stored as unsigned bytes and named by an attribute, because HDF5's float model has no
-formats without infinities: it would read 256 as inf.
+bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits. The 8-bit floats are unsigned bytes with an attribute
+that names the type: HDF5's float model has no formats without infinities, and would read 256 as inf.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -17,10 +14,9 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class Element:
-    """One element type.
+    """One element type: torch's name without "torch.", and the numpy type with the same bits.
 
-    `name` is torch's name without "torch.". `memory` is the numpy type with the same bits; `missing` is the
-    value that the index shows if a file is missing: NaN if the type has one, else zero.
+    `missing` is the value that the index shows if a file is missing: NaN if the type has one, else zero.
     """
 
     name: str
@@ -72,11 +68,7 @@ ELEMENTS: dict[str, Element] = {element.name: element for element in _TABLE}
 
 
 def element(name: str, *, where: str = "") -> Element:
-    """The element type of a name such as "bfloat16".
-
-    Raises:
-        ToolkitError: the format does not support the type (quantised and packed ones).
-    """
+    """The element type of a name such as "bfloat16"; ToolkitError for a type that the format does not support."""
     if name not in ELEMENTS:
         known = ", ".join(ELEMENTS)
         raise ToolkitError(

@@ -3,8 +3,6 @@
 HDF5's shuffle first groups bytes of the same significance: exponents are alike, mantissas are not.
 """
 
-from __future__ import annotations
-
 import zlib
 from functools import cache
 from types import ModuleType
@@ -14,6 +12,8 @@ import numpy as np
 from h5py import h5p, h5z
 
 from toolkit.errors import ToolkitError
+
+__all__ = ["check_compression"]
 
 Compression = Literal["none", "gzip", "zstd"]
 # The filters of a compressed tensor, in the order in which they are applied.
@@ -28,11 +28,7 @@ class DecompressionError(ValueError):
 
 
 def check_compression(kind: str) -> None:
-    """Refuse a compression that is unknown, or that this environment cannot write.
-
-    Raises:
-        ToolkitError: the fix names what to install.
-    """
+    """Raise a ToolkitError for a compression that is unknown, or whose library is missing."""
     if kind not in ("none", *FILTERS):
         raise ToolkitError(f"{kind!r} is not a valid compression", fix=f"choose one of: none, {', '.join(FILTERS)}")
     if kind == "zstd":
@@ -56,9 +52,7 @@ def compress(data: memoryview, chunk_bytes: int, element_bytes: int, kind: Compr
 def decompress(stored: memoryview, chunk_bytes: int, element_bytes: int, filters: tuple[str, ...]) -> np.ndarray:
     """The bytes of a chunk; allocates at most `chunk_bytes`, whatever is stored.
 
-    Raises:
-        DecompressionError: it is not a chunk of this size.
-        ToolkitError: a library is missing.
+    Raises DecompressionError if it is not a chunk of this size, and ToolkitError if a library is missing.
     """
     plain = _inflate(stored, chunk_bytes) if filters[-1] == "deflate" else _decompress_zstd(stored, chunk_bytes)
     if len(plain) != chunk_bytes:

@@ -1,9 +1,4 @@
-"""`index.h5`: every tensor at its global shape, as a virtual dataset over the shard files.
-
-For users and plotting tools; the loader never reads it. A missing shard file shows as NaN.
-"""
-
-from __future__ import annotations
+"""`index.h5`: every tensor at its global shape, as a virtual dataset over the shard files; for users and plotting."""
 
 import os
 from collections.abc import Mapping
@@ -19,6 +14,8 @@ from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
 from toolkit.checkpoint.format.output import hdf5_in_memory
 from toolkit.checkpoint.format.shard_layout import dataset_name, escape, group_path
 from toolkit.rundir.files import mode_of_files_in, write_bytes
+
+__all__ = ["write_index"]
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:

@@ -1,11 +1,7 @@
-"""Values other than tensors as JSON that decodes to exactly the same values.
+"""Values other than tensors as JSON that decodes to exactly the same values, so that a checkpoint never needs pickle.
 
-JSON has no tuples, no NaN and no keys other than strings, but optimizer state has all three. They are
-tagged: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`. Anything else is refused
-by name, so that a checkpoint never needs pickle.
+Tags represent what JSON lacks: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any
@@ -13,16 +9,14 @@ from typing import Any
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.errors import ToolkitError
 
+__all__ = ["encode"]
+
 MOST_LEVELS = 100  # Python's own JSON fails at some hundreds; no state has more than a few
 _FLOATS = ("nan", "inf", "-inf")
 
 
 def encode(value: object, where: str) -> Any:
-    """`value` as JSON. `where` names the value in the error.
-
-    Raises:
-        ToolkitError: a type is not representable, or the value contains itself; names the path.
-    """
+    """`value` as JSON; ToolkitError with its path if a type is not representable, or a value contains itself."""
     try:
         return _encode(value, where, MOST_LEVELS)
     except _NoEndError:  # its own path would be a hundred brackets long
@@ -72,11 +66,7 @@ def _encode_dict(value: dict[Any, Any], where: str, levels: int) -> dict[str, An
 
 
 def decode(value: Any, where: str) -> Any:
-    """The value that `encode` was given. `where` names the value in the error.
-
-    Raises:
-        CorruptCheckpointError: it is not what `encode` gives, naming its place; `where` of the error is left to the caller.
-    """
+    """The value that `encode` was given; CorruptCheckpointError for other JSON, with `where` in its message."""
     try:
         return _decode(value, where)
     except RecursionError:

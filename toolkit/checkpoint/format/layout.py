@@ -1,12 +1,9 @@
 """Names inside a `checkpoints` folder.
 
-`step-00001000` is a committed checkpoint; a folder with a suffix is not, whatever it contains:
-`.part-A-N` is being written by attempt A, in a process that drew the number N; `.bad-A` was found damaged by attempt A;
-`.stale-A` was a part folder of the abandoned attempt A (the supervisor's claim of the next attempt renames it, too);
-`move_aside` in `folder.commit` lists the other suffixes.
+`step-00001000` is a committed checkpoint; a folder with a suffix is not, whatever it contains. Attempt A writes
+`.part-A-N` in the process with token N; `.stale-A` was a part folder of the abandoned attempt A (the supervisor's claim
+of the next attempt renames it, too); `move_aside` in `folder.commit` lists the other suffixes.
 """
-
-from __future__ import annotations
 
 import re
 from glob import escape
@@ -14,6 +11,8 @@ from pathlib import Path
 from secrets import randbits
 
 from toolkit.checkpoint.errors import host_cannot_read
+
+__all__ = ["INDEX", "MANIFEST", "aside_of", "committed_steps", "step_folder", "step_of"]
 
 MANIFEST = "manifest.json"
 INDEX = "index.h5"
@@ -37,7 +36,7 @@ def parts_of(final: Path, attempt: int) -> list[Path]:
 
 
 def new_token() -> int:
-    """A number that no other process has."""
+    """A random number that identifies a process."""
     return randbits(32)
 
 
@@ -64,11 +63,7 @@ def aside_of(folder: Path) -> tuple[str, str, int] | None:
 
 
 def committed_steps(directory: Path) -> dict[int, Path]:
-    """Committed checkpoints by step, oldest first. A missing folder contains none.
-
-    Raises:
-        OwnFailureError: this host cannot read the folder.
-    """
+    """Committed checkpoints by step, oldest first ({} for a missing folder); OwnFailureError if not readable."""
     named = {step: path for path in entries_of(directory) if (step := step_of(path)) is not None}
     try:  # a user may have created a file or a dangling link of such a name
         return {step: path for step, path in sorted(named.items()) if path.is_dir()}
@@ -77,11 +72,7 @@ def committed_steps(directory: Path) -> dict[int, Path]:
 
 
 def entries_of(directory: Path) -> list[Path]:
-    """The entries of a `checkpoints` folder, sorted by name; empty if it is missing.
-
-    Raises:
-        OwnFailureError: this host cannot read it.
-    """
+    """The sorted entries of a `checkpoints` folder ([] if it is missing); OwnFailureError if it is not readable."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):

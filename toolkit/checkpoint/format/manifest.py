@@ -1,7 +1,5 @@
 """The contents of a checkpoint and their files, with the size and digest of every file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -11,16 +9,14 @@ from toolkit.checkpoint.format.chunks import Chunks
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
+__all__ = ["Manifest", "Piece", "TensorRecord"]
+
 MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
 IMPORTED = ", imported from "  # in `written_by` of an imported checkpoint
 
 
 def check_dimensions(shape: Sequence[int], where: str) -> None:
-    """Refuse a tensor with more dimensions than HDF5 supports.
-
-    Raises:
-        ToolkitError: `where` names the tensor.
-    """
+    """Raise a ToolkitError for a tensor with more dimensions than HDF5 supports."""
     if len(shape) > MOST_DIMENSIONS:
         raise ToolkitError(
             f"has {len(shape)} dimensions; the limit of a checkpoint is {MOST_DIMENSIONS}",
@@ -40,10 +36,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor in one shard file: `offset` in the global tensor, contiguous from `byte_offset`.
-
-    A compressed piece has `chunks`, and its `byte_offset` is 0.
-    """
+    """A box of a tensor in one shard file: `offset` in the tensor, contiguous from `byte_offset` (0 with `chunks`)."""
 
     file: str
     offset: tuple[int, ...]

@@ -1,12 +1,9 @@
 """Converts the JSON of a manifest, which may be untrusted, to a `Manifest`.
 
-A digest detects accidents, not attacks: an attacker who can write into the folder can also write a digest. So every
-entry is checked before use: files have the names that ranks give, boxes are inside their tensors and bytes inside their
-files, and the pieces of a tensor contain each of its elements once. A path is that of its key, so that no two entries
-have the same path. All checks come before a file is opened or memory is allocated.
+An attacker who can write into the folder can also write a digest. So every entry is checked before a file is opened or
+memory is allocated: file names, boxes inside their tensors, bytes inside their files, pieces that contain each element
+of a tensor once, and paths that match their keys, so that no two entries have the same path.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
@@ -22,6 +19,8 @@ from toolkit.checkpoint.format.filters import FILTERS
 from toolkit.checkpoint.format.layout import digest_name
 from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS, FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 
+__all__ = ["LARGEST"]
+
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
@@ -35,11 +34,7 @@ class BodyError(ValueError):
 
 
 def manifest_from(body: dict[str, Any], *, where: str) -> Manifest:
-    """The manifest that a parsed JSON body describes.
-
-    Raises:
-        CorruptCheckpointError: it contradicts itself or the format.
-    """
+    """The manifest that a parsed JSON body describes; CorruptCheckpointError if it contradicts itself or the format."""
     return _checked(lambda: _manifest(body), where)
 
 
@@ -55,11 +50,7 @@ def _checked(read: Callable[[], T], where: str) -> T:
 
 
 def files_from(body: dict[str, Any], *, where: str) -> tuple[FileRecord, ...]:
-    """The files that a parsed JSON body lists, without checks of the rest.
-
-    Raises:
-        CorruptCheckpointError: as `manifest_from`.
-    """
+    """The files that a parsed JSON body lists, without checks of the rest; errors as in `manifest_from`."""
     return _checked(lambda: _files(body["files"]), where)
 
 

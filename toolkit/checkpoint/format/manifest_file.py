@@ -1,9 +1,4 @@
-"""`manifest.json`, the last file that is written before the commit.
-
-It contains everything that a reader needs, so that a shard file is opened only when its data are needed.
-"""
-
-from __future__ import annotations
+"""`manifest.json`, the last file before the commit; with it, a reader opens a shard file only for its data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,16 +14,17 @@ from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_body import manifest_from
 from toolkit.errors import ToolkitError
 
+__all__ = ["manifest_text", "read_body", "read_manifest"]
+
 FORMAT = "toolkit-checkpoint"
 SCHEMAS = (1, 2)  # the second has compressed pieces; without them the first is written, which older versions read
 _UNSIGNED = "0" * 32
 
 
 def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
-    """The contents of the file. The digest covers the contents with zeros in place of the digest itself.
+    """The contents of the file; its digest covers them with zeros in place of the digest itself.
 
-    Args:
-        tensors: the result of `tensors_text` for the manifest's tensors, if known: it is most of the work.
+    `tensors` is the result of `tensors_text` for the manifest's tensors, if known: it is most of the work.
     """
     body = {
         "format": FORMAT,
@@ -75,21 +71,12 @@ def _piece_json(piece: Piece, file: int) -> list[Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint folder.
-
-    Raises:
-        CorruptCheckpointError: it is missing or damaged.
-        ToolkitError: it is undamaged but of another version.
-    """
+    """Read and check a manifest; CorruptCheckpointError if missing or damaged, ToolkitError for another version."""
     return manifest_from(read_body(folder), where=str(folder / MANIFEST))
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """A manifest's JSON, after a check of its digest but not of its contents.
-
-    Raises:
-        CorruptCheckpointError, ToolkitError: as `read_manifest`.
-    """
+    """A manifest's JSON, after a check of its digest but not of its contents; errors as in `read_manifest`."""
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")

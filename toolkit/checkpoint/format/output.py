@@ -1,8 +1,7 @@
 """New HDF5 files, in memory or on a disk that may fill up.
 
-HDF5 2.0 was seen to crash the process (SIGSEGV in H5Fclose) if the last flush of a file fails, and to raise errors
-without the cause. So it writes through a Python file that reports no error to it; the caller gets the error after HDF5
-has closed the file.
+HDF5 2.0 was seen to crash (SIGSEGV in H5Fclose) if the last flush of a file fails, and to raise errors without the
+cause. So it writes through a Python file that hides errors from it and raises them after HDF5 has closed the file.
 """
 
 from __future__ import annotations
@@ -27,14 +26,7 @@ _LIBRARY_VERSIONS = ("v110", "v110")
 
 @contextmanager
 def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
-    """A new file with the mode of its folder; complete when the context ends.
-
-    Args:
-        properties: keyword arguments of `h5py.File`.
-
-    Raises:
-        OSError: not all of it could be written.
-    """
+    """A new file with its folder's mode, complete when the context ends; OSError if a write failed."""
     with _Stream(path, "x+") as stream:
         os.fchmod(stream.fileno(), mode_of_files_in(path.parent))  # the umask must not decide who can read
         with _hdf5_in(stream, str(path), properties) as file:
@@ -43,12 +35,9 @@ def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
 
 @contextmanager
 def hdf5_in_memory(**properties: Any) -> Iterator[tuple[h5py.File, int]]:
-    """A sparse file in memory, and its descriptor. It lasts as long as the context.
+    """A sparse file in memory, and its descriptor, for the context; close the file before reading from the descriptor.
 
-    Close the file before you read from the descriptor.
-
-    Raises:
-        OSError: not all of it could be written, as under `ulimit -f`.
+    Raises OSError if not all of it could be written, as under `ulimit -f`.
     """
     with _Stream(os.memfd_create("hdf5"), "r+") as stream, _hdf5_in(stream, "memory", properties) as file:
         yield file, stream.fileno()

@@ -1,10 +1,8 @@
 """The layout of a shard file: the offsets of one rank's pieces, and all bytes of the file other than data.
 
-HDF5 lays the file out once, in memory and without the data. While a state keeps its shape the layout stays the same, so
-that a save only writes bytes at known offsets: threads can do this in parallel, and a full disk cannot crash HDF5.
+HDF5 lays the file out once, in memory and without the data. While a state keeps its shape, a save only writes bytes at
+known offsets: threads can do this in parallel, and a full disk cannot crash HDF5.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -86,8 +84,8 @@ class StoredPiece:
 class ShardLayout:
     """A shard file without its data.
 
-    `starts` gives each piece's first byte (0 for a piece without elements), in the order of the pieces. `structure`
-    are the bytes other than data, as (first byte, bytes), in ascending order; all remaining bytes are zero.
+    `starts` are the pieces' first bytes (0 for one without elements). `structure` are the bytes other than data, as
+    (first byte, bytes) in ascending order; all remaining bytes are zero.
     """
 
     pieces: tuple[StoredPiece, ...]
@@ -112,11 +110,7 @@ class ShardLayout:
 
 @lru_cache(maxsize=4)  # a run has one layout, or a few if it also saves other states
 def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
-    """The layout of a shard file with these pieces.
-
-    Raises:
-        ToolkitError: the type or the number of dimensions of a piece cannot be stored.
-    """
+    """The layout of a shard file with these pieces; ToolkitError if a type or number of dimensions is not supported."""
     # In memory, with holes where the data will be: HDF5 writes its own structures and nothing else.
     with hdf5_in_memory(**ALIGNMENT) as (file, descriptor):
         file.attrs["format"] = "toolkit-shard 1"
@@ -124,7 +118,7 @@ def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
         starts = tuple(_allocate(dataset, piece) for dataset, piece in zip(datasets, pieces, strict=True))
         file.close()
         layout = ShardLayout(pieces, starts, (), os.fstat(descriptor).st_size)
-        # Without the zeros at their ends.
+        # Trailing zeros are omitted.
         gaps = ((first, os.pread(descriptor, end - first, first).rstrip(b"\0")) for first, end in layout.gaps())
         return replace(layout, structure=tuple((first, content) for first, content in gaps if content))
 
@@ -132,11 +126,7 @@ def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
 def describe(
     file: h5py.File, piece: StoredPiece, *, chunk: tuple[int, ...] = (), compression: Compression = "none"
 ) -> h5d.DatasetID:
-    """Create the dataset of a piece without allocating its data; with `compression` in chunks of the shape `chunk`.
-
-    Raises:
-        ToolkitError: its type cannot be stored, or it has too many dimensions.
-    """
+    """Create a piece's dataset without data, with `compression` in chunks of shape `chunk`; errors as in `lay_out`."""
     check_dimensions(piece.shape, piece.name)
     group = file.require_group(group_path(piece.name))
     if not len(group):  # its first piece
@@ -157,7 +147,7 @@ def describe(
 
 
 def _note(owner: h5g.GroupID | h5d.DatasetID, name: bytes, numbers: Sequence[int]) -> None:
-    """Write an attribute of numbers. h5py's own method takes three times as long, which matters for thousands of tensors."""
+    """Write an attribute of numbers, in a third of the time of h5py's own method: there are thousands of tensors."""
     values = np.array(numbers, "<i8")
     h5a.create(owner, name, h5t.STD_I64LE, h5s.create_simple(values.shape)).write(values)
 

@@ -1,7 +1,5 @@
 """Loads the newest good checkpoint of a run: renames a damaged one and tries the one before it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +30,7 @@ _NAMES_SHOWN = 3
 class StartValues:
     """Copies of small tensors, and the names of all tensors that a damaged checkpoint may have overwritten.
 
-    Args:
-        tensors: the target of the load.
-        optional: keys that a checkpoint may lack; their tensors are copied first.
+    A checkpoint may lack the `optional` keys of the target `tensors`; their tensors are copied first.
     """
 
     def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
@@ -60,14 +56,9 @@ class StartValues:
         self._overwritten |= (self._large | self._values.keys()) & (manifest.tensors.keys() | manifest.objects.keys())
 
     def restore(self, following: Manifest | None, *, fix: str) -> None:
-        """Restore values that may have been overwritten, before the next load.
+        """Restore values that may have been overwritten, before the load of the checkpoint `following`, if any.
 
-        Args:
-            following: the checkpoint that is loaded next, or None.
-            fix: the fix of the error.
-
-        Raises:
-            OwnFailureError: a tensor that `following` lacks was not copied.
+        Raises an OwnFailureError with `fix` if a tensor that `following` lacks was not copied.
         """
         if not self._damaged:
             return
@@ -101,11 +92,7 @@ _START_AGAIN = "start again: the damaged checkpoint was renamed, so that the nex
 
 
 class Candidates:
-    """The checkpoints of one folder that a load may try. On rank 0 only.
-
-    Args:
-        after: only checkpoints of later steps.
-    """
+    """The checkpoints of one folder, of steps later than `after`, that a load may try. On rank 0 only."""
 
     def __init__(self, directory: Path, attempt: int, *, after: int) -> None:
         self._directory, self._attempt, self._after = directory, attempt, after
@@ -157,11 +144,7 @@ class FallingBack:
     """A load, on all ranks, from the newest good checkpoint of a folder."""
 
     def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: Wanted, *, after: int = -1) -> None:
-        """Copy the values that a fall-back may need.
-
-        Raises:
-            ToolkitError: a rank could not.
-        """
+        """Copy the values that a fall-back may need; ToolkitError if a rank could not."""
         self._ranks, self._directory, self._wanted = ranks, directory, wanted
         self._candidates = Candidates(directory, attempt, after=after)
         self._fix = _START_AGAIN
@@ -173,9 +156,8 @@ class FallingBack:
     def load_newest(self) -> LoadedCheckpoint | None:
         """Fill the tensors; None if there is no good checkpoint.
 
-        Raises:
-            OwnFailureError: a damaged checkpoint has written into a tensor that the next one lacks, and that was too large
-                to copy beforehand.
+        Raises an OwnFailureError if a damaged checkpoint has written into a tensor that the next one lacks, and that
+        was too large to copy beforehand.
         """
         while (newest := self._ranks.from_rank_zero(self._candidates.newest_good)) is not None:
             folder, manifest = newest
@@ -193,8 +175,7 @@ class FallingBack:
     def load_nothing(self, *, may_forget: bool) -> None:
         """Leave the tensors as they were before `load_newest`, which found nothing.
 
-        Raises:
-            CorruptCheckpointError: there are damaged checkpoints, so that the run may not start from zero.
+        Raises a CorruptCheckpointError for damaged checkpoints, unless the run `may_forget` them and start from zero.
         """
         if not may_forget:
             self._ranks.from_rank_zero(self._candidates.refuse_to_forget)

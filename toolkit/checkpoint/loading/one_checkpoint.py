@@ -1,7 +1,5 @@
 """Loads one checkpoint into the tensors of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +14,15 @@ from toolkit.checkpoint.loading.shared_checks import share_of_checks
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
 
+__all__ = ["LoadedCheckpoint"]
+
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The result of `load`: `state` as it was saved, `world_size` of the ranks that saved it.
+    """The result of `load`: `state` as it was saved, by `world_size` ranks.
 
-    `missing` names the optional tensors that the checkpoint lacks; they are unchanged. `bytes_read` counts the bytes
-    that this rank read from the shard files.
+    `missing` names the optional tensors that the checkpoint lacks. `bytes_read` counts what this rank read from the
+    shard files.
     """
 
     step: int
@@ -43,11 +43,9 @@ class Wanted:
 
 
 def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> LoadedCheckpoint:
-    """Fill this rank's tensors, on all ranks.
+    """Fill this rank's tensors, on all ranks, which raise the same error.
 
-    Raises:
-        ToolkitError: a tensor is missing or has another shape; the same on every rank.
-        CorruptCheckpointError: it is damaged, the same on every rank.
+    Raises ToolkitError for a tensor that is missing or has another shape, and CorruptCheckpointError for damage.
     """
     planner = LoadPlanner(wanted.optional)
     try:
@@ -64,13 +62,9 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
 def load_exactly(
     ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] | None = None
 ) -> LoadedCheckpoint:
-    """Like `load_one`, from a folder that the user named; a damaged one is not renamed.
+    """Like `load_one`, from a folder that the user named, after calling `before` on all ranks.
 
-    Args:
-        before: called on all ranks before anything is loaded.
-
-    Raises:
-        CorruptCheckpointError: the fix names the others beside it that pass the quick check.
+    The fix of a CorruptCheckpointError names the checkpoints beside it that pass the quick check.
     """
     try:
         manifest = ranks.from_rank_zero(lambda: good_manifest(source))

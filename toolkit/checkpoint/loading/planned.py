@@ -1,7 +1,5 @@
 """Reads the items of a DCP load plan from a checkpoint's shard files into the tensors that the planner names."""
 
-from __future__ import annotations
-
 import io
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -35,11 +33,7 @@ class PlannedLoad:
     """The part of a checkpoint that one rank reads. The constructor reads no bytes; `read` fills the tensors."""
 
     def __init__(self, folder: Path, manifest: Manifest, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Find the target of every item.
-
-        Raises:
-            ToolkitError: a tensor has a different kind of number in memory than in the checkpoint.
-        """
+        """Find the target of every item; ToolkitError if its kind of number differs from the checkpoint's."""
         self._folder = folder
         self._manifest = manifest
         self._planner = planner
@@ -59,9 +53,7 @@ class PlannedLoad:
     def read(self, *, threads: int = 1, checked_by_others: Blocks | None = None) -> int:
         """Fill the tensors and return the bytes read. After an error their contents are undefined.
 
-        Raises:
-            CorruptCheckpointError: a part of it is damaged.
-            OwnFailureError: this host cannot read it.
+        Raises CorruptCheckpointError for damage, and OwnFailureError if this host cannot read a file.
         """
         for item in self._values:
             packed = io.BytesIO()
@@ -97,11 +89,7 @@ class PlannedLoad:
 
 
 def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], planner: LoadPlanner) -> PlannedLoad:
-    """The load that fills this rank's tensors, planned by DCP.
-
-    Raises:
-        ToolkitError: a tensor is missing, or has another shape or kind; `tensors` is not a dict.
-    """
+    """The load that fills this rank's tensors, planned by DCP; ToolkitError for a missing or different tensor."""
     refuse_no_dict(tensors, "tensors")
     planner.set_up_planner(tensors, metadata_of(manifest), is_coordinator=False)
     return PlannedLoad(folder, manifest, planner.finish_plan(planner.create_local_plan()), planner)

@@ -1,7 +1,5 @@
 """DCP's load planner, with keys that may be missing."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,13 +16,11 @@ from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.tensors import refuse_nested
 from toolkit.errors import ToolkitError
 
+__all__ = ["both_shapes", "difference"]
+
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, except that chosen keys may be missing. Reports all other differences at once.
-
-    Args:
-        optional: keys that may be missing, including all keys below them.
-    """
+    """DCP's planner, but `optional` keys and keys below them may be missing; reports all other differences at once."""
 
     def __init__(self, optional: tuple[str, ...]) -> None:
         super().__init__(allow_partial_load=True)
@@ -73,7 +69,7 @@ class LoadPlanner(DefaultLoadPlanner):
                 f"the checkpoint {difference(lacking, shapes=shapes)}",
                 fix="load a checkpoint of this model"
                 + (", or list the keys that it may lack in `optional`" if lacking else "")
-                + (", or give the model the saved shapes" if shapes else ""),
+                + (", or use the saved shapes in the model" if shapes else ""),
             )
 
     def _differing(self, name: str, value: object) -> str:

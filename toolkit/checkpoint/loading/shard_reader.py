@@ -1,9 +1,9 @@
 """Reads boxes of pieces from one shard file directly into their targets, and checks every block that they touch.
 
-Without HDF5: the manifest states the first byte of each piece, so that nothing in the file can lead elsewhere. A box
-that is contiguous in the file and in memory is read into its target and digested there. Other boxes are copied row by
-row: from a block that was just read for its check, else from the file's pages. For a compressed piece the reader reads,
-checks and decompresses the chunks that overlap the box.
+Reads without HDF5, so that nothing in the file can lead elsewhere. A box that is contiguous in the file and in memory
+is read into its target and digested there. Other boxes are copied row by row, from a block that was just read for its
+check or from the file's pages. The chunks of a compressed piece that overlap the box are read, checked and
+decompressed.
 """
 
 from __future__ import annotations
@@ -49,17 +49,12 @@ class _WantedChunk:
 
 
 class ShardReader:
-    """One shard file of a checkpoint, open. A context manager.
-
-    `bytes_read` counts the bytes that were read from the file, in whole blocks.
-    """
+    """A context manager that reads one shard file; `bytes_read` counts the bytes of whole blocks."""
 
     def __init__(self, path: Path, expected: FileRecord, *, threads: int = 1) -> None:
         """Open the file, which must have the size and digests that the manifest states.
 
-        Raises:
-            CorruptCheckpointError: the file or its digests are missing, truncated, or differ from the manifest.
-            OwnFailureError: this host cannot read it, while the checkpoint itself may be good.
+        Raises CorruptCheckpointError if they differ, and OwnFailureError if this host cannot read the file.
         """
         self.bytes_read = 0
         self._path = path
@@ -80,14 +75,10 @@ class ShardReader:
         os.close(self._descriptor)
 
     def read(self, reads: FileReads, *, checked_by_others: Collection[int] = ()) -> None:
-        """Fill the targets of `reads`. After an error their contents are undefined.
+        """Fill the targets of `reads`, while other ranks of this node check the blocks `checked_by_others`.
 
-        Args:
-            checked_by_others: blocks that another rank of this node checks at the same time.
-
-        Raises:
-            CorruptCheckpointError: a block is damaged, or the file has changed in the meantime.
-            OwnFailureError: this host cannot read it.
+        After an error their contents are undefined. Raises CorruptCheckpointError for a damaged block or a file that
+        changed in the meantime, and OwnFailureError if this host cannot read it.
         """
         has_rows = any(of_block.rows for of_block in reads.blocks.values())
         with reading(self._path), self._mapped(has_rows) as pages:

@@ -1,7 +1,5 @@
 """Assigns blocks to ranks for checking: one of the ranks of a node that read a block checks it."""
 
-from __future__ import annotations
-
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -66,9 +64,7 @@ def share_of_checks(
 ) -> dict[str, set[int]]:
     """The blocks that this rank reads and another rank of its node checks: a node checks each block once.
 
-    Args:
-        of_node: the blocks that each rank of the node reads, in the same order on all of them.
-        place: this rank's index in it.
+    `of_node` are the blocks of each rank of the node, in the same order on all; `place` is this rank's index.
     """
     others: dict[str, set[int]] = {}
     for file, blocks in own.items():

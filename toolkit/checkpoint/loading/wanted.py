@@ -1,9 +1,4 @@
-"""The part of a shard file that a load reads: boxes of pieces and their targets, and the bytes to read by block.
-
-Computed before the file is opened: the manifest states the first byte of each piece.
-"""
-
-from __future__ import annotations
+"""The part of a shard file that a load reads, computed from the manifest: boxes, their targets, and bytes by block."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +21,7 @@ _MOST_ROW_BYTES = 256 * 1024  # far less than a block: most rows end in the bloc
 class Rows:
     """Rows of a box: `out[i]` starts at byte `first + i * distance` of the file.
 
-    `strides` are those of the file, in bytes, for the dimensions of `out`; `span` are the bytes from the first element of a
-    row to the end of its last.
+    `strides` are the file's, in bytes, for the dimensions of `out`; `span` is a row's length in the file, in bytes.
     """
 
     first: int
@@ -56,14 +50,7 @@ class Rows:
 
 
 def rows_of(first_byte: int, piece_shape: tuple[int, ...], start: tuple[int, ...], out: np.ndarray) -> Iterator[Rows]:
-    """All rows of a box, none of them longer than 256 KiB.
-
-    Args:
-        first_byte: the first byte of the piece in the file.
-        piece_shape: the shape of the piece, which is stored in C order.
-        start: the start of the box in the piece.
-        out: the target, with the shape of the box.
-    """
+    """All rows of the box at `start` in a piece, stored in C order from `first_byte`; none is longer than 256 KiB."""
     size = out.itemsize
     strides = tuple(prod(piece_shape[axis + 1 :]) * size for axis in range(out.ndim))
     axis = next(axis for axis, distance in enumerate(strides) if distance <= _MOST_ROW_BYTES)
@@ -80,10 +67,7 @@ _MOST_PARTS = 64  # of a block in one system call; with more, the block is read 
 
 @dataclass(frozen=True, eq=False)
 class WantedBox:
-    """A box of a piece and its target in memory.
-
-    `start` is its offset inside the piece; `out` has its shape, and elements of the stored size.
-    """
+    """A box at `start` in a piece; its target `out` has the box's shape, and elements of the stored size."""
 
     piece: Piece
     start: tuple[int, ...]

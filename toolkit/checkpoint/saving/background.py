@@ -11,6 +11,8 @@ from weakref import WeakSet
 from toolkit.errors import OwnFailureError
 from toolkit.terminal.talk import say
 
+__all__ = ["OnEnd"]
+
 _ALL: WeakSet[Background] = WeakSet()
 
 # Called in the thread with the error of the work, or None.
@@ -36,13 +38,9 @@ class Background:
         return not self.is_busy and self._failure is not None
 
     def start(self, work: Callable[[], None], on_end: OnEnd | None = None, *, agree: Agree) -> None:
-        """Start the work if all processes can.
+        """Start the work if all processes can; raises the error of `agree` if one cannot.
 
-        Args:
-            agree: calls a function here and in the other processes, and raises an error if it failed in any.
-
-        Raises:
-            Exception: the error of `agree`; the work does not start.
+        `agree` calls a function here and in the other processes, and raises an error if it failed in any.
         """
         assert self._thread is None, "wait() comes first"
         may_start: SimpleQueue[bool] = SimpleQueue()
@@ -69,11 +67,7 @@ class Background:
             may_start.put(agreed)
 
     def wait(self) -> None:
-        """Wait for the work.
-
-        Raises:
-            Exception: the error of the work, once.
-        """
+        """Wait for the work, and raise its error, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -94,11 +88,7 @@ def _start(thread: threading.Thread) -> None:
 
 
 def wait_for_all() -> None:
-    """Wait for all background saves of this process.
-
-    Raises:
-        Exception: the error of one of them that no caller has received.
-    """
+    """Wait for all background saves of this process; raises the first error that no caller has received."""
     for background in list(_ALL):
         background.wait()
 

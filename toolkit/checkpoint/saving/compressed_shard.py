@@ -1,7 +1,5 @@
 """Writes a shard file with compressed pieces: threads compress chunks in parallel, and HDF5 writes them in order."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,12 +41,7 @@ def write_compressed(
 ) -> tuple[BlockDigests, list[Place]]:
     """Write a shard file, replacing an older one, and sync it to the disk; returns its digests and each piece's place.
 
-    Args:
-        data: the bytes of each piece.
-        threads: the number of threads that compress.
-
-    Raises:
-        OSError: not all of it could be written.
+    `data` are the bytes of each piece; `threads` compress them. Raises OSError if not all of it could be written.
     """
     path.unlink(missing_ok=True)
     with ThreadPoolExecutor(threads) as pool, stream_shard(path) as shard:

@@ -33,8 +33,8 @@ _INDEX_PIECES = 50_000
 class Description:
     """A manifest without tensors and files. `final` is the committed folder, which `attempt` writes.
 
-    `token` is the same number on all ranks of a save, and different in every other save. With `replace`, checkpoints of
-    the same name and of later steps are renamed.
+    `token` is the same on all ranks of a save, and different in every other save. With `replace`, checkpoints of the
+    same name and of later steps are renamed.
     """
 
     final: Path
@@ -56,8 +56,7 @@ class Description:
 class WholePlan:
     """What all ranks store: the tensors, their part of the manifest, every key's path, and `index.h5`.
 
-    `files` are all files of the manifest, in its order, `files_of_ranks` each rank's shard file. `index` is empty if
-    there are too many pieces.
+    `files` are all files of the manifest, in its order; `index` is empty if there are too many pieces.
     """
 
     files_of_ranks: tuple[str, ...]
@@ -107,11 +106,7 @@ def _placed(piece: Piece, place: Place) -> Piece:
 
 
 def write_digests(shard: Path, digests: BlockDigests) -> bytes:
-    """Write and sync the digests of a shard file beside it; returns sizes and digests for `finish_save`.
-
-    Raises:
-        OSError: not all of it could be written.
-    """
+    """Write and sync the digests of a shard file beside it; returns sizes and digests for `finish_save`."""
     content = digests.text()
     write_text(shard.with_name(digest_name(shard.name)), content, mode=mode_of_files_in(shard.parent))
     of_content = digests_of_text(content)
@@ -123,9 +118,7 @@ def finish_save(
 ) -> None:
     """Write index and manifest and commit, after all ranks wrote.
 
-    Args:
-        written: by shard file, the result of `write_digests`.
-        values: by key, the values other than tensors.
+    `written` contains the results of `write_digests` by shard file, `values` the values other than tensors by key.
 
     Raises:
         OwnFailureError: a file differs from what its rank wrote; a later attempt owns the run.

@@ -1,11 +1,9 @@
 """Writes one shard file for all ranks of a node: thousands of files would overload a file system's metadata servers.
 
-The first rank of the node creates the file and writes all bytes other than data; then each rank writes its own pieces.
-A rank digests the blocks that only it writes; the first rank digests the few shared blocks. All ranks write through the
+The first rank of the node creates the file and writes all bytes other than data; then each rank writes its own pieces,
+and digests the blocks that only it writes. The first rank digests the few shared blocks. All ranks write through the
 page cache of one host, so that they only need to agree on the offsets.
 """
-
-from __future__ import annotations
 
 import os
 from collections import defaultdict
@@ -29,19 +27,10 @@ _ZEROS = memoryview(bytes(BLOCK_BYTES))
 def write_with_node(
     path: Path, layout: ShardLayout, own: range, data: Callable[[], Sequence[memoryview]], ranks: Ranks
 ) -> BlockDigests | None:
-    """Write this rank's pieces of the node's file, together with the node's other ranks.
+    """Write this rank's pieces, numbers `own` of the whole file's `layout`, with the node's other ranks.
 
-    Args:
-        layout: the layout of the whole file.
-        own: the numbers of this rank's pieces.
-        data: returns their bytes.
-
-    Returns:
-        On the node's first rank the digests of the synced file; None on the others.
-
-    Raises:
-        OSError, ToolkitError: this rank could not write its part.
-        RankFailure: another rank of the node could not.
+    Returns the digests of the synced file on the node's first rank, None on the others. Raises RankFailure if another
+    rank of the node could not write its part.
     """
     is_first = ranks.place_on_node == 0
     _all_of_node(ranks, lambda: _create(path, layout) if is_first else None)

@@ -1,10 +1,7 @@
 """Plans which rank stores what. DCP plans once; while every rank's state keeps its shape, the plan is reused.
 
-DCP's planning costs about 0.3 ms per tensor, and all plans travel to rank 0 and back. Instead, every save compares
-only this rank's own state: names, types, shapes and placements on the mesh.
+DCP's planning costs about 0.3 ms per tensor, and all plans travel to rank 0 and back.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -51,19 +48,16 @@ class SavePlanner(DefaultSavePlanner):
 
 
 def _is_empty_part(item: WriteItem) -> bool:
-    """Whether a rank has no elements of a tensor that is not empty.
-
-    Its offset would be that of another rank's part, and DCP stores only one part per offset.
-    """
+    """Whether a rank has no elements of a non-empty tensor: another part has its offset, and DCP stores one of them."""
     data = item.tensor_data
     return data is not None and 0 in data.chunk.sizes and 0 not in data.size
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank stores: `items` are tensors, `values` are keys of plain ones.
+    """What one rank stores: tensors (`items`) and plain values (`values`, their keys).
 
-    `layout` is that of the file, which may be the node's; `own` says which of its pieces are the items, in their order.
+    `layout` is the file's, which may be the node's; `own` are the numbers of the items in it, in their order.
     """
 
     file: str
@@ -90,11 +84,7 @@ class _Share:
 
 
 class SavePlanning:
-    """Plans the saves of one process, and keeps the last plan.
-
-    Args:
-        by_node: one shard file for each node instead of each rank.
-    """
+    """Plans the saves of one process and keeps the last plan; `by_node` plans one shard file per node."""
 
     def __init__(self, ranks: Ranks, *, by_node: bool = False) -> None:
         self._ranks = ranks
@@ -117,11 +107,7 @@ class SavePlanning:
         return state.shape != self._shape
 
     def plan(self, state: FlatState) -> None:
-        """Plan again, on all ranks. There is no plan until it succeeds, so that a failed rank leaves none.
-
-        Raises:
-            RankFailure: the same on every rank.
-        """
+        """Plan again, on all ranks; if one fails, all raise the same RankFailure and have no plan."""
         ranks = self._ranks
         self._shape, self.mine, self.whole = None, None, None
         plans = ranks.gather_objects(ranks.together(state.planner.create_local_plan))
@@ -198,9 +184,6 @@ def _shape_of(name: str, value: Any) -> Hashable:
 
 
 def paths_of(metadata: dcp.Metadata) -> dict[str, Path]:
-    """Every key's parts before they were joined with dots, as DCP remembers them.
-
-    A user's planner may rename keys and keep their old paths; readers refuse such paths.
-    """
+    """Every key's parts before DCP joined them with dots, without outdated paths of keys that a planner renamed."""
     known = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
     return {name: tuple(path) for name, path in known.items() if ".".join(map(str, path)) == name}

@@ -1,7 +1,5 @@
 """One save on all ranks, in two phases: one needs the training's tensors, the other can run in the background."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -43,11 +41,7 @@ class PreparedSave:
     compression: Compression = "none"
 
     def write(self, ranks: Ranks, *, threads: int) -> None:
-        """Write and commit, on all ranks.
-
-        Raises:
-            RankFailure: the same on every rank.
-        """
+        """Write and commit, on all ranks, which raise the same RankFailure."""
         if self.compression == "none":
             ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
         else:
@@ -98,12 +92,8 @@ def prepare(
 ) -> PreparedSave:
     """Open the part folder, plan if the state's shape has changed since the last save, and collect the data.
 
-    Args:
-        staging: copies the tensors; without it they must not change until the save is written.
-        spare: on rank 0, the folder of a removed checkpoint, whose files are overwritten.
-
-    Raises:
-        RankFailure: the same on every rank.
+    Without `staging`, which copies the tensors, they must not change until the save is written. `spare`, on rank 0, is
+    the folder of a removed checkpoint, whose files are overwritten. Raises RankFailure, the same on every rank.
     """
 
     kept = description
@@ -168,11 +158,7 @@ def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) ->
 
 
 def _as_planned(data: Sequence[memoryview], mine: RankPlan) -> Sequence[memoryview]:
-    """The data, checked against the sizes in the plan: a DTensor's shape does not determine that of its local part.
-
-    Raises:
-        OwnFailureError: a part does not have its planned size.
-    """
+    """The data; OwnFailureError if a size differs: a DTensor's shape does not determine its local part's."""
     for number, view in zip(mine.own, data, strict=True):
         piece = mine.layout.pieces[number]
         if len(view) != piece.size_bytes:

@@ -1,7 +1,5 @@
 """Writes a shard file in blocks from several threads, and digests each block while it is in the processor's cache."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,17 +21,9 @@ _ZEROS = memoryview(bytes(BLOCK_BYTES))
 
 
 def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, threads: int = 1) -> BlockDigests:
-    """Write a shard file, sync it to the disk, and return its digests.
+    """Write a shard file from the bytes of its pieces, sync it to the disk, and return its digests.
 
     Overwrites an existing file: reusing its blocks on the disk is faster than allocating new ones.
-
-    Args:
-        layout: the layout of the file.
-        data: the bytes of each piece of the layout, in its order.
-        threads: the number of threads that write.
-
-    Raises:
-        OSError: not all of it could be written.
     """
     blocks = range(0, layout.size, BLOCK_BYTES)
     parts = in_lengths(_in_file_order(layout, data), BLOCK_BYTES)
@@ -90,11 +80,7 @@ def _in_file_order(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[
 
 @contextmanager
 def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
-    """Open a regular file with the mode of its folder, which no link and no other name refers to.
-
-    Args:
-        create: whether to create the file if needed. If false, other processes write the same file.
-    """
+    """Open a regular file with its folder's mode; `create` makes a new one if needed, or if it has a hard link."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     descriptor = os.open(path, flags, 0o600)
     try:

@@ -1,10 +1,4 @@
-"""A copy of a state in memory that is reused by every save, so that training continues while it is written.
-
-Allocating memory costs more than the copy, because the system fills each page with zeros. So the buffer is kept, and a
-save waits for one copy at the speed of memory.
-"""
-
-from __future__ import annotations
+"""A copy of a state in memory that every save reuses: allocation, with zero-filled pages, costs more than the copy."""
 
 import ctypes
 from collections.abc import Sequence
@@ -23,11 +17,7 @@ class StagingBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def stage(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[memoryview]:
-        """Copy named tensors, and return the bytes of each; the views last until the next call.
-
-        Raises:
-            ToolkitError: a tensor's layout cannot be stored.
-        """
+        """The bytes of a copy of each tensor, valid until the next call; ToolkitError if a layout cannot be stored."""
         plain = [_strided(name, tensor) for name, tensor in tensors]
         starts, size = _places(plain)
         devices = {tensor.device for tensor in plain if tensor.device.type != "cpu"}

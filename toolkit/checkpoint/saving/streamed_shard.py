@@ -1,7 +1,5 @@
 """Writes a shard file piece by piece through HDF5, if number and sizes of the pieces are not known in advance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,15 +41,7 @@ class StreamedShard:
         self._file = file
 
     def write(self, name: str, dtype: str, shape: Sequence[int], offset: Sequence[int], data: np.ndarray) -> int:
-        """Write one piece and return its first byte in the file (0 for a piece without elements).
-
-        Args:
-            name: the tensor's name.
-            dtype: a name of `elements.ELEMENTS`.
-            shape: the global shape.
-            offset: the start of the piece in the global tensor.
-            data: the piece, C-contiguous, of the element's `memory` type.
-        """
+        """Write the C-contiguous piece at `offset`, and return its first byte in the file (0 without elements)."""
         return self.write_piece(StoredPiece(name, dtype, tuple(shape), tuple(offset), data.shape), data)
 
     def write_piece(self, piece: StoredPiece, data: np.ndarray) -> int:
@@ -71,11 +61,7 @@ class StreamedShard:
 
 @contextmanager
 def stream_shard(path: Path) -> Iterator[StreamedShard]:
-    """A new shard file, complete when the context ends.
-
-    Raises:
-        OSError: not all of it could be written.
-    """
+    """A new shard file, complete when the context ends; OSError if not all of it could be written."""
     with new_hdf5_file(path, **ALIGNMENT) as file:
         file.attrs["format"] = "toolkit-shard 1"
         yield StreamedShard(file)

@@ -1,28 +1,140 @@
 """Measures collectives over all ranks: operations by the communicator's algorithms and by MPI, size by size."""
 
-from __future__ import annotations
-
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from toolkit.comm.bench.limit import find_limit
 from toolkit.comm.bench.mpi_trials import mpi_library, mpi_trials
 from toolkit.comm.bench.request import BenchRequest, on_backend
-from toolkit.comm.bench.torch_trials import ONLY_ALGORITHM, Halves, torch_trials
 from toolkit.comm.bench.trial import CollectiveCase, Room, Trial, time_calls
 from toolkit.comm.communicator import Communicator
 from toolkit.comm.cost.choice import Choice
+from toolkit.comm.peers import Peers
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import ELEMENT_BYTES, OPERATIONS, Limit, Measurement, RankPlace, Row, Series, Timing
 from toolkit.metrics.collectives_table import foot, head, left_out, line
 from toolkit.rundir.files import utc_now
+from toolkit.topology.facts import Topology
 from toolkit.topology.gather import gather_topology
+from toolkit.topology.tiers_found import tiers_of_topology
 from toolkit.version import VERSION
 from toolkit.world.facts import World
+
+__all__ = ["measure"]
+
+# The algorithm of each operation for which the communicator has only one.
+ONLY_ALGORITHM = {
+    "all_gather": "flat", "reduce_scatter": "direct", "all_to_all": "flat", "broadcast": "tree", "reduce": "tree",
+    "send_recv": "exchange",
+}  # fmt: skip
+Halves = tuple[Trial | None, Trial | None]  # out of place, in place
+
+
+def torch_trials(communicator: Communicator, case: CollectiveCase, algorithm: str, room: Room) -> Halves:
+    """The operation out of place and in place.
+
+    torch has no all-reduce and no broadcast out of place: these trials copy the tensor first (the root's in a broadcast),
+    and the time includes the copy.
+    """
+    peers = Peers(dist.group.WORLD, tuple(range(case.ranks)), case.rank)
+    input_length = case.part if case.operation == "all_gather" else case.elements
+
+    def sent(turn: int) -> torch.Tensor:
+        return room.sent(input_length, turn)
+
+    def copied(turn: int, *, has_input: bool = True) -> torch.Tensor:
+        received = room.received(case.elements, turn)
+        return received.copy_(sent(turn)) if has_input else received
+
+    def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+        return communicator.all_reduce(tensor, "sum", algorithm)
+
+    calls: dict[str, tuple[Callable[[int], torch.Tensor | None], Callable[[int], torch.Tensor | None] | None]] = {
+        "all_reduce": (lambda turn: all_reduce(copied(turn)), lambda turn: all_reduce(sent(turn))),
+        "broadcast": (
+            lambda turn: communicator.broadcast(copied(turn, has_input=case.rank == 0), 0),
+            lambda turn: communicator.broadcast(sent(turn), 0),
+        ),
+        "send_recv": (lambda turn: _exchange(peers, case, sent(turn), room.received(case.elements, turn)), None),
+        "all_gather": (lambda turn: communicator.all_gather(sent(turn)), None),
+        "reduce_scatter": (lambda turn: communicator.reduce_scatter(sent(turn)), None),
+        "all_to_all": (lambda turn: communicator.all_to_all(sent(turn)), None),
+        "reduce": (lambda turn: communicator.reduce(sent(turn), 0), None),
+    }
+    out_of_place, in_place = calls[case.operation]
+    return Trial(out_of_place, sent, case), None if in_place is None else Trial(in_place, sent, case)
+
+
+def _exchange(peers: Peers, case: CollectiveCase, sent: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """Send and receive concurrently, as in a round of a ring."""
+    following, previous = case.neighbours
+    peers.exchange([(sent, following)], [(received, previous)])
+    return received
+
+
+_COPIES = 7
+
+
+def find_limit(world: World, topology: Topology, last_bytes: int) -> tuple[Limit | None, str]:
+    """(the limit, the reason why there is none). An assumed rate is never a limit.
+
+    Not collective: on one node without GPUs, the calling rank copies memory.
+    """
+    nodes = len(topology.ranks_by_host) + len(topology.unplaced_ranks)
+    on_gpu = world.device.startswith("cuda")
+    if nodes == 1 and not on_gpu:
+        return Limit(copy_rate(last_bytes), "rank", f"memcpy of one core, {_size(last_bytes)} at a time, measured"), ""
+    try:
+        tiers = tiers_of_topology(topology)
+    except ToolkitError as error:
+        return None, f"limit: {error.message}"
+    everybody = np.arange(tiers.size).reshape(1, -1)
+    level = tiers.levels[int(tiers.finest_common(everybody)[0])]
+    if on_gpu and level.name == "clique":
+        return Limit(level.link.bytes_per_s / 1e9, "rank", level.link.source), ""
+    if nodes == 1:
+        return None, "limit: these GPUs are not one NVLink clique, and the rate of PCIe is unknown"
+    return _adapters(topology)
+
+
+def _adapters(topology: Topology) -> tuple[Limit | None, str]:
+    """The active ports of the node with the lowest total; the link of a single rank is a part of them."""
+    limits = []
+    for node in topology.nodes:
+        ports = [port.rate_gbit_per_s for nic in node.hardware.nics.value or () for port in nic.ports]
+        known = [(rate.value, rate.source) for rate in ports if rate.value is not None]
+        if not known:
+            return None, f"limit: the rate of every network adapter of {node.host.value} is unknown"
+        total = sum(rate for rate, _ in known)
+        sources = ", ".join(dict.fromkeys(source for _, source in known))
+        description = f"{len(known)} active port{'s' * (len(known) != 1)} of a node, {total:g} Gbit/s by {sources}"
+        limits.append(Limit(total / 8, "node", description))
+    return min(limits, key=lambda limit: limit.gb_per_s), ""
+
+
+def copy_rate(size_bytes: int) -> float:
+    """GB/s of a memory copy by one core, the best of several."""
+    source, target = np.zeros(max(size_bytes, 1), np.uint8), np.ones(max(size_bytes, 1), np.uint8)
+    source += 1  # unwritten pages share one page, which is always cached
+    seconds = []
+    for _ in range(_COPIES):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start)
+    return len(source) / max(min(seconds), 1e-9) / 1e9
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}"
+    return f"{size_bytes} bytes"
+
 
 _MODEL_BUDGET_S = 2.0  # for each tier of links
 

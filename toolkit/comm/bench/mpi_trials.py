@@ -1,7 +1,5 @@
 """MPI's collectives on the same memory, through mpi4py: the performance of the site's MPI on the same links."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The request of a measurement and its checks, without torch, since the login side uses them."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +10,8 @@ from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.collectives import OPERATIONS, sizes_of
 from toolkit.units import parse_bytes
 from toolkit.world.facts import World
+
+__all__ = ["BenchRequest", "on_backend"]
 
 BACKENDS = ("auto", "gloo", "nccl")
 

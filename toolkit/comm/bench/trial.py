@@ -5,8 +5,6 @@ successive calls use successive parts of a large buffer: data in a cache from th
 link.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

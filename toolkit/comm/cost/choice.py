@@ -1,7 +1,5 @@
 """Chooses the fastest all-reduce for a size by measured links, and keeps the measurement in the run directory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ runs at a few small sizes; its error there corrects its predictions, less and le
 dominates. All times are those of the slowest rank.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from bisect import bisect_right

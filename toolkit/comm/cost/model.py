@@ -6,8 +6,6 @@ collectives R. Thakur et al., IJHPCA 19(1), 2005; sharing of a node's link among
 Samfass, "Modeling MPI communication performance on SMP nodes", EuroMPI 2016.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping

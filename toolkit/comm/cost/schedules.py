@@ -4,8 +4,6 @@ A round is a set of concurrent messages; the next round starts when they have ar
 `ring`, `tree`, `one_hop` and `hierarchical`, for places 0 to p-1 on nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Draws a measurement of collectives: time and bus bandwidth by size, the model's prediction, and the hardware's limit."""
 
-from __future__ import annotations
-
 import importlib
 import textwrap
 from pathlib import Path
@@ -11,6 +9,8 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import OPERATIONS, Measurement, Series
 from toolkit.observe.pictures.formats import check_picture
 from toolkit.units import format_bytes
+
+__all__ = ["draw_measurement"]
 
 # Colors that most color-blind people can distinguish: M. Okabe, K. Ito, "Color Universal Design" (2008).
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D1F", "#7F7F7F")

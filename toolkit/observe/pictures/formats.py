@@ -1,11 +1,11 @@
 """The formats of picture files, and a check before anything is measured or laid out for one."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+
+__all__ = ["check_picture"]
 
 SUFFIXES = (".svg", ".png", ".pdf")
 

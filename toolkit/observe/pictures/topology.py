@@ -1,13 +1,13 @@
 """Writes the drawing of a topology as a picture file, with matplotlib."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any
 
 from toolkit.observe.pictures.formats import check_picture
 from toolkit.observe.pictures.topology_drawing import Box, Drawing, Wire
+
+__all__ = ["save_picture"]
 
 # Colors that most color-blind people can distinguish: M. Okabe, K. Ito, "Color Universal Design" (2008).
 _LINKS = {

@@ -4,8 +4,6 @@ A leaf is one or more rows of nodes, each above a bar for the leaf's switch. A l
 NVLink cliques are shaded: inside a node below its GPUs, across nodes below the rows.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -13,6 +11,8 @@ from dataclasses import dataclass, field
 from toolkit.topology.facts import NO_FABRIC, Hardware, NodeFacts, Topology, contradictions
 from toolkit.topology.links.matrix import NearestNics
 from toolkit.topology.links.nodes import cliques_of, links_within, nearest_nics_of
+
+__all__ = ["draw"]
 
 MOST_NODES = 72  # a larger cluster shows the first nodes of each group
 FIRST_NODES = 2

@@ -1,4 +1,4 @@
-"""Which flag to change, from what a run used of what it asked for."""
+"""Advise which flags to change, from requested and used resources."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
     from toolkit.runs.record.job import Request
 
-# Below these shares less is worth asking for; what is asked for then leaves so much above what was used.
+# Below these shares the advice is to request less; the request then keeps this margin above the use.
 _LOW, _ROOM = 0.5, 1.3
-_HIGH = 0.9  # of memory: a little more, and the job is killed
+_HIGH = 0.9  # of memory: a little more would get the job killed
 _WALLTIME_STEP_S = 300
-_LONGEST_LIST = 100  # characters of tasks that a user would still type
+_LONGEST_LIST = 100  # length of a list of tasks that a user would still type
 _GIB = 2**30
 
 
 def advice_for(efficiency: Efficiency, job: ResolvedJob, request: Request, *, starts: int) -> Iterator[Advice]:
-    """What to request next time. There is no advice on a resource whose use is unknown."""
+    """Return what to request next time. Resources of unknown use get no advice."""
     if (
         efficiency.status.state is RunState.COMPLETED
         and starts == max(1, efficiency.status.starts)
         and starts == request.tasks
     ):
         yield from _walltime(efficiency.walltime_s, job.restart.warn_s)
-    if not job.component:  # the samples do not tell components apart
+    if not job.component:  # the samples do not distinguish components
         yield from _memory(efficiency)
         yield from _cpus(efficiency, job)
     yield from _gpus(efficiency, job)
 
 
 def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
-    """For a run that completed in one start: a job that requests less waits less."""
+    """Advise on the walltime of a run that completed in one start: a shorter request waits less."""
     if time.used is None or time.asked is None or time.share is None or time.share >= _LOW:
         return
     needed_s = math.ceil((time.used * _ROOM + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
@@ -65,7 +65,7 @@ def _memory(efficiency: Efficiency) -> Iterator[Advice]:
 
 
 def _memory_for(used: float) -> int:
-    """GiB of a node."""
+    """Return GiB per node."""
     return max(1, math.ceil(used * _ROOM / _GIB))
 
 
@@ -74,7 +74,7 @@ def _memory_flag(gib: int) -> str:
 
 
 def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
-    """Of an array the task whose CPUs worked most counts: all are given as many."""
+    """Advise on CPUs; for an array by the task with the most CPU work, because all get the same."""
     asked = job.job.cpus_per_rank
     shares = {one.task: one.cpu_share for one in efficiency.tasks if one.cpu_share is not None}
     most = max(shares.values(), default=efficiency.cpu_s.share)
@@ -94,7 +94,7 @@ def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
 
 
 def _some_tasks(tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str) -> Iterator[Advice]:
-    """Where some tasks need all that is asked for, and most do not: those can be asked for apart."""
+    """Advise to request an array's few demanding tasks separately."""
     small = sorted(tasks)
     numbers = write_array(small)
     if 2 * len(small) >= len(efficiency.tasks) and len(numbers) <= _LONGEST_LIST:

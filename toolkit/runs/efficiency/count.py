@@ -1,6 +1,4 @@
-"""Count what a run used, after Slurm's accounting where there is one, and after its own files."""
-
-from __future__ import annotations
+"""Count what a run used, by Slurm's accounting if available, and by its own files."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +25,12 @@ from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
 from toolkit.supervise.shape import Shape, shape_of_job
 from toolkit.terminal.talk import say
 
+__all__ = ["efficiency_of"]
+
 
 @dataclass(frozen=True)
 class Life:
-    """One start, or one life of a Slurm job, as far as it is known."""
+    """One start, or one run of a Slurm job, as far as it is known."""
 
     elapsed_s: float
     limit_s: float | None
@@ -42,7 +42,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Part:
-    """A run, or one task of an array: its starts, and the samples of each node of all its attempts and of the last one."""
+    """A run, or one task of an array: its starts, and each node's samples of all attempts and of the last one."""
 
     run: RunDirectory
     lives: Sequence[Life]
@@ -63,7 +63,7 @@ class Part:
 
 
 def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
-    """What the files of a run or task contain. `asked` is what each submission requested, by its first start."""
+    """Return the facts in the files of a run or task. `asked` is the request of each submission, by its first start."""
     attempts = {run.attempt(number): usage_of(run.attempt(number)) for number in run.attempt_numbers()}
     nodes = [one for usage in attempts.values() for one in usage]
     last = list(attempts.values())[-1] if attempts else []
@@ -71,10 +71,11 @@ def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
 
 
 def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
-    """The samples of each node of an attempt.
+    """Return the samples of each node of an attempt.
 
-    Where the first rank's guard saw not all ranks of its node (containers hide them, and others may have ended before the
-    only look), those are taken to be like the ones that it saw.
+    If the first rank's guard did not see all ranks of its node (containers hide them, and others may have exited before
+    the only
+    sample), the others are assumed to be like those that it saw.
     """
     begun = StartRecord.read(attempt)
     if begun is None:
@@ -98,7 +99,7 @@ def _of_all_ranks(usage: dict[str, Any], on_node: int) -> dict[str, Any]:
 def _lives(
     run: RunDirectory, asked: Mapping[int, Sequence[Request]], attempts: dict[AttemptDirectory, list[dict[str, Any]]]
 ) -> Iterator[Life]:
-    """Each start from its claim until its end; of one that has none, until anything of it was last written down."""
+    """Yield each start from its claim to its end; without an end, to the last change of its files."""
     last_of_start: dict[int, StartRecord] = {}
     seen: dict[int, list[str]] = {}
     for attempt, usage in attempts.items():
@@ -122,7 +123,7 @@ def _lives(
 
 
 def steps_made(run: RunDirectory) -> StepsMade | None:
-    """None if a run reports no steps, or if the first step of an attempt is unknown."""
+    """Return the performed steps; None if a run reports no steps, or if the first step of an attempt is unknown."""
     reached = _reached(run)
     if not reached:
         return None
@@ -135,7 +136,7 @@ def steps_made(run: RunDirectory) -> StepsMade | None:
 
 
 def _reached(run: RunDirectory) -> dict[int, int]:
-    """The last step of each attempt that made one."""
+    """Yield the last step of each attempt that performed one."""
     reached: dict[int, int] = {}
     for attempt in map(run.attempt, run.attempt_numbers()):
         end, beat = AttemptRecord.read(attempt), read_json_or_none(attempt.heartbeat)
@@ -147,7 +148,10 @@ def _reached(run: RunDirectory) -> dict[int, int]:
 
 
 def _began(run: RunDirectory) -> dict[int, int]:
-    """The step from which each attempt resumed: that of the newest save before its first record, else the one before that record."""
+    """Return the step from which each attempt resumed: that of the newest save before its first record, or the step
+    before
+    it.
+    """
     path = run.metrics / "train.jsonl"
     records = list(read_records(path, TrainRecord.from_line, what="training")) if path.exists() else []
     if not records and len(run.attempt_numbers()) == 1:
@@ -165,7 +169,7 @@ def _began(run: RunDirectory) -> dict[int, int]:
 
 
 def efficiency_of(run: RunDirectory) -> Efficiency:
-    """What a run has used until now; of an array its tasks are taken together.
+    """Return what a run has used so far; the tasks of an array together.
 
     Raises:
         CheckFailedError: it has not started, or nothing was sampled.
@@ -209,18 +213,18 @@ def _task(part: Part) -> TaskUsage:
 
 
 def _accounted(run: RunDirectory, job: ResolvedJob) -> list[AccountedLife]:
-    """What sacct says of all jobs of the run; [] without accounting."""
+    """Return sacct's records of all jobs of the run; [] without accounting."""
     ids = job_ids(run) if run.task_number is None else [f"{one}_{run.task_number}" for one in job_ids(run.whole)]
     if not uses_slurm(job) or not ids or _has_moved(run, job):
         return []
     try:
         return accounted_usage(slurm_of(job), ids)
-    except (NotFoundError, SchedulerRefusedError):  # our own samples tell without it
+    except (NotFoundError, SchedulerRefusedError):  # toolkit's own samples exist without it
         return []
 
 
 def _has_moved(run: RunDirectory, job: ResolvedJob) -> bool:
-    """True where some starts were on another cluster, whose sacct alone knows them."""
+    """True if some starts were on another cluster, whose sacct alone knows them."""
     return any(slurm_of(one) != slurm_of(job) for one in jobs_of_starts(run).values())
 
 
@@ -230,13 +234,13 @@ def _of_accounting(life: AccountedLife) -> Life:
 
 
 def _walltime(lives: Sequence[Life], request: Request) -> Share:
-    """The longest life, and its own limit: a resume may have asked for another one."""
+    """Return the longest start with its own limit, because a resume may have requested another one."""
     longest = max(lives, key=lambda life: life.elapsed_s)
     return Share(longest.elapsed_s, longest.limit_s if longest.limit_s is not None else request.time_s)
 
 
 def _cpu(lives: Sequence[Life], accounted: Sequence[AccountedLife], sampled: Sequence[Part]) -> Share:
-    """The larger of two counts: each misses what was killed before it could look."""
+    """Return the larger of two counts, because each misses processes killed before its sample."""
     given = sum(life.elapsed_s * life.cpus for life in lives) if accounted else sum(one.given_cpu_s for one in sampled)
     counts = [sum(life.cpu_s for life in accounted), sum(part.cpu_s for part in sampled)]
     return Share(max(counts) or None if accounted or sampled else None, given or None)
@@ -248,7 +252,7 @@ def _memory(
     nodes: Sequence[dict[str, Any]],
     requests: Sequence[Request],
 ) -> Share:
-    """The node that had most. sacct knows the largest rank alone: all of a node's ranks may have been as large."""
+    """Return the node with the most. sacct knows only the largest rank; all ranks of a node may be as large."""
     used = [float(one["memory_peak_bytes"]) for one in nodes]
     if not used:
         used = [
@@ -267,7 +271,7 @@ def _most_memory(requests: Sequence[Request]) -> float | None:
 
 
 def _gpus(parts: Sequence[Part]) -> GpuUsage | None:
-    """The GPUs of each part's last attempt: earlier ones may have run on other nodes."""
+    """Return the GPUs of each part's last attempt; earlier ones may have run on other nodes."""
     found = [gpu for part in parts for usage in part.last for gpu in usage["gpus"] or ()]
     if not found:
         return None

@@ -1,6 +1,4 @@
-"""A run's efficiency in words: each resource, used of asked, then the flags to change."""
-
-from __future__ import annotations
+"""Print a run's efficiency: the use of each requested resource, then the flags to change."""
 
 from collections.abc import Callable, Iterator
 from statistics import median_low
@@ -10,11 +8,13 @@ from toolkit.runs.efficiency.report import Efficiency, Share
 from toolkit.slurm.times import format_slurm_time
 from toolkit.units import format_bytes_in
 
+__all__ = ["lines_of"]
+
 _GIB = 2**30
 
 
 def lines_of(efficiency: Efficiency) -> Iterator[str]:
-    """The answer for people: each resource, used of asked, then the flags to change."""
+    """Return the lines: the use of each requested resource, then the flags to change."""
     status, steps = efficiency.status, efficiency.steps
     job = f" (job {status.full_job_id})" if status.job_id else ""
     shape = f"{counted(status.starts, 'start')}, {counted(status.attempts, 'attempt')}"
@@ -48,7 +48,7 @@ def lines_of(efficiency: Efficiency) -> Iterator[str]:
 
 
 def _of_tasks(used: dict[int, float], in_unit: Callable[[float], str]) -> Iterator[str]:
-    """Of an array's tasks the one in the middle and the one with most: what one task needs is asked for all of them."""
+    """Return the median and maximum of an array's tasks, because all tasks get the same request."""
     if len(used) > 1:
         task, most = max(used.items(), key=lambda item: item[1])
         yield f"{'':<10}half of {len(used)} tasks at most {in_unit(median_low(used.values()))}; task {task} most, {in_unit(most)}"

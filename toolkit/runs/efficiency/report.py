@@ -1,7 +1,5 @@
 """The efficiency of a run. Seconds and bytes; None is unknown."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +8,7 @@ from toolkit.runs.status.state_table import RunStatus
 
 @dataclass(frozen=True)
 class Share:
-    """A resource: what was used and what was asked for, in one unit. None is unknown."""
+    """A resource: used and requested amounts in one unit. None is unknown."""
 
     used: float | None = None
     asked: float | None = None
@@ -34,7 +32,7 @@ class GpuUsage:
 
 @dataclass(frozen=True)
 class Advice:
-    """A flag of `toolkit submit` and `resume` that requests what is needed, and why."""
+    """A flag of `toolkit submit` and `resume` that requests the required amount, and why."""
 
     flag: str
     why: str
@@ -42,7 +40,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class StepsMade:
-    """Steps of all attempts, and those of them that the run has come forward by."""
+    """Steps of all attempts, and those that advanced the run."""
 
     made: int
     useful: int
@@ -50,7 +48,7 @@ class StepsMade:
 
 @dataclass(frozen=True)
 class TaskUsage:
-    """One task of an array by its samples: its longest start, all its CPU time, its node that had most memory."""
+    """One task of an array by its samples: its longest start, its CPU time, the memory of its largest node."""
 
     task: int
     walltime_s: float
@@ -62,9 +60,10 @@ class TaskUsage:
 class Efficiency:
     """A run, or a task. Seconds and bytes.
 
-    `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node that had most, and
-    `memory_mean_bytes` of the one that had most on average. `cpus_peak` is how many CPUs of one node were busy at once,
-    between two samples. `source` is "sacct" or "own samples". `gpus` is None if their use was not sampled.
+    `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node with the highest peak,
+    `memory_mean_bytes` of the node with the highest mean. `cpus_peak` is the maximum of busy CPUs of one node between
+    two
+    samples. `source` is "sacct" or "own samples". `gpus` is None if their use was not sampled.
     """
 
     status: RunStatus
@@ -82,7 +81,7 @@ class Efficiency:
     advice: tuple[Advice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `efficiency --json`."""
+        """Return the documented JSON of `efficiency --json`."""
         value = asdict(self)
         del value["status"]
         for name in ("walltime_s", "cpu_s", "memory_bytes"):

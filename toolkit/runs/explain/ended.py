@@ -1,6 +1,4 @@
-"""Why a run has ended: by its own record, else by what Slurm and the logs say of a job that left none."""
-
-from __future__ import annotations
+"""Explain why a run ended: by its own record, or by Slurm and the logs of a job without one."""
 
 import os
 import pwd
@@ -29,7 +27,7 @@ from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, mat
 from toolkit.terminal.talk import clean
 
 LINES_SHOWN = 4
-# What the supervisor logs before a record that it could not write, as earlier and present releases word it.
+# The supervisor's message before a record that it could not write, in the words of earlier and present releases.
 _UNWRITTEN_RECORD = re.compile("; (?:it would say|its contents): ")
 LOG_LINES = 40
 
@@ -37,7 +35,7 @@ _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lo
 
 
 def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
-    """A run of which nothing more will come by itself."""
+    """Explain a run that does not continue by itself."""
     attempt = run.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     if status.source == "exit.json" and attempt is not None and end is not None:
@@ -46,7 +44,7 @@ def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
 
 
 def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: AttemptRecord) -> Explanation:
-    """The supervisor wrote down what happened."""
+    """Explain by the supervisor's record."""
     symptom = end.symptom or end.cause.value
     if end.cause is Cause.CANCELLED:
         return _cancelled(run, status)
@@ -62,10 +60,10 @@ def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, 
 
 
 def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: AttemptRecord, quoted: list[str]) -> list[Evidence]:
-    """What the rank that caused the end, or the launcher, printed last, without the lines in `quoted`."""
+    """Return the last lines of the rank that caused the end, or of the launcher, without those in `quoted`."""
     path = attempt.launcher_log if end.rank is None else find_log(attempt, end.rank)
     if end.cause is Cause.STALLED:
-        path = attempt.errors  # where each rank stands, from the stacks in it
+        path = attempt.errors  # the place of each rank, from its stack
     new = [line for line in end.last_lines if line.strip(" ^~") and not any(line.strip() in one for one in quoted)]
     return [quote_file(run, path, line) for line in new[-LINES_SHOWN:]]
 
@@ -73,7 +71,7 @@ def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: AttemptRecord
 def _next_steps(
     run: RunDirectory, status: RunStatus, fix: str = "", cause: str = "", rank: int | None = None
 ) -> list[str]:
-    """The fix, how to look closer, and how to go on from the newest checkpoint."""
+    """Return the fix, how to inspect the cause, and how to resume from the newest checkpoint."""
     if status.state is RunState.COMPLETED:
         listed = [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
         return listed + _with_more_patience(run, status)
@@ -94,7 +92,7 @@ def _next_steps(
 
 
 def _with_more_patience(run: RunDirectory, status: RunStatus) -> list[str]:
-    """How to continue a run that stopped early."""
+    """Return how to continue a run that stopped early."""
     patience = recorded_job(run).train.early_stop_patience
     if status.stopped_early and patience:
         more = f"--set train.early_stop_patience={2 * patience}"
@@ -107,9 +105,9 @@ def _newest_checkpoint(run: RunDirectory) -> str:
 
 
 def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
-    """By whom? `toolkit cancel` leaves a file; Slurm's accounting knows the user; else it stays open."""
+    """Explain a cancel: `toolkit cancel` leaves a file, Slurm's accounting knows the user; otherwise it stays unknown."""
     if run.is_asked("cancel"):
-        # What was asked of a whole array counts for its tasks.
+        # A request to a whole array applies to its tasks.
         asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
         moment = asked.read_text(encoding="utf-8").strip()
         return Explanation(
@@ -149,7 +147,7 @@ def _ask(run: RunDirectory, status: RunStatus) -> JobFacts | None:
 
 
 def _with_canceller(slurm: Slurm, job: JobFacts) -> JobFacts:
-    """A cancelled job, by whom where accounting tells it; nothing else knows."""
+    """Return the reason with the user who cancelled the job, if accounting knows it."""
     try:
         accounted = slurm.accounted([job.job_id]).get(job.job_id)
     except SchedulerRefusedError:
@@ -160,14 +158,14 @@ def _with_canceller(slurm: Slurm, job: JobFacts) -> JobFacts:
 
 
 def _as_line(job: JobFacts) -> str:
-    """The job's row as a quotation."""
+    """Quote the job's row."""
     by = f" by {job.cancelled_by}" if job.cancelled_by is not None else ""
     return " ".join(word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word)
 
 
 @dataclass(frozen=True)
 class _Traces:
-    """What is left of a job that wrote down no result: Slurm's word, its log, and what the log's end shows."""
+    """What remains of a job without a record: Slurm's answer, its log, and the symptom at the log's end."""
 
     run: RunDirectory
     status: RunStatus
@@ -176,7 +174,7 @@ class _Traces:
     log_file: Path | None  # the log, where it can be read
     seen: Symptom | None
     evidence: list[Evidence]
-    starts: int  # supervisors of this job that have begun
+    starts: int  # started supervisors of this job
 
     @property
     def claimed(self) -> bool:
@@ -184,7 +182,7 @@ class _Traces:
 
     @property
     def never_began(self) -> bool:
-        """True if Slurm restarted the job more often than its script ran, as far as the log or the claims show."""
+        """True if Slurm restarted the job more often than its script ran, by the log or the claims."""
         if self.job is None or not self.job.restarts:
             return False
         begun = last_life_begun(self.log_file) if self.log_file is not None else self.starts - 1
@@ -196,7 +194,7 @@ class _Traces:
 
     @property
     def attempt(self) -> AttemptDirectory | None:
-        """The job's last attempt; those of earlier jobs say nothing of this one."""
+        """Return the job's last attempt, ignoring those of earlier jobs."""
         attempt = self.run.last_attempt()
         if attempt is None or not self.claimed:
             return None
@@ -214,7 +212,7 @@ class _Traces:
 
 
 def _without_record(run: RunDirectory, status: RunStatus) -> Explanation:
-    """No attempt left a final word: Slurm's, the log's and the disk's are all there is."""
+    """Explain an end without a final record, by Slurm, the log and the disk."""
     if status.state is RunState.CANCELLED:
         return _cancelled(run, status)
     left = _traces(run, status, _ask(run, status))
@@ -242,12 +240,12 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
 
 
 def _fact_of(status: RunStatus) -> str:
-    """The reason without what to do, which stands below."""
+    """Return the reason without the fix, which is printed below it."""
     return status.reason.partition("; `toolkit resume`")[0]
 
 
 def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
-    """What the states and reasons of Slurm mean if the run recorded nothing."""
+    """Explain Slurm's states and reasons of a run without a record."""
     if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
         return left.tell_seen(OUT_OF_MEMORY)
     if job.state == "NODE_FAIL" or job.reason == "NodeDown":
@@ -273,13 +271,13 @@ def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
 
 
 def _by_silence(left: _Traces) -> Explanation:
-    """Neither Slurm nor the log says why; what is missing does."""
+    """Explain an end without a reason from Slurm or the log, by what is missing."""
     run = left.run
     if (full := full_disk(run.whole.path)) is not None:
         why = "the run's file system is full, so that not even the result could be written"
         first, *others = left.steps
         return Explanation(
-            "disk_full", why, evidence=[*left.evidence, full], actions=["make room, then " + first, *others]
+            "disk_full", why, evidence=[*left.evidence, full], actions=["free space, then " + first, *others]
         )
     if not left.status.job_id and left.log_file is None:
         return left.tell("submission_broken", _fact_of(left.status))
@@ -294,23 +292,21 @@ def _by_silence(left: _Traces) -> Explanation:
             "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
             *(elsewhere or [f"`toolkit logs {run.run_id}` shows the error"]),
         )  # fmt: skip
-    return left.tell(
-        "supervisor_lost", "the supervisor vanished before it could write down a result: killed, or its host is gone"
-    )
+    return left.tell("supervisor_lost", "the supervisor vanished without a result: it was killed, or its host is gone")
 
 
 def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
-    """The nodes of a job that are still down or drained."""
+    """Return the nodes of a job that are still down or drained."""
     if not nodes:
         return []
     try:
         return unusable_nodes(slurm_of(recorded_job(run)), nodes=nodes)
-    except SchedulerRefusedError:  # it answered a moment ago, and this is only a detail
+    except SchedulerRefusedError:  # Slurm answered a moment ago, and this is only a detail
         return []
 
 
 def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
-    """slurmd could not open the log or run the script: nothing of ours was there to say so."""
+    """Explain a job whose log or script slurmd could not open, so that toolkit never ran."""
     where = job.nodes or "its node"
     look = f": `srun -w {shlex.quote(job.nodes)} ls -d {shlex.quote(str(run.whole.path))}`" if job.nodes else ""
     return Explanation(
@@ -325,13 +321,13 @@ def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -
 
 
 def full_disk(path: Path) -> Evidence | None:
-    """How little room a full file system has."""
+    """Describe the free space of a full file system."""
     full = why_full(path)
     return Evidence("df", full) if full else None
 
 
 def _match_log(log: Path | None) -> tuple[SymptomMatch | None, str]:
-    """A symptom in the job's log, or its last line, which is the best that is known."""
+    """Return a symptom in the job's log, or its last line, the best available evidence."""
     lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
     seen = match_symptom(lines)
     if seen is not None:

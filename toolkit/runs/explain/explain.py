@@ -1,6 +1,4 @@
-"""Why a run is in the state it is in, what follows by itself, and what to do now."""
-
-from __future__ import annotations
+"""Explain a run's state, what follows by itself, and what to do."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,11 +22,13 @@ from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus
 from toolkit.slurm.reasons import CanStart
 from toolkit.terminal.talk import clean
 
+__all__ = ["explain_run", "lines_of"]
+
 FAILURES_SHOWN = 3
 
 
 def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
-    """The tasks in one sentence, then what holds the waiting ones, then the first failures."""
+    """Explain the tasks in one sentence, then the reason of the waiting ones, then the first failures."""
     assert status.tasks is not None  # of an array run
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
     waiting = [task for task in status.tasks if task.state is RunState.PENDING]
@@ -40,7 +40,7 @@ def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
     if status.state is RunState.CANCELLING:
         return Explanation(
             "cancelling", status.reason, evidence=evidence, actions=[f"`toolkit wait {run.run_id}`"],
-            follows="the tasks that were asked to end save and leave, at the latest when Slurm kills them; others go on",
+            follows="cancelled tasks save and exit, at the latest when Slurm kills them; others continue",
         )  # fmt: skip
     closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of {task.named}" for task in failed[:1]]
     if waiting:
@@ -56,13 +56,13 @@ def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
         why = status.reason + _what_failed_alike(status)
         return Explanation("tasks_failed", why, evidence=evidence, actions=[*closer, again])
     return Explanation(
-        "running", status.reason, follows="its tasks go on to their ends", evidence=evidence,
+        "running", status.reason, follows="its tasks continue to their ends", evidence=evidence,
         actions=[*closer, f"`toolkit wait {run.run_id}`"],
     )  # fmt: skip
 
 
 def _what_failed_alike(status: RunStatus) -> str:
-    """Of a sweep the values that every failed task has, and no completed one."""
+    """Return the swept values that every failed task has and no completed one."""
     failed: list[Values] = []
     completed: list[Values] = []
     for task in status.tasks or ():
@@ -72,7 +72,7 @@ def _what_failed_alike(status: RunStatus) -> str:
 
 
 def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]:
-    """How the first of them ended, and how many more there are."""
+    """Return how the first of them ended, and the number of others."""
     evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task)) is not None]
     if (more := len(failed) - FAILURES_SHOWN) > 0:
         explanation = f"{counted(more, 'more task')} not completed; `toolkit status {run.run_id} --tasks` lists all"
@@ -93,7 +93,7 @@ LAST_EVENTS = 5
 
 
 def explain_run(run: RunDirectory) -> Explanation:
-    """Read everything that says something about a run: its files, then Slurm."""
+    """Explain a run from its files and from Slurm."""
 
     status = run_status(run)
     if (broken := explain_broken_chain(run, status)) is not None:
@@ -111,12 +111,12 @@ def explain_run(run: RunDirectory) -> Explanation:
 
 
 def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:
-    """How good the model was at last, where the run looked."""
+    """Return the last validation of the model."""
     return [quote_file(run, run.metrics / "validation.jsonl", status.validated)] if status.validated else []
 
 
 def _guarded(run: RunDirectory) -> list[Evidence]:
-    """How many bad steps `train.guard` has found, as the newest checkpoint counts them."""
+    """Return the bad steps that `train.guard` has found, by the newest checkpoint."""
     from toolkit.checkpoint.format.layout import MANIFEST
     from toolkit.checkpoint.format.manifest_file import read_body
 
@@ -125,16 +125,16 @@ def _guarded(run: RunDirectory) -> list[Evidence]:
         return []
     try:
         bad = read_body(newest[0])["state"]["extra"]["guard"]["bad_steps"]
-    except (ToolkitError, OSError, KeyError, TypeError):  # damaged, which `ckpt verify` tells, or of another guard
+    except (ToolkitError, OSError, KeyError, TypeError):  # damaged, which `ckpt verify` reports, or of another guard
         return []
     which = f"; the log names {'it' if bad == 1 else 'each'}: `toolkit logs {run.run_id} --rank 0`"
     return [quote_file(run, newest[0] / MANIFEST, f"the guard found {counted(bad, 'bad step')}{which}")] if bad else []
 
 
 def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
-    """Failures that were no accidents: what `toolkit rehearse` did to the attempt that is explained.
+    """Return what `toolkit rehearse` did to the explained attempt.
 
-    Of a living attempt that is also the one before it; what was done to earlier ones explains nothing now.
+    For a running attempt that includes the previous one; earlier ones explain nothing now.
     """
     evidence = []
     for attempt in map(run.attempt, run.attempt_numbers()[-2:]):
@@ -146,13 +146,13 @@ def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
 
 
 def _has_ended(run: RunDirectory, status: RunStatus) -> bool:
-    """True where the last attempt is over, whatever follows it."""
+    """True if the last attempt has ended, whatever follows it."""
     last = run.last_attempt()
     return status.state.final or (last is not None and last.exit_file.exists())
 
 
 def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, Any]]:
-    """The last events of the run, oldest first, each with its attempt."""
+    """Return the last events of the run, oldest first, each with its attempt."""
     found: list[dict[str, Any]] = []
     for number in reversed(run.attempt_numbers()):
         of_attempt = [{"attempt": number, **event} for event in read_lines(run.attempt(number).events)]
@@ -163,7 +163,7 @@ def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, A
 
 
 def lines_of(explanation: Explanation) -> Iterator[str]:
-    """The explanation for people: what, why, what follows, what to do."""
+    """Return the explanation: what, why, what follows, what to do."""
     status = explanation.status
     assert status is not None  # `explain_run` lays it in
     job = f" (job {status.full_job_id})" if status.job_id else ""
@@ -187,7 +187,7 @@ def lines_of(explanation: Explanation) -> Iterator[str]:
 
 def _start_in_words(waiting: Waiting) -> str:
     if waiting.can_start is CanStart.NEVER:
-        return "never, as it stands"
+        return "never, unless it changes"
     expected = (
         f"expected at {_local(waiting.estimated_start)}" if waiting.estimated_start else "Slurm expects no time yet"
     )
@@ -204,14 +204,14 @@ def _event_in_words(event: dict[str, Any]) -> str:
 
 
 def _local(moment: str) -> str:
-    """A UTC time as the reader's clock shows it; the day only when it is not today's."""
+    """Format a UTC time in local time, with the date unless it is today."""
     then = datetime.fromisoformat(moment).astimezone()
     today = then.date() == datetime.now(UTC).astimezone().date()
     return f"{then:%H:%M:%S}" if today else f"{then:%Y-%m-%d %H:%M:%S}"
 
 
 def explain_broken_chain(run: RunDirectory, status: RunStatus) -> Explanation | None:
-    """None where the run lives, or ended in a way of its own."""
+    """Explain a failed parent; None if the run has not ended, or ended for its own reasons."""
     said_by = [part.source for part in status.tasks or (status,)]
     if not status.state.final or RECORD_SOURCE in said_by or (broken := failed_parent(run)) is None:
         return None
@@ -219,18 +219,18 @@ def explain_broken_chain(run: RunDirectory, status: RunStatus) -> Explanation | 
     waited_for = f"after {parent.kind} {parent.run_id} (job {parent.job_id})"
     return Explanation(
         "parent_failed",
-        f"run {parent.run_id}, whose success it was to follow, is {ended.state.value}: {ended.reason}",
+        f"run {parent.run_id}, whose success it requires, is {ended.state.value}: {ended.reason}",
         evidence=[Evidence("record.json", waited_for)],
         actions=[
-            f"`toolkit explain {parent.run_id}` says why that one did not succeed",
+            f"`toolkit explain {parent.run_id}` explains why that one failed",
             f"`toolkit resume {parent.run_id}`, then `toolkit resume {run.run_id} --after {parent.run_id}`",
-            f"`toolkit resume {run.run_id}` begins without it",
+            f"`toolkit resume {run.run_id}` starts without it",
         ],
     )
 
 
 def failed_parent(run: RunDirectory) -> tuple[Parent, RunStatus] | None:
-    """The first run whose success a run was to follow and that ended otherwise; None where there is none."""
+    """Return the first run whose success was required and that ended otherwise, or None."""
     for parent in parents_of(run.whole):
         if parent.kind == "ok" and parent.run.record.exists():
             status = run_status(parent.run)

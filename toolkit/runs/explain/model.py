@@ -1,6 +1,4 @@
-"""What an explanation of a run consists of."""
-
-from __future__ import annotations
+"""The parts of an explanation of a run."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ from toolkit.terminal.talk import clean
 
 @dataclass(frozen=True)
 class Evidence:
-    """A quoted line and where it stands: a path below the run directory, or the command that printed it."""
+    """A quoted line and its source: a path below the run directory, or the command that printed it."""
 
     source: str
     line: str
@@ -25,7 +23,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Of a run in the queue. `estimated_start` is what `squeue --start` says, `not_before` what is certain; both UTC."""
+    """A run in the queue. `estimated_start` is from `squeue --start`, `not_before` is certain; both UTC."""
 
     reason: str
     can_start: CanStart
@@ -35,7 +33,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A run at one moment, as `explain` tells it. `symptom` is one stable word; docs/explain.md lists them.
+    """A run at one moment, for `explain`. `symptom` is a stable name; docs/explain.md lists them.
 
     `why` is the cause in a sentence, `follows` what happens by itself, `actions` what the user can do, best first.
     """
@@ -52,7 +50,7 @@ class Explanation:
     status: RunStatus | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `explain --json`."""
+        """Return the documented JSON of `explain --json`."""
         assert self.status is not None  # `explain_run` lays it in
         value = asdict(self)
         del value["status"]
@@ -65,12 +63,12 @@ class Explanation:
 
 
 def quote_file(run: RunDirectory, path: Path, line: str) -> Evidence:
-    """A line of one of the run's files."""
+    """Quote a line of one of the run's files."""
     whole = run.whole.path
     return Evidence(str(path.relative_to(whole)) if path.is_relative_to(whole) else str(path), clean(line))
 
 
-# Why an attempt ended that did not fail, in words.
+# Descriptions of ends without a failure.
 _ENDS = {
     "completed": "every rank exited successfully",
     "walltime": "its walltime was over",
@@ -84,7 +82,7 @@ _ENDS = {
 
 
 def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
-    """What an attempt's record says happened, in one sentence."""
+    """Describe an attempt's end from its record, in one sentence."""
     if asked_at := requeue_asked_at(attempt, end):
         return f"you asked for it: `toolkit requeue` at {asked_at}"
     known = symptom_named(end.symptom)

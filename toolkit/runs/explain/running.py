@@ -1,6 +1,4 @@
-"""What a run is doing that neither waits in the queue nor has ended, and what happened to it before."""
-
-from __future__ import annotations
+"""Explain a run that is neither in the queue nor ended, and its earlier attempts."""
 
 import shlex
 import time
@@ -16,11 +14,11 @@ from toolkit.runs.status.state import host_of_local_run
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.supervise.launch import is_unmanaged
 
-QUIET_S = 60.0  # a step that takes longer is worth a word
+QUIET_S = 60.0  # longer steps are reported
 
 
 def explain_unfinished(run: RunDirectory, status: RunStatus) -> Explanation:
-    """A run that is created, running, being cancelled, or unknown."""
+    """Explain a run that is created, running, being cancelled, or unknown."""
     if status.state is RunState.CREATED:
         shell = "sbatch" if uses_slurm(recorded_job(run)) else "bash"
         return Explanation(
@@ -38,7 +36,7 @@ def explain_unfinished(run: RunDirectory, status: RunStatus) -> Explanation:
 
 
 def _who_knows(run: RunDirectory, status: RunStatus) -> str:
-    """Slurm may answer later; of a run without a scheduler only the host that it lives on knows."""
+    """Return who can answer later: Slurm, or the host of a run without a scheduler."""
     if not status.job_id.startswith("local-"):
         return "ask again later"
     return f"on {host_of_local_run(run)}: `toolkit explain {run.run_id}`"
@@ -76,9 +74,9 @@ def _running(run: RunDirectory) -> Explanation:
 
 
 def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanation:
-    """A run whose last attempt is over and another one follows, in this life of its job or in the next."""
+    """Explain a run between two attempts, in this start of its job or the next one."""
     end = AttemptRecord.read(attempt)
-    assert end is not None  # the caller has seen the file
+    assert end is not None  # the caller has read the file
     return Explanation(
         end.symptom or end.cause.value, cause_in_words(attempt, end),
         follows=f"{FOLLOWS.get(end.next, 'it ends')} ({end.decision})",
@@ -95,7 +93,7 @@ def _silent_s(attempt: AttemptDirectory) -> float | None:
 
 
 def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
-    """How the attempts before the last one ended, the newest two."""
+    """Return the ends of the newest two attempts before the last one."""
     ends = []
     for number in run.attempt_numbers():
         attempt = run.attempt(number)

@@ -1,6 +1,4 @@
-"""Why a run waits in the queue, with the numbers that Slurm's reason omits, and whether it can ever start."""
-
-from __future__ import annotations
+"""Explain why a run waits in the queue, with the numbers that Slurm's reason omits, and whether it can ever start."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +26,7 @@ _NODES_SHOWN = 4
 
 @dataclass(frozen=True)
 class Detail:
-    """What is added to a reason: numbers in words, the lines that show them, a better action."""
+    """An addition to a reason: numbers, the lines that show them, a better action."""
 
     words: str = ""
     evidence: tuple[Evidence, ...] = ()
@@ -37,7 +35,7 @@ class Detail:
 
 
 def explain_waiting(run: RunDirectory, status: RunStatus) -> Explanation:
-    """A run that is pending; also one whose supervisor is only starting."""
+    """Explain a pending run, or one whose supervisor is still starting."""
     if status.job_id.startswith("local-"):
         return Explanation("starting", status.reason, follows="its ranks start within seconds")
     slurm = slurm_of(recorded_job(run))
@@ -60,13 +58,13 @@ def explain_waiting(run: RunDirectory, status: RunStatus) -> Explanation:
 
 
 def _waiting_job(status: RunStatus) -> str:
-    """Of an array the first task that waits."""
+    """Return the run's job; of an array the first waiting task."""
     tasks = [task.job_id for task in status.tasks or () if task.state is RunState.PENDING]
     return (tasks or [status.job_id])[0]
 
 
 def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
-    """Slurm's reason in words, with its numbers, and whether the job can ever start."""
+    """Explain Slurm's reason with its numbers, and whether the job can ever start."""
     name = reason_name(waits.reason or "None")
     reason = pending_reason(waits.reason or "None", names_nodes=bool(waits.required_nodes))
     detail = _detail(slurm, run, waits, name)
@@ -90,7 +88,7 @@ def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
 
 
 def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Detail:
-    """What can be added to a reason; where sinfo does not answer, squeue's word stands alone."""
+    """Return the addition to a reason; None if sinfo does not respond."""
     try:
         return _DETAILS[reason](slurm, run, job) if reason in _DETAILS else Detail()
     except (NotFoundError, SchedulerRefusedError):
@@ -115,7 +113,7 @@ def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 
 
 def _largest(partition: PartitionRow) -> str:
-    """`1-2` and `2` are sinfo's words for a partition's smallest and largest job."""
+    """Return a partition's maximum job size; sinfo prints `1-2` or `2` for minimum and maximum."""
     most = partition.job_size.rpartition("-")[2]
     return "" if most == "infinite" else f" and allows {most} a job"
 
@@ -147,7 +145,7 @@ def _down_nodes(nodes: list[UnusableNode]) -> Detail:
 
 
 def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
-    """`afterok:6(failed)`: the kind, the job, its run where `--after` named one, and how it stands."""
+    """Explain `afterok:6(failed)`: the kind, the job, its run if `--after` named one, and its state."""
     words = []
     runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
     for kind, other, state in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
@@ -157,7 +155,7 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 
 
 def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
-    """Also how Slurm holds back a job that was requeued a moment ago."""
+    """Explain a begin time, also that of a job requeued a moment ago."""
     last = run.last_attempt()
     end = AttemptRecord.read(last) if last is not None else None
     if last is not None and end is not None and not end.final:
@@ -167,7 +165,7 @@ def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 
 
 def _as_utc(local: str) -> str | None:
-    """Slurm prints the cluster's local time, which is this host's."""
+    """Convert Slurm's local time, which is this host's, to UTC."""
     try:
         return datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except ValueError:

@@ -1,6 +1,4 @@
-"""Wait for a run, and tell how far it is: a bar on a terminal, a line now and then elsewhere."""
-
-from __future__ import annotations
+"""Wait for a run and report its progress: a bar on a terminal, lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -21,23 +19,25 @@ from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
 from toolkit.terminal.progress import WIDTH, PlainBarColumn, given_back
 from toolkit.terminal.talk import clean
 
-# How often the files of the run directory are looked at.
+__all__ = ["Follower", "exit_code_of", "follow_to_end", "report_end"]
+
+# Seconds between checks of the run directory's files.
 MARKER_PERIOD_S = 0.5
-# Slurm: first and longest pause between two questions.
+# First and longest pause between two queries to Slurm.
 QUERY_PERIODS_S = (2.0, 60.0)
-# How long an end that only Slurm tells must last: a file that another host wrote is seen late (NFS caches 3 s at least).
+# How long an end known only from Slurm must last: files of other hosts appear late (NFS caches at least 3 s).
 SETTLE_S = 3.0
-# The same where Slurm calls the job completed: then a result is on its way. A file that was not there at the last look
-# stays so until NFS checks its folder again, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
+# The same if Slurm reports the job completed: then a result is on its way. NFS shows a new file only at the next check of
+# its folder, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
 RESULT_S = 60.0
-# How often a line of progress is printed where there is no terminal.
+# Seconds between lines of progress without a terminal.
 LINE_PERIOD_S = 5.0
-# Who tells a state that is not the run's own word: of a job that it still knows, and of one that it has forgotten.
+# Sources of a state other than the run's own record: Slurm for a job that it knows, and for a forgotten one.
 _OF_A_JOB, _OF_SLURM = ("squeue", "sacct"), ("squeue", "sacct", "Slurm")
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """The job's exit code: what the supervisor decided, else that of the final state."""
+    """Return the job's exit code: the supervisor's, else that of the final state."""
     if status.exit_code is not None:
         return status.exit_code
     for ending in ENDINGS.values():
@@ -47,7 +47,7 @@ def exit_code_of(status: RunStatus) -> int:
 
 
 def settle_s(status: RunStatus) -> float:
-    """How long the end of a run, or of the last of its tasks, must last before it is believed."""
+    """Return how long the end of a run, or of its last task, must last before it is final."""
     states = [(task.state, task.source) for task in status.tasks or ()] or [(status.state, status.source)]
     if any(state is RunState.LOST and source in _OF_A_JOB for state, source in states):
         return RESULT_S
@@ -56,7 +56,7 @@ def settle_s(status: RunStatus) -> float:
 
 @dataclass
 class Follower:
-    """Follows one run until its end, asking Slurm ever more rarely and the run's own files all the time."""
+    """Follows one run to its end; queries Slurm less and less often, and reads the run's own files continuously."""
 
     run: RunDirectory
     console: Console = field(default_factory=lambda: Console(stderr=True))
@@ -88,7 +88,7 @@ class Follower:
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 if status.cannot_start and not stuck:
                     self.console.print(
-                        f"it cannot start as it stands: `toolkit explain {self.run.run_id}`",
+                        f"it cannot start unless it changes: `toolkit explain {self.run.run_id}`",
                         highlight=False, markup=False, soft_wrap=True,
                     )  # fmt: skip
                 last_state, stuck = status.state, stuck or status.cannot_start
@@ -97,7 +97,7 @@ class Follower:
                 time.sleep(MARKER_PERIOD_S)
 
     def look(self) -> RunStatus:
-        """A status that is at most a pause old, and new when the run's own files have changed."""
+        """Return a status at most one pause old, updated when the run's own files change."""
         now = time.monotonic()
         marks = self._marks
         if now - self._marked_at >= MARKER_PERIOD_S:
@@ -114,13 +114,13 @@ class Follower:
         return self._status
 
     def is_over(self) -> bool:
-        """True once the run has ended, and the end has lasted."""
+        """True when the run has ended, and the end has lasted."""
         return self._has_settled(self.look())
 
     def _has_settled(self, status: RunStatus) -> bool:
-        """An end that only Slurm tells must last: the run's own word may be on its way through the file system."""
+        """True if an end known only from Slurm has lasted: the run's own record may still be on its way."""
         if not status.state.final:
-            self._ended_at = None  # it lives again, as after a requeue
+            self._ended_at = None  # it runs again, as after a requeue
             return False
         self._ended_at = time.monotonic() if self._ended_at is None else self._ended_at
         return time.monotonic() - self._ended_at >= settle_s(status)
@@ -157,7 +157,7 @@ class Follower:
 
 
 def _marks(run: RunDirectory) -> tuple[int, ...]:
-    """What changes when a start or an attempt of the run, or of one of its tasks, begins or ends."""
+    """Return values that change when a start or an attempt of the run or a task starts or ends."""
     files = (
         "submitted-*.json",
         "starts/*/claim.json",
@@ -169,7 +169,7 @@ def _marks(run: RunDirectory) -> tuple[int, ...]:
 
 
 def follow_to_end(run: RunDirectory, *, plain: bool = False) -> int:
-    """Wait for a run's end and report it; the exit code is the job's. `plain` draws without colours, in ASCII.
+    """Wait for a run's end and report it; return the job's exit code. `plain` draws in ASCII without colors.
 
     Raises:
         InterruptedWaitError: Ctrl-C, which ends only the wait.
@@ -186,7 +186,7 @@ def follow_to_end(run: RunDirectory, *, plain: bool = False) -> int:
 
 
 def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
-    """After a failure: the rank, the reason and its last lines, as the supervisor wrote them down where it did."""
+    """Report a failure: the rank, the reason and its last lines, from the supervisor's record if there is one."""
     if status.state is RunState.COMPLETED:
         return
     attempt = run.last_attempt() if status.source == RECORD_SOURCE else None

@@ -1,6 +1,4 @@
-"""How far a run is: its step, how fast, when it ends beside the walltime, its loss, its last save and its ranks."""
-
-from __future__ import annotations
+"""Progress of a run: step, rate, expected end against the walltime, loss, last save, ranks."""
 
 import json
 import math
@@ -26,17 +24,23 @@ from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.terminal.talk import clean
 
-RECENT_RECORDS = 30  # over which the rate is taken
+__all__ = ["Progress"]
+
+RECENT_RECORDS = 30  # records for the rate
 CURVE_POINTS = 40
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A run at one moment. What is not known, or means nothing of such a run, is None.
+    """A run at one moment. Unknown or meaningless values are None.
 
-    steps_per_s: over the last records of this attempt, saves included. ends_in_s: until the last step, at that rate.
-    walltime_left_s: until Slurm ends the allocation. losses: from all over the run. saved_age_s: since the end of the last
-    save. silent_s: since the last sign of a step. last_line: of what a run that tells no steps wrote.
+    steps_per_s: over the last records of this attempt, saves included.
+    ends_in_s: until the last step, at that rate.
+    walltime_left_s: until Slurm ends the allocation.
+    losses: from the whole run.
+    saved_age_s: since the end of the last save.
+    silent_s: since the last sign of a step.
+    last_line: the last output of a run that reports no steps.
     """
 
     status: RunStatus
@@ -58,13 +62,13 @@ class Progress:
 
     @property
     def spare_s(self) -> float | None:
-        """How long before the walltime it ends; negative where the walltime comes first."""
+        """Return the seconds from its end to the walltime; negative if the walltime comes first."""
         if self.ends_in_s is None or self.walltime_left_s is None:
             return None
         return self.walltime_left_s - self.ends_in_s
 
     def as_json(self) -> str:
-        """A line of `watch --json`, as docs/contract.md has it."""
+        """Return a line of `watch --json`, as docs/contract.md defines it."""
         row: dict[str, Any] = {
             "time": datetime.now().astimezone().isoformat(timespec="seconds"), "run_id": self.status.run_id,
             "job_name": self.status.job_name, "state": self.status.state.value, "reason": self.status.reason,
@@ -82,7 +86,7 @@ class Progress:
 
 
 def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) -> Progress:
-    """How far a run is by its own files; of `facts`, which are Slurm's, the end of the allocation."""
+    """Return a run's progress by its own files; `facts`, Slurm's, give the end of the allocation."""
     attempt = run.last_attempt()
     if status.tasks is not None or attempt is None or status.state is RunState.PENDING:
         return Progress(status, attempt=attempt.number if attempt is not None else None, step=status.step)
@@ -98,9 +102,7 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
     curve = samples_of(run.metrics / "train.jsonl", TrainRecord.from_line, CURVE_POINTS)
     last = recent[-1]
     found = replace(found, steps=last.steps, loss=last.loss, losses=(*(one.loss for one in curve), last.loss))
-    if (
-        last.attempt != attempt.number or status.state.final
-    ):  # of the attempt before: it says nothing of this one's pace
+    if last.attempt != attempt.number or status.state.final:  # of the previous attempt, whose rate may differ
         return found
     rate = _rate([one for one in recent if one.attempt == attempt.number])
     left = max(0, last.steps - max(last.step, status.step or 0))
@@ -112,7 +114,7 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
 def _recent(run: RunDirectory) -> list[TrainRecord]:
     found = []
     for line in tail_text(run.metrics / "train.jsonl", RECENT_RECORDS):
-        with suppress(ValueError, KeyError, TypeError):  # half a line, at the end or at the beginning of what was read
+        with suppress(ValueError, KeyError, TypeError):  # a partial line, at either end of the text read
             found.append(TrainRecord.from_line(line))
     return found
 
@@ -124,7 +126,7 @@ def _rate(records: Sequence[TrainRecord]) -> float:
 
 
 def _started(attempt: AttemptDirectory, ranks: int) -> int:
-    """The ranks that have started. After the first step all have, and thousands of files need not be listed."""
+    """Return the started ranks. After the first step all have, and thousands of files need not be listed."""
     return ranks if attempt.heartbeat.exists() else sum(1 for _ in attempt.ranks.glob("rank-*.json"))
 
 
@@ -138,7 +140,7 @@ def _age_s(attempt: AttemptDirectory, now: float) -> float | None:
 def _left_s(facts: JobFacts | None, now: float) -> float | None:
     try:
         return max(0.0, datetime.fromisoformat(facts.end_time).timestamp() - now) if facts is not None else None
-    except ValueError:  # "N/A", of a job without a limit
+    except ValueError:  # "N/A" for a job without a limit
         return None
 
 
@@ -155,7 +157,7 @@ def _saved(run: RunDirectory, now: float) -> dict[str, Any]:
 
 
 def _last_line(run: RunDirectory) -> str:
-    """Of rank 0's log, else of the job's; "" before there is any."""
+    """Return the last line of rank 0's log, else of the job's; "" before there is any."""
     for choice in (LogChoice(rank="0"), LogChoice()):
         with suppress(NotFoundError):
             part = choose_logs(run, choice)[-1]

@@ -1,6 +1,4 @@
-"""Progress in words: a line for a file, a few lines or a table for a terminal."""
-
-from __future__ import annotations
+"""Print progress: a line in a file, some lines or a table on a terminal."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,6 +16,8 @@ from toolkit.terminal.progress import WIDTH, plain_bar
 from toolkit.terminal.talk import clean
 from toolkit.units import round_duration
 
+__all__ = ["line_of", "screen_of"]
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {RunState.RUNNING: "green", RunState.COMPLETED: "green", RunState.PENDING: "yellow", RunState.FAILED: "red"}
 
@@ -32,12 +32,12 @@ def line_of(one: Progress) -> str:
 
 
 def screen_of(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
-    """One run with all that is known, several as a table; without `unicode` in ASCII alone."""
+    """Return all details of one run, or a table of several; without `unicode` in ASCII."""
     return _one(found[0], unicode=unicode) if len(found) == 1 else _several(found, unicode=unicode)
 
 
 def _shown(one: Progress) -> Iterator[tuple[str, str]]:
-    """What is known besides the state, each with its title."""
+    """Return everything known besides the state, with titles."""
     state = one.status.state
     if one.steps is not None and one.step is not None:
         yield "steps", f"step {one.step}/{one.steps} ({100 * one.step / max(1, one.steps):.0f} %)"
@@ -114,7 +114,7 @@ def _bar(step: int, steps: int, *, unicode: bool) -> RenderableType:
 
 
 def _cut(*, unicode: bool) -> OverflowMethod:
-    """How a line that is too long ends: rich's ellipsis is a letter beyond ASCII."""
+    """Return the end of a cut line: rich's ellipsis is not ASCII."""
     return "ellipsis" if unicode else "crop"
 
 
@@ -135,7 +135,7 @@ def _several(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A letter for each number, as high as it is among them; a blank for one that is not finite."""
+    """Return a character for each number, as high as its value; a blank for one that is not finite."""
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     size = (high - low) or 1.0

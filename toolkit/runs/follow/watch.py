@@ -1,6 +1,4 @@
-"""The runs that are watched: looked at by their files all the time, and by Slurm at most once in 10 s."""
-
-from __future__ import annotations
+"""Watched runs: read from their files continuously, and from Slurm at most once in 10 s."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -26,13 +24,15 @@ from toolkit.runs.status.state import (
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.commands import Answer, Slurm
 
-SLURM_PERIOD_S = 10.0  # between two questions to a cluster
-LIST_PERIOD_S = 60.0  # between two looks for runs that are new
+__all__ = ["Watch"]
+
+SLURM_PERIOD_S = 10.0  # seconds between queries to a cluster
+LIST_PERIOD_S = 60.0  # seconds between searches for new runs
 
 
 @dataclass
 class Watch:
-    """Some runs, or all that live below `all_of`."""
+    """Some runs, or all unfinished ones below `all_of`."""
 
     runs: list[RunDirectory]
     all_of: Path | None = None
@@ -50,14 +50,14 @@ class Watch:
         """
         now = time.monotonic()
         if self.all_of is not None and now - self._listed_at >= LIST_PERIOD_S:
-            self._listed_at = self._asked_at = now  # the list queries Slurm, too
+            self._listed_at = self._asked_at = now  # listing queries Slurm, too
             self._take_new(self.all_of)
         if now - self._asked_at >= SLURM_PERIOD_S:
             self._asked_at, self._answers = now, query_clusters(read_files_of(self.runs).values())
         return [self._look_at(run) for run in self.runs]
 
     def _take_new(self, folder: Path) -> None:
-        """Watch all runs there that have not ended, but for damaged ones and those of another host, whose state cannot change here."""
+        """Watch all unfinished runs, except damaged ones and those of another host, whose state cannot change here."""
         for status in unfinished_runs(folder):
             is_readable = bool(status.ranks)
             if status.state is not RunState.UNKNOWN or (is_readable and status.job_id[:1].isdigit()):
@@ -80,15 +80,15 @@ class Watch:
             return Progress(unreadable(run, error))
 
     def _is_new(self, files: RunFiles, answer: Answer) -> bool:
-        """A job that Slurm was not asked for yet: the state that was known of its run has to do until it is."""
+        """True for a job that Slurm was not queried for yet: the known state of its run remains until then."""
         return not isinstance(answer, ToolkitError) and not set(ids_to_ask(files)) <= set(answer)
 
     def are_over(self, found: list[Progress]) -> bool:
-        """True once every run has ended, and its end has lasted as long as it must to be believed."""
+        """True when every run has ended, and its end has lasted."""
         now = time.monotonic()
         for one, run in zip(found, self.runs, strict=True):
             if not one.status.state.final:
-                self._ended_at.pop(run, None)  # it lives again, as after a requeue
+                self._ended_at.pop(run, None)  # it runs again, as after a requeue
             elif run not in self._ended_at:
                 self._ended_at[run] = now
         return all(

@@ -1,6 +1,4 @@
-"""All runs below RUNS, the newest first, with one question to each cluster for all that still live."""
-
-from __future__ import annotations
+"""List the runs below RUNS, the newest first, with one query per cluster for all that have not ended."""
 
 import json
 import time
@@ -22,21 +20,23 @@ from toolkit.rundir.states import RunState
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus
 from toolkit.terminal.talk import say
 
-# What another version of the toolkit remembered may lack something that this one tells: it is read anew.
+__all__ = ["list_runs", "unfinished_runs"]
+
+# A cache entry of another version may lack fields of this one and is discarded.
 _FORM = zlib.crc32(
     repr([[one.name for one in fields(kind)] for kind in (RunStatus, TaskStatus, ValidationRecord)]).encode()
 )
-_NAMES = ("run_id", "job_name", "path")  # known without the index, and RUNS may have moved since
+_NAMES = ("run_id", "job_name", "path")  # known without the index; RUNS may have moved since
 
 
 def status_of(runs: Path, kept: Entry) -> RunStatus | None:
-    """The status that is remembered; None where none is, the run changed since, or it cannot be read."""
+    """Return the cached status; None without one, if the run changed since, or if it cannot be read."""
     name = kept.name
     path = runs / name.job_name / name.run_id
     try:
         if not kept.state or changed_ns(path) != kept.changed_ns:
             return None
-    except PermissionError:  # it was closed to this user since
+    except PermissionError:  # this user has lost access since
         return None
     try:
         kept_status = json.loads(kept.message)
@@ -53,7 +53,7 @@ def status_of(runs: Path, kept: Entry) -> RunStatus | None:
 
 
 def changed_ns(path: Path) -> int:
-    """When the newest thing was put into the folders of a run in which a later life of it shows."""
+    """Return the newest change of the run's folders that a later start would change."""
     run = RunDirectory(path)
     parts = run.with_tasks()
     return max(_modified_ns(folder) for part in parts for folder in (part.path, part.attempts))
@@ -67,14 +67,16 @@ def _modified_ns(folder: Path) -> int:
 
 
 def end_of(status: RunStatus, changed_ns: int) -> Ended | None:
-    """What is to be remembered of a run, with `changed_ns` of before it was read; None of one that may go on."""
+    """Return what to cache of a run, with `changed_ns` from before it was read; None unless its end is final."""
     if not _is_for_good(status):
         return None
     return Ended(RunName(status.run_id, status.job_name), status.state.value, changed_ns, _kept_status(status))
 
 
 def _is_for_good(status: RunStatus) -> bool:
-    """True where the run's own files tell its end: Slurm's word on a run may still be outdone by the run's own."""
+    """True if the run's own files state its end; an end known only from Slurm may still be replaced by the run's
+    record.
+    """
     if not status.state.final:
         return False
     if status.tasks is not None:
@@ -100,16 +102,17 @@ def _task(kept_status: dict[str, Any]) -> TaskStatus:
     return TaskStatus(**{**kept_status, "state": RunState(kept_status["state"])})
 
 
-SLOW_S = 1.0  # what takes longer is reported
+SLOW_S = 1.0  # longer searches are reported
 
 
 def list_runs(
     runs: Path, *, job: str = "", states: Collection[RunState] = (), since: str = "", limit: int = 0
 ) -> list[RunStatus]:
-    """The status of each run, newest first.
+    """Return the status of each run, newest first.
 
-    `job` filters by job name, `states` by state, `since` by the run id, which begins with the time in UTC; `limit` 0
-    lists all. How a run ended is remembered in a cache; those that live are asked for, each cluster once.
+    `job` filters by job name, `states` by state, `since` by run id, which begins with the UTC time; `limit` 0 lists
+    all. Ends
+    of runs are cached; each cluster is queried once for the others.
     """
     words = [state.value for state in states] if states else None
     with closing(RunIndex(runs)) as index:
@@ -125,7 +128,7 @@ def list_runs(
 
 
 def unfinished_runs(runs: Path) -> list[RunStatus]:
-    """The status of each run that was submitted and has not ended, newest first."""
+    """Return the status of each submitted run that has not ended, newest first."""
     living = {state for state in RunState if not state.final}
     begun = list_runs(runs, states=living)
     return [status for status in begun if _has_begun(RunDirectory(Path(status.path)))]
@@ -134,7 +137,7 @@ def unfinished_runs(runs: Path) -> list[RunStatus]:
 def _has_begun(run: RunDirectory) -> bool:
     try:
         return has_begun(run)
-    except PermissionError:  # another user's, which cannot be read here
+    except PermissionError:  # another user's, not readable here
         return False
 
 
@@ -185,7 +188,7 @@ class _Walk:
         keep(self.index, ((status, self.changed.pop(Path(status.path), 0)) for status in fresh))
 
     def _read(self, run: RunDirectory) -> RunStatus | None:
-        """The status of a run whose own files tell it; None of one that may live, or is none."""
+        """Return the status that a run's own files determine; None if it may be running, or is not a run."""
         if not run.may_be_run():
             return None
         self.read += 1
@@ -216,7 +219,7 @@ def _ask(runs: Sequence[RunDirectory]) -> list[RunStatus]:
 
 
 def keep(index: RunIndex, found: Iterable[tuple[RunStatus, int]]) -> None:
-    """Remember those that have ended for good, each with `changed_ns` of before it was read, and the jobs that they were."""
+    """Cache runs with a final end, each with `changed_ns` from before it was read, and their jobs."""
     ended = [end for status, changed in found if (end := end_of(status, changed)) is not None]
     if ended:
         index.keep(ended)

@@ -1,4 +1,4 @@
-"""Runs as a tree: which follows which, which is a rerun of which, and how often each was resumed."""
+"""Runs as a tree: parents, reruns and resumes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from toolkit.runs.record.parents import parents_in
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.terminal.talk import clean
 
+__all__ = ["lines_of", "tree_of"]
+
 Found = TypeVar("Found")
 
 
@@ -29,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Resume:
-    """A start that a resume began, with its job id, "" if it was never submitted."""
+    """A start by a resume, with its job id, "" if it was never submitted."""
 
     start: int
     time: str
@@ -38,10 +40,7 @@ class Resume:
 
 @dataclass
 class Node:
-    """A run with what came from it. It stands below the first of its links that is in the tree.
-
-    `damage` says what is wrong with files that would tell more links or resumes.
-    """
+    """A run with its descendants, placed below the first of its links in the tree."""
 
     status: RunStatus
     links: list[Link]
@@ -50,7 +49,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """One of the runs of `history --tree --json`."""
+        """Return a run of `history --tree --json`."""
         return {
             "run": self.status.as_json(),
             "links": [{"kind": link.kind, "run_id": link.run_id} for link in self.links],
@@ -61,7 +60,7 @@ class Node:
 
 
 def tree_of(statuses: Sequence[RunStatus]) -> list[Node]:
-    """The runs that come from no other one in the list, newest first; below each, oldest first, what came from it."""
+    """Return runs without a parent in the list, newest first, each with its descendants, oldest first."""
     nodes = {status.run_id: _node(status) for status in statuses}
     roots: list[Node] = []
     for node in nodes.values():
@@ -73,19 +72,19 @@ def tree_of(statuses: Sequence[RunStatus]) -> list[Node]:
 
 
 def _node(status: RunStatus) -> Node:
-    """What can be read of a run; a damaged file takes no more with it than what it alone tells."""
+    """Read a run; a damaged file hides only its own content."""
     run, damage = RunDirectory(Path(status.path)), _Damage()
     return Node(status, _links_of(run, damage), _resumes_of(run, damage), damage.messages)
 
 
 class _Damage:
-    """Reads what can be read, and keeps what is wrong with the rest."""
+    """Reads what is readable, and keeps the errors of the rest."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def read(self, read: Callable[[Path], Found], path: Path) -> Found | None:
-        """What a file has; None where it is not there, or damaged."""
+        """Return a file's content; None if it does not exist or is damaged."""
         try:
             return read(path)
         except ToolkitError as error:
@@ -114,7 +113,7 @@ def _resumes_of(run: RunDirectory, damage: _Damage) -> list[Resume]:
 
 
 def lines_of(roots: Sequence[Node]) -> Iterator[str]:
-    """The tree for people, a line for each run and each resume."""
+    """Return the tree as text, a line for each run and each resume."""
     for root in roots:
         yield _line(root)
         yield from _below(root, "")

@@ -1,6 +1,4 @@
-"""Where Slurm writes what a job prints: into the run's folder, unless `-o` of the job put it elsewhere."""
-
-from __future__ import annotations
+"""The path of a job's log: in the run's folder, unless the job's `-o` names another."""
 
 import getpass
 import re
@@ -16,8 +14,10 @@ from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.tail import last_lines
 from toolkit.slurm.sbatch_options import last_value_of
 
+__all__ = ["last_directive"]
+
 _FIELD = re.compile(r"%(.)")
-# What the script prints first. The life before may have been killed in the middle of a line.
+# The script's first line. The previous start may have been killed within a line.
 _BEGINS = re.compile(r"toolkit: job [0-9_]+ begins \(restart ([0-9]+)\)\s*$")
 
 
@@ -36,7 +36,7 @@ class JobLog:
 
     @property
     def readable(self) -> Path | None:
-        """The file, where this host sees it and it is the job's alone."""
+        """The file, if this host sees it and it belongs to this job only."""
         return self.path if self.alone and self.path is not None and self.path.is_file() else None
 
 
@@ -51,7 +51,7 @@ def own_job_id(run: RunDirectory, job_id: str) -> str:
 
 
 def job_log(run: RunDirectory, job_id: str) -> JobLog:
-    """The log of the job `job_id` of a run, `123_4` for a task, as the script of its start has it."""
+    """Return the log of a run's job `job_id`, `123_4` for a task, by its start's script."""
     job_id = own_job_id(run, job_id)
     usual = run.whole.path / f"slurm-{job_id}.out"
     start = _start_of(run, job_id)
@@ -69,20 +69,20 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
 
 
 def last_life_begun(log: Path) -> int | None:
-    """The restart whose script was the last to write to a log; None where no mark is near its end."""
+    """Return the restart whose script wrote to a log last; None without a mark near its end."""
     marks = last_lines(log, 1, shown=lambda line: line if _BEGINS.search(line) else None, unfinished=True).lines
     mark = _BEGINS.search(marks[0]) if marks else None
     return int(mark[1]) if mark else None
 
 
 def of_last_life(lines: Sequence[str]) -> Sequence[str]:
-    """The lines after the last mark, since requeued starts write to the same log; all without a mark."""
+    """Return the lines after the last mark, because requeued starts append to one log; all without a mark."""
     marks = [number for number, line in enumerate(lines) if _BEGINS.search(line)]
     return lines[marks[-1] + 1 :] if marks else lines
 
 
 def _start_of(run: RunDirectory, job_id: str) -> int:
-    """The start that was submitted as this job; 0 for a script that was given to sbatch by hand."""
+    """Return the start that was submitted as this job; 0 for a script submitted with sbatch by hand."""
     ids = (job_id, job_id.partition("_")[0])
     for part in (run, run.whole):
         for path in part.path.glob("submitted-*.json"):
@@ -93,7 +93,7 @@ def _start_of(run: RunDirectory, job_id: str) -> int:
 
 
 def last_directive(script: Path, name: str, letter: str) -> str:
-    """The value of an option's last directive in a script, which is the one that sbatch takes; "" without one."""
+    """Return an option's last directive in a script, which sbatch uses; "" without one."""
     lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
     directives = (line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH "))
     return last_value_of(map(_unquoted, directives), name, letter)
@@ -102,15 +102,15 @@ def last_directive(script: Path, name: str, letter: str) -> str:
 def _unquoted(option: str) -> str:
     try:
         return " ".join(shlex.split(option))
-    except ValueError:  # a quotation mark of a name's own
+    except ValueError:  # a quotation mark within a name
         return option
 
 
 def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
-    """The file that Slurm makes of `%j` and its like; None where only Slurm knows."""
+    """Return Slurm's expansion of `%j` and similar; None if only Slurm knows it."""
     array, _, task = job_id.partition("_")
     known = {"%": "%", "A": array, "x": run.job_name}
-    known |= {"a": task} if task else {"j": job_id}  # the number of a task's own is Slurm's secret
+    known |= {"a": task} if task else {"j": job_id}  # only Slurm knows a task's own number
     if "%u" in place:
         known["u"] = getpass.getuser()
     if not set(_FIELD.findall(place)) <= set(known):
@@ -119,6 +119,6 @@ def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
 
 
 def _working_directory(run: RunDirectory, start: int, path: Path) -> Path | None:
-    """A relative name counts from where sbatch was called; of later starts that is unknown."""
+    """Return the folder of sbatch's call, to which names are relative; unknown for later starts."""
     submitted_from = str((read_json_or_none(run.record) or {}).get("working_directory", ""))
     return Path(submitted_from) / path if start == 0 and submitted_from else None

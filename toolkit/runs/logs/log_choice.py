@@ -1,6 +1,4 @@
-"""The logs of a run that a command selects: the job's own, of all ranks, of one, of a node, of those that failed."""
-
-from __future__ import annotations
+"""The logs of a run that a command selects: the job's, of all ranks, of one, of a node, of failed ones."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +14,8 @@ from toolkit.rundir.rank_logs import find_log, is_shared, label_of, labelled_ran
 from toolkit.rundir.states import RunState
 from toolkit.runs.logs.job_log import job_log, own_job_id
 from toolkit.slurm.hostlist import expand_hostlist
+
+__all__ = ["LogChoice", "LogPart", "choose_logs", "logs_of_attempt"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,7 @@ class LogChoice:
 
 @dataclass(frozen=True)
 class LogPart:
-    """A log, or what some ranks wrote into a log of several.
-
-    `label` stands before each line. Of a log of several ranks, in which each line begins with its rank, `ranks` are
-    those that are wanted, None for all; the rank goes from the line where it is `alone`.
-    """
+    """A log, or the lines of some ranks in a shared one."""
 
     path: Path
     label: str = ""
@@ -50,7 +46,7 @@ class LogPart:
     alone: bool = False
 
     def shown(self, line: str) -> str | None:
-        """What is shown of a line; None for nothing."""
+        """Return the displayed part of a line; None to skip it."""
         if not self.of_several:
             return self.label + line
         if self.ranks is not None and (rank := labelled_rank(line)) not in self.ranks:
@@ -76,21 +72,21 @@ def choose_logs(run: RunDirectory, choice: LogChoice) -> list[LogPart]:
 
 
 def logs_of_attempt(attempt: AttemptDirectory, *, labelled: bool = True) -> list[LogPart]:
-    """The logs of an attempt's ranks, by rank, or those of its nodes."""
+    """Return the logs of an attempt's ranks by rank, or those of its nodes."""
     own = sorted(attempt.logs.glob("rank-*.log"), key=rank_of)
     logs = [LogPart(path, label_of(rank_of(path)) if labelled else "") for path in own]
     return logs + [LogPart(path, of_several=True) for path in node_logs(attempt) or _of_done_task(attempt)]
 
 
 def _of_array(run: RunDirectory, choice: LogChoice) -> list[LogPart]:
-    """The jobs' own logs of all tasks, or what failed of them."""
+    """Return the jobs' own logs of all tasks, or those of failed ones."""
     if choice.failed and choice.attempt is None:
         return _of_failed_tasks(run)
     if choice.of_ranks:
         raise NotFoundError(
             f"the ranks of an array run write by task, and run {run.run_id} is an array",
             where=str(run.path),
-            fix=f"give --task T too; `toolkit status {run.run_id} --tasks` lists the tasks",
+            fix=f"pass --task T too; `toolkit status {run.run_id} --tasks` lists the tasks",
         )
     parts = all_parts(run)
     logs = []
@@ -127,7 +123,7 @@ def _attempt(run: RunDirectory, choice: LogChoice) -> AttemptDirectory:
         raise NotFoundError("no attempt has begun", where=str(run.path), fix=_why_none(run))
     if choice.attempt is not None and choice.attempt not in numbers:
         raise NotFoundError(
-            f"no attempt {choice.attempt}", where=str(run.path), fix=f"give --attempt {numbers[0]} to {numbers[-1]}"
+            f"no attempt {choice.attempt}", where=str(run.path), fix=f"pass --attempt {numbers[0]} to {numbers[-1]}"
         )
     if choice.attempt is not None:
         return run.attempt(choice.attempt)
@@ -136,7 +132,7 @@ def _attempt(run: RunDirectory, choice: LogChoice) -> AttemptDirectory:
 
 
 def _of_job(run: RunDirectory) -> list[Path]:
-    """What Slurm writes of a run's jobs, the newest last; also where the newest one's `-o` put it, if this host sees that."""
+    """Return Slurm's logs of a run's jobs, the newest last, including `-o` of the newest if this host sees it."""
     # Slurm opens the logs of an array's tasks in the run's own folder: slurm-ARRAY_NUMBER.out.
     job_id = newest_job_id(run)
     if run.task_number is None:
@@ -154,10 +150,10 @@ def _of_job(run: RunDirectory) -> list[Path]:
 
 
 def _why_none(run: RunDirectory) -> str:
-    """What to do where nothing was written: by the files alone, since who follows a log looks for it all the time."""
+    """Explain missing logs from the files alone, because followers call it repeatedly."""
     ask = f"`toolkit status {run.run_id}` says"
     if run.is_asked("cancel"):
-        return f"none will come, since the run was cancelled before it wrote one; {ask} whether it has ended"
+        return f"none will appear, because the run was cancelled before it wrote one; {ask} whether it has ended"
     return f"{ask} what the run waits for, or how it ended"
 
 
@@ -171,18 +167,18 @@ def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[LogPart]:
     raise NotFoundError(
         f"no log of rank {rank}",
         where=str(attempt.logs),
-        fix=f"give --rank 0 to {ranks - 1}, or all" if ranks and started else "wait until the ranks have started",
+        fix=f"pass --rank 0 to {ranks - 1}, or all" if ranks and started else "wait until the ranks have started",
     )
 
 
 def _rank_count(attempt: AttemptDirectory) -> int:
-    """The ranks that the supervisor recorded before it started them; 0 before."""
+    """Return the number of ranks that the supervisor recorded; 0 before."""
     started = StartRecord.read(attempt)
     return started.ranks if started is not None else 0
 
 
 def _of_some(attempt: AttemptDirectory, ranks: Collection[int], *, alone: bool = False) -> list[LogPart]:
-    """The logs in which some ranks write, for their lines only; [] of ranks that the attempt has not."""
+    """Return the logs of some ranks, restricted to their lines; [] for ranks that the attempt lacks."""
     known = range(_rank_count(attempt))
     logs = logs_of_attempt(attempt, labelled=not alone)
     chosen = [part for part in logs if not part.of_several and rank_of(part.path) in ranks]
@@ -190,14 +186,14 @@ def _of_some(attempt: AttemptDirectory, ranks: Collection[int], *, alone: bool =
     wanted = [rank for rank in ranks if rank in known]
     if shared and wanted:
         homes = {find_log(attempt, rank) for rank in wanted}
-        # If no file has the node of a rank, its lines are searched in the logs of all nodes.
+        # If no file names the node of a rank, toolkit searches the logs of all nodes.
         found = [part for part in shared if part.path in homes] if all(map(is_shared, homes)) else shared
         chosen += [replace(part, ranks=frozenset(wanted), alone=alone) for part in found]
     return chosen
 
 
 def _of_nodes(attempt: AttemptDirectory, nodes: str) -> list[LogPart]:
-    """The logs of the ranks on some hosts."""
+    """Return the logs of the ranks on some hosts."""
     wanted = set(expand_hostlist(nodes))
     hosts = {part: _host_of(attempt, part) for part in logs_of_attempt(attempt)}
     chosen = [part for part, host in hosts.items() if host in wanted or host.partition(".")[0] in wanted]
@@ -207,19 +203,19 @@ def _of_nodes(attempt: AttemptDirectory, nodes: str) -> list[LogPart]:
     raise NotFoundError(
         f"no log of a rank on {nodes}",
         where=str(attempt.logs),
-        fix=f"give --node {','.join(known)}" if known else "give --rank N: on which node each rank was is not known",
+        fix=f"pass --node {','.join(known)}" if known else "pass --rank N: on which node each rank was is not known",
     )
 
 
 def _host_of(attempt: AttemptDirectory, part: LogPart) -> str:
-    """The host whose ranks write a log; "" where it is not known."""
+    """Return the host whose ranks write a log; "" if unknown."""
     if part.of_several:
         return part.path.stem.removeprefix("node-") if part.path.name.startswith("node-") else ""
     return str((read_json_or_none(attempt.rank_file(rank_of(part.path))) or {}).get("host", ""))
 
 
 def failed_ranks(attempt: AttemptDirectory) -> list[int]:
-    """The ranks that failed: first the one from which the others' failures followed, where one is to blame."""
+    """Return the failed ranks, first the one that caused the other failures, if known."""
     end = AttemptRecord.read(attempt)
     blamed = end.rank if end is not None else None
     others = sorted(map(rank_of, attempt.errors.glob("rank-*.json")))
@@ -244,7 +240,7 @@ def _rank(part: LogPart) -> int:
 
 
 def _of_done_task(attempt: AttemptDirectory) -> Iterator[Path]:
-    """Slurm's log of a task that is done, which has taken in those of its ranks."""
+    """Return Slurm's log of a completed task, which includes those of its ranks."""
     run = attempt.run
     done = run.task_number is not None and attempt.exit_file.exists() and not attempt.logs.exists()
     log = job_log(run, newest_job_id(run)).readable if done else None

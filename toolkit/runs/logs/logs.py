@@ -1,6 +1,4 @@
-"""Reading logs line by line: from their end, from their beginning, in the order of time, and as they grow."""
-
-from __future__ import annotations
+"""Read logs line by line: from the end, from the start, in order of time, and as they grow."""
 
 import heapq
 import re
@@ -18,21 +16,21 @@ from toolkit.rundir.tail import LONGEST_LINE_BYTES, SEARCHED_BYTES, last_lines
 from toolkit.runs.logs.log_choice import LogChoice, LogPart, choose_logs
 from toolkit.terminal.talk import clean
 
+__all__ = ["FOLLOW_PERIOD_S", "LogReader", "for_terminal", "in_blocks", "read_by_time", "read_logs"]
+
 FOLLOW_PERIOD_S = 0.3
 BLOCK_LETTERS = 1 << 16
-SEARCHED_LINES = 1000  # of each log, for a time
+SEARCHED_LINES = 1000  # per log and read
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-# The time of a line, near its beginning: 2026-11-22T17:53:28.120Z, or as Python's logging writes it, with "," for ".".
+# The time near the start of a line: 2026-11-22T17:53:28.120Z, or with "," for "." as Python's logging writes it.
 _TIME = re.compile(
     r"^.{0,40}?(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6})\d*)?(Z|[+-]\d\d:?\d\d)?", re.ASCII
 )
 
 
 def for_terminal(line: str) -> str:
-    """A program's line as a terminal may have it: its colours, without other escapes, which could move the cursor, set
-    the title or answer as a keyboard. Of a progress bar's many states the last one stays.
-    """
-    parts = _COLOUR.split(line.rstrip("\r").rpartition("\r")[2])  # every second part is a colour
+    """Return a program's line with its colors and without other escapes, which could move the cursor or set titles."""
+    parts = _COLOUR.split(line.rstrip("\r").rpartition("\r")[2])  # every second part is a color
     shown = "".join(part if place % 2 else clean(part) for place, part in enumerate(parts))
     return shown + "\x1b[0m" if len(parts) > 1 else shown
 
@@ -63,7 +61,7 @@ class LogReader:
                         yield text + ("\n" if ended or len(line) < LONGEST_LINE_BYTES else "")
 
     def _piece(self, part: LogPart, piece: str, *, last: bool) -> str | None:
-        """What is shown of a line, or of a piece of one: the first one decides whether it is shown, and has the label."""
+        """Return the displayed part of a line or of a piece; the first piece decides, and has the label."""
         if (inside := self._inside.get(part.path)) is not None:
             text = piece if inside else None
         else:
@@ -76,13 +74,13 @@ class LogReader:
         return text
 
     def read_last(self, part: LogPart, lines: int, *, to_the_end: bool, say: Callable[[str], object]) -> Iterator[str]:
-        """The last lines of a log; what is appended from now on is for `read`."""
+        """Return the last lines of a log; later lines are for `read`."""
         tail = last_lines(part.path, lines, shown=part.shown, unfinished=to_the_end)
         self.offsets[part.path] = tail.end
         if tail.gave_up:
             say(
                 f"{part.path}: {len(tail.lines)} of {lines} lines were found in the last {SEARCHED_BYTES >> 20} MiB, "
-                "or behind a line of more than 1 MiB; without -n the whole log is read"
+                "or after a line of more than 1 MiB; without -n toolkit reads the whole log"
             )
         yield from (line + "\n" for line in tail.lines)
 
@@ -106,7 +104,7 @@ def read_logs(
     reader = LogReader()
     first = True
     while True:
-        done = not follow or over()  # asked before the read: what was written before the end is still printed
+        done = not follow or over()  # checked before the read, so that lines from before the end are printed
         try:
             parts = choose_logs(run, choice)
         except NotFoundError:
@@ -140,7 +138,7 @@ def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], o
 
     if not any(_time_of(line) for part in parts for line in islice(texts(part), SEARCHED_LINES)):
         raise CheckFailedError(
-            "no line begins with a time, such as 2026-11-22 17:53:28, so nothing tells their order",
+            "no line begins with a time, such as 2026-11-22 17:53:28, so their order is unknown",
             where=str(parts[0].path.parent),
             fix="omit --by-time; -f prints lines as they are written",
         )
@@ -149,7 +147,7 @@ def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], o
 
 
 def in_blocks(lines: Iterable[str]) -> Iterator[str]:
-    """The same text in larger pieces, which are written in less time."""
+    """Join the text into larger pieces, which are faster to write."""
     block: list[str] = []
     size = 0
     for line in lines:
@@ -170,7 +168,7 @@ def _timed(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
 
 
 def _time_of(line: str) -> float:
-    """Seconds since the epoch; 0 where the line has no time. One without a zone is of this host's."""
+    """Return seconds since the epoch; 0 without a time. A time without a zone is this host's."""
     match = _TIME.match(line)
     if match is None:
         return 0.0

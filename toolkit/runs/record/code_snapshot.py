@@ -1,10 +1,9 @@
-"""A copy of the job's folder, taken when a start is submitted: what is edited while it waits does no harm.
+"""A copy of the job's folder, made at submission, so that later edits do not affect a waiting run.
 
-Copied is what git tracks or would add, or every file where there is no repository. Everything else, such as data and
-environments, is there as a link to where it lies, so that a script finds what it has beside itself.
+It contains what git tracks or would add, or every file without a repository. Everything else, such as data and
+environments,
+is a link, so that scripts find their neighbours.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -25,10 +24,15 @@ from toolkit.errors import CheckFailedError, ToolkitError
 from toolkit.rundir.files import make_folder, mode_of_files_in, read_json_or_none, write_json
 from toolkit.terminal.talk import say
 
-MOST_FILES = 5000  # copies and links, which take a second on a slow file system
+__all__ = [
+    "Snapshot", "check_out", "code_state", "differences", "list_of", "read_snapshot", "remove_snapshot",
+    "repeat_snapshot", "take_snapshot",
+]  # fmt: skip
+
+MOST_FILES = 5000  # copies and links; this many take a second on a slow file system
 MOST_BYTES = 100 * 2**20
 LARGEST_FILE_BYTES = 10 * 2**20  # code is smaller, data is linked
-COPIERS = 8  # a network file system answers many at once
+COPIERS = 8  # a network file system handles many at once
 _NEVER = frozenset({".git", ".hg", ".svn", "__pycache__"})
 # Files that identify an environment, a cache, or a run, rather than code.
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
@@ -36,7 +40,7 @@ _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
 
 @dataclass(frozen=True)
 class CodeFile:
-    """One copied file; a link within the folder has the digest of where it leads."""
+    """A copied file; a link within the folder has the digest of its target."""
 
     sha256: str
     bytes: int
@@ -45,7 +49,7 @@ class CodeFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was copied, by its path in the folder, and what is linked."""
+    """Copied files by path in the folder, and links."""
 
     source: Path
     files: Mapping[str, CodeFile]
@@ -58,13 +62,13 @@ class Snapshot:
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
     def summary(self, folder: str) -> dict[str, Any]:
-        """What `record.json` says of it."""
+        """The entry of `record.json`."""
         size = sum(file.bytes for file in self.files.values())
         return {"folder": folder, "files": len(self.files), "bytes": size, "digest": self.digest}
 
 
 class _TooLargeError(Exception):
-    """The folder holds more than a snapshot may."""
+    """The folder exceeds the limits of a snapshot."""
 
 
 def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
@@ -98,18 +102,18 @@ _FIX = 'move data out of it, name it in .gitignore, or write snapshot = "none" i
 
 
 def _secret_files(job: ResolvedJob) -> set[Path]:
-    """What [env] secrets reads values from: linked, so that they are written down nowhere else."""
+    """Return the files of [env] secrets, which are linked, so that no copy contains a secret."""
     paths = [one.removeprefix("file:") for one in job.env.secrets.values() if one.startswith("file:")]
     return {_real(job.job_directory / Path(path).expanduser()) for path in paths}
 
 
 def list_of(folder: Path) -> Path:
-    """The file that lists a snapshot, beside it."""
+    """Return the path of a snapshot's list, beside it."""
     return folder.with_name(f"{folder.name}.json")
 
 
 def read_snapshot(folder: Path) -> Snapshot | None:
-    """The snapshot in a run's folder; None where none was taken."""
+    """Return the snapshot in a run's folder, or None."""
     message = read_json_or_none(list_of(folder))
     if message is None:
         return None
@@ -141,7 +145,7 @@ def repeat_snapshot(source: Path, target: Path) -> Snapshot:
 
 
 def differences(before: Snapshot, after: Snapshot) -> dict[str, str]:
-    """The files that two snapshots do not share, each `changed`, `added` or `removed` on the way from `before`."""
+    """Return files that differ between two snapshots, each `changed`, `added` or `removed` relative to `before`."""
     found = {}
     for name in sorted({*before.files, *after.files}):
         if name not in before.files:
@@ -154,20 +158,20 @@ def differences(before: Snapshot, after: Snapshot) -> dict[str, str]:
 
 
 def remove_snapshot(folder: Path) -> None:
-    """Take a snapshot away that no start will use."""
+    """Remove a snapshot that no start will use."""
     list_of(folder).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _names(folder: Path, runs: Path, entry: Sequence[str]) -> list[str]:
-    """The files to copy, relative to the folder; those that the entry names always, also where git ignores them."""
+    """Return the files to copy, relative to the folder; always those of the entry, even if git ignores them."""
     listed = new_and_tracked_files(folder, leave_out=runs)
     names = _walk(folder, runs) if listed is None else _code_among(listed, folder, runs)
     return list(dict.fromkeys([*entry, *names]))
 
 
 def _code_among(listed: Sequence[str], folder: Path, runs: Path) -> Iterator[str]:
-    """What git lists, without the files of runs that it does not ignore."""
+    """Return git's list without files of runs that it does not ignore."""
     known: dict[PurePosixPath, bool] = {PurePosixPath(): False}
 
     def is_left_out(inside: PurePosixPath) -> bool:
@@ -179,7 +183,7 @@ def _code_among(listed: Sequence[str], folder: Path, runs: Path) -> Iterator[str
 
 
 def _walk(folder: Path, runs: Path) -> Iterator[str]:
-    """Every file below a folder that is in no repository, but for environments, caches, runs and hidden folders."""
+    """Yield every file below a folder without a repository, except environments, caches, runs and hidden folders."""
     seen = 0
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in sorted(folders) if name[0] != "." and not _is_no_code(Path(place, name), runs)]
@@ -196,11 +200,7 @@ def _is_no_code(folder: Path, runs: Path) -> bool:
 def _sorted_out(
     folder: Path, names: Sequence[str], runs: Path, entry: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """(the files to copy, where each link beside them leads). What the entry names is copied whatever its size.
-
-    Raises:
-        _TooLargeError: there are too many of them.
-    """
+    """Return (files to copy, targets of links). Files of the entry are copied whatever their size."""
     copied, size = [], 0
     for name in names:
         path = folder / name
@@ -224,18 +224,18 @@ def _sorted_out(
 
 
 def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str, str]) -> Snapshot:
-    """Copy the files and make the links."""
+    """Copy the files and create the links."""
     make_folder(target)
     for inside in sorted({parent for name in [*names, *linked] for parent in PurePosixPath(name).parents[:-1]}):
         (target / inside).mkdir()
-        (target / inside).chmod(stat.S_IMODE(target.stat().st_mode))  # the umask does not decide who can read
+        (target / inside).chmod(stat.S_IMODE(target.stat().st_mode))  # independent of the umask
     mode = mode_of_files_in(target)
 
     def copy(name: str) -> CodeFile | None:
         source = folder / name
         try:
             data, executable = source.read_bytes(), os.access(source, os.X_OK)
-        except FileNotFoundError:  # it was removed this moment
+        except FileNotFoundError:  # it has just been removed
             return None
         (target / name).write_bytes(data)
         (target / name).chmod(mode | 0o100 if executable else mode)
@@ -250,7 +250,7 @@ def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str
 
 
 def _turn_inward(folder: Path, target: Path, names: Iterable[str]) -> None:
-    """Have what was a link from one place in the folder to another lead to that place's copy, where there is one."""
+    """Redirect links within the folder to the copy of their target, if there is one."""
     for name in names:
         link, copy = folder / name, target / name
         if link.is_symlink() and _leads_inside(link, folder) and (copy.parent / link.readlink()).exists():
@@ -259,13 +259,13 @@ def _turn_inward(folder: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _keep(snapshot: Snapshot, target: Path) -> Snapshot:
-    """Write the list of a snapshot that is whole."""
+    """Write the list of a complete snapshot."""
     write_json(list_of(target), {**asdict(snapshot), "source": str(snapshot.source)})
     return snapshot
 
 
 def _real(path: Path) -> Path:
-    """As `Path.resolve`, which raises on a link that leads to itself."""
+    """`Path.resolve`, which raises on a link to itself."""
     return Path(os.path.realpath(path))
 
 
@@ -275,7 +275,7 @@ def _leads_inside(link: Path, folder: Path) -> bool:
 
 DIFF_LIMIT_BYTES = 200_000
 ANSWER_S = 20.0
-# What `git apply` can read, whatever the user's configuration makes of a diff for people.
+# A diff that `git apply` can read, whatever the user's configuration.
 _DIFF = (
     "-c", "diff.relative=false", "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "-U3",
     "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short",
@@ -283,10 +283,7 @@ _DIFF = (
 
 
 def new_and_tracked_files(folder: Path, *, leave_out: Path) -> list[str] | None:
-    """The files below `folder` that git tracks or would add, relative to it; None where it is in no repository.
-
-    Where the repository ignores the folder itself it is another project's, such as that of a home folder.
-    """
+    """Return files below `folder` that git tracks or would add, relative to it; None outside a repository."""
     prefix = call_git(folder, "rev-parse", "--show-prefix")
     if prefix is None or call_git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
@@ -298,13 +295,13 @@ def new_and_tracked_files(folder: Path, *, leave_out: Path) -> list[str] | None:
 
 
 def code_state(folder: Path) -> dict[str, Any]:
-    """Commit and uncommitted changes of the job's repository; {} outside one or without git."""
+    """Return commit and uncommitted changes of the job's repository; {} outside one or without git."""
     commit = call_git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}
     state: dict[str, Any] = {"commit": commit.strip()}
     diff = call_git(folder, *_DIFF)
-    if diff is None:  # git did not answer in time; nothing is claimed
+    if diff is None:  # git did not respond in time
         return state
     state["clean"] = not diff
     size = len(diff.encode(errors="surrogateescape"))
@@ -338,7 +335,7 @@ def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
 
 
 def _check_kept(code: dict[str, Any], where: str) -> None:
-    """Refuse a record that does not tell what was beside the commit: without it other code would run."""
+    """Reject a record without the uncommitted files, because other code would run."""
     if "diff" in code or code.get("clean"):
         return
     why = code.get("diff_left_out", f"git did not answer in {ANSWER_S:.0f} s")
@@ -350,11 +347,7 @@ def _check_kept(code: dict[str, Any], where: str) -> None:
 
 
 def _write_state(root: Path, code: dict[str, Any], target: Path, folder: Path) -> None:
-    """Lay the commit and its changes into an index of its own in `folder`, and write all files of that to `target`.
-
-    git itself writes them as it does in the repository, whose own index and objects are left as they are. (`git archive`
-    would omit what .gitattributes keeps from releases.)
-    """
+    """Apply the commit and its changes to a temporary index in `folder`, and write its files to `target`."""
     objects = (call_git(root, "rev-parse", "--git-path", "objects") or ".git/objects").removesuffix("\n")
     (folder / "objects" / "info").mkdir(parents=True)
     (folder / "objects" / "info" / "alternates").write_bytes(os.fsencode(f"{root / objects}\n"))
@@ -382,12 +375,12 @@ def _write_state(root: Path, code: dict[str, Any], target: Path, folder: Path) -
 
 
 def call_git(folder: Path, *arguments: str) -> str | None:
-    """What git prints about a folder; None where it refuses, is not installed, or does not answer in `ANSWER_S`."""
+    """Return git's output for a folder; None if it refuses, is not installed, or exceeds `ANSWER_S`."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, timeout=ANSWER_S, check=False
         )  # fmt: skip
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    # No text mode, which would take the carriage returns out of a diff.
+    # No text mode, which would remove carriage returns from a diff.
     return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None

@@ -1,6 +1,4 @@
-"""The job of a run as its record keeps it, and the Slurm that it runs on."""
-
-from __future__ import annotations
+"""The job of a run from its record, and its Slurm."""
 
 import json
 import re
@@ -24,14 +22,16 @@ from toolkit.slurm.array import ArrayTasks
 from toolkit.slurm.commands import Slurm, slurm_of_site
 from toolkit.slurm.sbatch_options import excluded_nodes, gpus_of, last_value_of, memory_mib
 
+__all__ = ["Request", "first_job", "recorded_job", "request_of", "sbatch_words", "site_of", "slurm_of", "uses_slurm"]
+
 
 def slurm_of(job: ResolvedJob) -> Slurm:
-    """Slurm's commands for the cluster of a job."""
+    """Return Slurm's commands for the cluster of a job."""
     return slurm_of_site(job.scheduler, cluster=job.job.cluster)
 
 
 def uses_slurm(job: ResolvedJob) -> bool:
-    """False for the site where ranks start on this machine."""
+    """False for the site that starts ranks on this machine."""
     return job.scheduler.kind == "slurm"
 
 
@@ -41,7 +41,7 @@ def is_interactive(run: RunDirectory) -> bool:
 
 
 def recorded_job(run: RunDirectory) -> ResolvedJob:
-    """The job of a run as it was last submitted, with every layer applied."""
+    """Return the job of a run as last submitted, with every layer applied."""
     try:
         return _job_of_record(newest_record(run))
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def recorded_job(run: RunDirectory) -> ResolvedJob:
 
 
 def jobs_of_starts(run: RunDirectory) -> dict[int, ResolvedJob]:
-    """The job of a run as each submission had it, by the first start of each, the first one first."""
+    """Return the job of each submission by its first start, in order."""
     resumed = sorted(run.whole.path.glob("resumed-*.json"), key=start_of)
     try:
         return {0: _job_of_record(run.whole.record)} | {start_of(path): _job_of_record(path) for path in resumed}
@@ -58,7 +58,7 @@ def jobs_of_starts(run: RunDirectory) -> dict[int, ResolvedJob]:
 
 
 def first_job(run: RunDirectory) -> ResolvedJob:
-    """The job of a run as it was first submitted: no resume has changed it."""
+    """Return the job of a run as first submitted, before any resume."""
     return _job_of_record(run.record)
 
 
@@ -72,18 +72,18 @@ def _job_of_record(path: Path) -> ResolvedJob:
 
 @lru_cache(maxsize=256)
 def _validated(text: str) -> ResolvedJob:
-    """Many runs have one job, and to check it takes longer than to read all else of a run."""
+    """Validate a job once, because many runs have the same one, and validation is slower than reading."""
     return ResolvedJob.model_validate(json.loads(text))
 
 
 def site_of(recorded: ResolvedJob) -> Site:
-    """The site of a recorded job: its file as it was named then (`--site PATH`), else by its name."""
+    """Return the site of a recorded job: its file at submission (`--site PATH`), else by its name."""
     path = recorded.origin("site.name").detail.rpartition(":")[0]
     return load_site(path if path and Path(path).is_file() else recorded.site.name)
 
 
 def sbatch_words(job: ResolvedJob) -> list[str]:
-    """The options of the site, then those of the job; sbatch takes the last of each."""
+    """Return the options of the site, then those of the job; sbatch uses the last of each."""
     return [*job.scheduler.options, *job.job.sbatch]
 
 
@@ -122,11 +122,11 @@ class Request:
 
     @property
     def tasks(self) -> int:
-        """How many jobs an array is; 1 for a job that is none."""
+        """The jobs of an array; 1 for a single job."""
         return 1 if self.array is None else len(self.array)
 
     def tres(self, nodes: int) -> dict[str, float]:
-        """What one job takes on some nodes, by Slurm's names; without memory where the cluster decides on it."""
+        """Return the resources of one job on some nodes, by Slurm's names; without memory if the cluster sets it."""
         counts = {"node": 1.0, "cpu": float(self.cpus_per_node), "gres/gpu": float(self.gpus_per_node)}
         if self.memory_mib is not None:
             counts["mem"] = self.memory_mib
@@ -136,7 +136,7 @@ class Request:
 
 
 def request_of(job: ResolvedJob, once: Sequence[str] = ()) -> Request:
-    """What sbatch is asked for by a job; `once` are options of this submission alone."""
+    """Return the resources that a job requests from sbatch; `once` are options of this submission only."""
     table, words = job.job, (*sbatch_words(job), *once)
     gpu_option = job.gpu.request.replace("{count}", str(table.gpus_per_node)) if table.gpus_per_node else ""
     gpus, gpu_type = _gpus((gpu_option, *words))
@@ -159,7 +159,7 @@ def request_of(job: ResolvedJob, once: Sequence[str] = ()) -> Request:
 
 
 def _gpus(words: Sequence[str]) -> tuple[int, str]:
-    """GPUs on each node and their type, "" where none is named."""
+    """Return GPUs per node and their type, "" if unnamed."""
     plain = last_value_of(words, "gpus-per-node")
     found = gpus_of(f"gpu:{plain}") if plain else gpus_of(last_value_of(words, "gres"))
     named = [kind for kind in found if kind]
@@ -172,7 +172,7 @@ def _gres(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory_mib(job: ResolvedJob, words: Sequence[str], cpus: int, gpus: int) -> float | None:
-    """`--mem=0` requests all of each node, which any node has: it counts as 0."""
+    """Return the requested MiB; `--mem=0` requests each node's whole memory, which any node has, so it counts as 0."""
     key = f"--mem={job.job.mem_gb_per_node}G" if job.job.mem_gb_per_node else ""
     of_node = memory_mib(last_value_of((key, *words), "mem"))
     if of_node is not None:
@@ -185,7 +185,7 @@ def _memory_mib(job: ResolvedJob, words: Sequence[str], cpus: int, gpus: int) ->
 
 
 def _features(constraint: str) -> tuple[frozenset[str], ...]:
-    """Of `a&b|c`: a and b together, or c. Counts and brackets are Slurm's to judge."""
+    """Parse `a&b|c`: a and b together, or c. Counts and brackets are left to Slurm."""
     if not _PLAIN_FEATURES.fullmatch(constraint):
         return ()
     return tuple(frozenset(alternative.split("&")) for alternative in constraint.split("|"))

@@ -1,6 +1,4 @@
-"""The runs that a run follows: the dependency that Slurm gets, and what the record keeps."""
-
-from __future__ import annotations
+"""The parents of a run: Slurm's dependency, and their record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +10,8 @@ from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.sbatch_options import last_value_of
+
+__all__ = ["KINDS", "Parent", "dependency_options", "record_of"]
 
 KINDS = {"ok": "afterok", "any": "afterany"}  # sbatch's words
 
@@ -54,12 +54,12 @@ def dependency_options(after: Sequence[Parent], given: Sequence[str] = ()) -> li
 
 
 def record_of(after: Sequence[Parent]) -> dict[str, Any]:
-    """What `record.json` and `resumed-SSS.json` keep of the parents; nothing where there are none."""
+    """Return the parents' entry for `record.json` and `resumed-SSS.json`; empty without parents."""
     return {"after": [asdict(parent) for parent in after]} if after else {}
 
 
 def parents_of(run: RunDirectory) -> list[Parent]:
-    """The parents of a run's newest start."""
+    """Return the parents of a run's newest start."""
     return parents_in(newest_record(run))
 
 

@@ -1,9 +1,7 @@
-"""The failures that a rehearsal can cause, each as near to the real one as a user's rights allow.
+"""The failures that a rehearsal can cause, each as close to the real one as a user's permissions allow.
 
-Each is a context: entering it lets the failure happen, leaving it undoes what must not outlast the rehearsal.
+Each is a context: entering it causes the failure, leaving it undoes what must not outlast the rehearsal.
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -29,15 +27,17 @@ from toolkit.supervise.ending import earlier_ends
 from toolkit.supervise.rank_files import begun_ranks
 from toolkit.supervise.supervisor import WALLTIME_SLACK_S
 
+__all__ = ["CutOff", "choose"]
+
 KINDS = ("preempt", "walltime", "kill-rank", "kill-node")
 _CAUSES = {
     "preempt": Cause.PREEMPTED, "walltime": Cause.WALLTIME, "kill-rank": Cause.CRASHED, "kill-node": Cause.CRASHED,
 }  # fmt: skip
 _PERIOD_S = 1.0
-# A rank is the child of its guard, whose number the run directory holds. Nothing else is ever killed.
+# A rank is the child of its guard, whose pid is in the run directory. Nothing else is ever killed.
 _KILL = 'grep -q toolkit.rank /proc/$1/cmdline && kill -KILL $(cat /proc/$1/task/$1/children)'  # fmt: skip
 
-# Cuts a node off and gives it back at the end; only the dev cluster can.
+# Disconnects a node and reconnects it at the end; only the dev cluster can.
 CutOff = Callable[[str], AbstractContextManager[Injected]]
 
 
@@ -55,7 +55,7 @@ def choose(run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | 
         )
     job_id = job_ids(run)[-1]
     slurm = None if job_id.startswith("local-") else slurm_of(job)
-    # Slurm sees a node that was cut off; where only its ranks die, it is a crash.
+    # Slurm notices a disconnected node; if only its ranks die, it is a crash.
     cause = Cause.NODE_LOST if kind == "kill-node" and cut_off is not None else _CAUSES[kind]
     _require_a_next_start(run, attempt, kind, cause)
     if kind == "kill-rank":
@@ -74,7 +74,7 @@ def choose(run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | 
 
 
 def _require_a_next_start(run: RunDirectory, attempt: AttemptDirectory, kind: str, cause: Cause) -> None:
-    """A rehearsal must not end a run whose budget is spent; it is counted as the supervisor will count it."""
+    """Reject a rehearsal that would end a run whose budget is spent, counted like the supervisor does."""
     job = recorded_job(run)
     budget = ENDINGS[cause].budget
     limit = int(getattr(job.restart, budget))
@@ -96,14 +96,14 @@ def _known_rank(attempt: AttemptDirectory, rank: int | None) -> int:
     ranks = begun_ranks(attempt)
     if rank is None or rank not in ranks:
         raise ToolkitError(
-            "kill-rank wants a rank" if rank is None else f"no rank {rank}",
-            where=str(attempt.ranks), fix=f"give one of {ranks[0]} to {ranks[-1]}: kill-rank {ranks[-1]}",
+            "kill-rank needs a rank" if rank is None else f"no rank {rank}",
+            where=str(attempt.ranks), fix=f"choose one of {ranks[0]} to {ranks[-1]}: kill-rank {ranks[-1]}",
         )  # fmt: skip
     return rank
 
 
 def _last_host(attempt: AttemptDirectory) -> str:
-    """The host of the last rank, which is not the supervisor's where there are several."""
+    """Return the host of the last rank, which with several hosts is not the supervisor's."""
     ranks = sorted(attempt.ranks.glob("rank-*.json"))
     return str(read_json(ranks[-1])["host"])
 
@@ -123,7 +123,7 @@ def _rank(attempt: AttemptDirectory, rank: int, slurm: Slurm | None, job_id: str
 
 
 def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -> Inject:
-    """If no node can be cut off: kill all its ranks at once; the node itself keeps running."""
+    """Kill all ranks of a node at once if the node cannot be disconnected; it keeps running."""
     here = [known for path in sorted(attempt.ranks.glob("rank-*.json")) if (known := read_json(path))["host"] == host]
 
     @contextmanager
@@ -146,12 +146,12 @@ def _kill_here(host: str, guard: int) -> None:
             raise gone
         for child in Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8").split():
             os.kill(int(child), signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):  # the guard, or its rank a moment ago
+    except (FileNotFoundError, ProcessLookupError):  # the guard, or its rank until a moment ago
         raise gone from None
 
 
 def _kill_there(slurm: Slurm, job_id: str, host: str, guard: int) -> None:
-    # srun takes no `42_0`, but the number that squeue has for it.
+    # srun does not accept `42_0`, only squeue's number of it.
     number = slurm.call(["squeue", "--noheader", f"--jobs={job_id}", "--format=%A"]).strip()
     slurm.call(
         ["srun", f"--jobid={number}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
@@ -160,7 +160,7 @@ def _kill_there(slurm: Slurm, job_id: str, host: str, guard: int) -> None:
 
 
 def _preempt(slurm: Slurm, job_id: str) -> Inject:
-    """`scontrol requeue`: TERM to everything, KILL after KillWait, back into the queue; a preemption's way without its grace time."""
+    """`scontrol requeue`: TERM to all processes, KILL after KillWait, requeue; like a preemption without grace time."""
 
     @contextmanager
     def inject() -> Iterator[Injected]:
@@ -171,11 +171,7 @@ def _preempt(slurm: Slurm, job_id: str) -> Inject:
 
 
 def _walltime(slurm: Slurm, job_id: str, warn_s: int) -> Inject:
-    """Slurm itself warns: the time limit is lowered to what is left of it just after the warning.
-
-    A user may lower the limit of a running job, and raise that of a waiting one: once it is requeued it has its own
-    again.
-    """
+    """Make Slurm itself warn: lower the time limit to its end just after the warning."""
 
     @contextmanager
     def inject() -> Iterator[Injected]:
@@ -198,10 +194,10 @@ def _walltime(slurm: Slurm, job_id: str, warn_s: int) -> Inject:
 
 
 def _limits(slurm: Slurm, job_id: str) -> tuple[str, float, float]:
-    """The limit in Slurm's words, the begin and the end in seconds since the epoch."""
+    """Return the limit in Slurm's format, the start and the end in seconds since the epoch."""
     fact = slurm.jobs([job_id]).get(job_id)
     if fact is None or not (fact.start_time and fact.end_time):
-        raise CheckFailedError(f"Slurm does not say when job {job_id} ends", fix="check `toolkit status`, and retry")
+        raise CheckFailedError(f"Slurm does not report when job {job_id} ends", fix="check `toolkit status`, and retry")
     if fact.time_limit == "UNLIMITED":
         raise CheckFailedError(f"job {job_id} has no time limit", fix="rehearse preempt, or submit it with -t")
     began, end = (datetime.fromisoformat(moment).timestamp() for moment in (fact.start_time, fact.end_time))
@@ -210,7 +206,7 @@ def _limits(slurm: Slurm, job_id: str) -> tuple[str, float, float]:
 
 @dataclass
 class _LoweredLimit:
-    """A job's old time limit, to be set again while the job waits: of a running one only operators may raise it."""
+    """A job's old time limit, to be restored while the job waits: for a running one only operators may raise it."""
 
     slurm: Slurm
     job_id: str
@@ -220,7 +216,7 @@ class _LoweredLimit:
     _tried_at: float = float("-inf")
 
     def give_back(self) -> bool:
-        """Try it, at most once a second; True once Slurm took it, or the job is over."""
+        """Try to restore it, at most once a second; True if Slurm accepted, or the job is over."""
         if self._given_back or time.monotonic() - self._tried_at < _PERIOD_S:
             return self._given_back
         self._tried_at = time.monotonic()

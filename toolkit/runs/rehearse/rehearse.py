@@ -1,10 +1,9 @@
-"""Rehearse a failure: cause it in a running run now, follow the run until it continues, and report what that cost.
+"""Rehearse a failure: cause it in a running run, follow the run until it continues, and report the cost.
 
-docs/rehearse.md says for each failure what exactly is done. Everything is read from the run's own files; their times
-and this host's must agree to within a second for the parts to be right.
+docs/rehearse.md describes each failure. Everything is read from the run's own files, whose clock must agree with this
+host's
+to within a second.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,18 +23,14 @@ from toolkit.runs.status.restarts import follows
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import recorded_state
 
+__all__ = ["Injected", "lines_of", "rehearse", "require_stepping", "what_is_at_stake"]
+
 POLL_S = 0.3
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a failure cost. Seconds by the wall clock; None for what was not reached.
-
-    steps: done when the failure came. next_attempt: the one that continues. resumed_at: steps done when the run began to
-    step again. detect_s: from the failure until the attempt was over, saving included. queue_s: until the next attempt
-    began. start_s: until its last rank had started. first_step_s: until it was at its first step. repeat_s: until a step
-    was done that was not done before, by this attempt or, should it fail too, by a later one. lost_s: the sum.
-    """
+    """The cost of a failure. Seconds of wall clock; None for stages that were not reached."""
 
     run_id: str
     failure: str
@@ -54,24 +49,24 @@ class Rehearsal:
     lost_s: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `rehearse --json`."""
+        """Return the documented JSON of `rehearse --json`."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Injected:
-    """A failure that has happened. `in_queue` is called again and again between two starts, until it returns True."""
+    """A failure that has happened. `in_queue` is called repeatedly between two starts, until it returns True."""
 
     done: str
     in_queue: Callable[[], bool] = lambda: True
 
 
-# Lets the failure happen; leaving the block undoes what must not outlast the rehearsal.
+# Entering causes the failure; leaving undoes what must not outlast the rehearsal.
 Inject = Callable[[], AbstractContextManager[Injected]]
 
 
 class RunEndedError(CheckFailedError):
-    """The run has ended, and nothing more of it will come by itself."""
+    """The run has ended, and does not continue by itself."""
 
     def __init__(self, run: RunDirectory, state: RunState, before: str, reason: str) -> None:
         super().__init__(
@@ -104,7 +99,7 @@ def rehearse(
         watch = _Watch(run, before, begun + timeout_s)
         over = _until_over(watch, tell)
         again = _until_stepping(watch, injected.in_queue, tell)
-        # The heartbeat lags behind; what was resumed had been done.
+        # The heartbeat lags; resumed steps had been done.
         steps = max(over.steps, again.first_step)
         attempt, passed = _until_new_step(watch, again.attempt, steps, tell)
     failed_at = _asked_at(before, begun) if failure == "walltime" else begun
@@ -118,10 +113,10 @@ def rehearse(
 
 
 def _leave_word(attempt: AttemptDirectory, failure: str, done: str, tell: Callable[[str], None]) -> None:
-    """So that `explain` can say that this failure was no accident."""
+    """Record the failure, so that `explain` can report it as a rehearsal."""
     try:
         write_json(attempt.rehearsed, {"failure": failure, "done": done, "time": utc_now()})
-    except OSError as error:  # the failure has happened, and is worth following all the same
+    except OSError as error:  # the failure has happened, and the rehearsal continues
         tell(f"cannot write {attempt.rehearsed}: {error.strerror}; `toolkit explain` will not know of the rehearsal")
 
 
@@ -142,7 +137,7 @@ def require_stepping(run: RunDirectory) -> AttemptDirectory:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value}; only a running one can be rehearsed",
             where=str(run.path),
-            fix=f"`toolkit status {run.run_id}`; rehearse it when it makes steps",
+            fix=f"`toolkit status {run.run_id}`; rehearse it when it reports steps",
         )
     if not attempt.heartbeat.exists():
         raise CheckFailedError(
@@ -171,25 +166,25 @@ class _Watch:
         while True:
             ended = recorded_state(
                 read_folder(self.run)
-            )  # before the caller looks: what was done before the end is still seen
+            )  # before the caller checks, so that it sees everything from before the end
             yield
             if ended is not None:
                 raise RunEndedError(self.run, ended.state, what, ended.reason)
             if time.time() > self.deadline:
                 status = run_status(self.run)
-                if status.state.final:  # Slurm says so, or the process table: it left no word of its own
+                if status.state.final:  # by Slurm or the process table; it left no record
                     raise RunEndedError(self.run, status.state, what, status.reason)
                 raise RehearsalTimeoutError(
                     f"gave up before {what}; the run is {status.state.value} ({status.reason})",
                     where=str(self.run.path),
-                    fix=f"`toolkit wait {self.run.run_id}` follows it on, or give a longer --timeout",
+                    fix=f"`toolkit wait {self.run.run_id}` follows it on, or choose a longer --timeout",
                 )
             time.sleep(POLL_S)
 
 
 @dataclass(frozen=True)
 class _Over:
-    """The end of the attempt that failed: the steps done until then, the moment, the cause."""
+    """The end of the failed attempt: steps done, time and cause."""
 
     steps: int
     time: float
@@ -198,7 +193,7 @@ class _Over:
 
 @dataclass(frozen=True)
 class _Again:
-    """The attempt that steps again: when it began, when its last rank had started, and its first step with the moment."""
+    """The next attempt: when it started, when its last rank started, and its first step with the time."""
 
     attempt: AttemptDirectory
     began: float
@@ -211,7 +206,7 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
     attempt = watch.before
     steps = steps_done(watch.run, attempt)
     for _ in watch.ticks("the attempt was over"):
-        if _later(watch) is None:  # the records of the next attempt would hide this one's
+        if _later(watch) is None:  # records of the next attempt would hide this one's
             steps = max(steps, steps_done(watch.run, attempt))
         end = AttemptRecord.read(attempt)
         if end is not None:
@@ -219,7 +214,7 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
             return _Over(steps, _epoch(end.time), end.cause.value)
         later = _later(watch)
         if later is not None and (begun := StartRecord.read(later)) is not None:
-            # Its supervisor was lost with it, and did not record the end.
+            # Its supervisor was lost, too, and did not record the end.
             return _Over(steps, _epoch(begun.time), "supervisor_lost")
     raise AssertionError("ticks never ends by itself")
 
@@ -277,14 +272,14 @@ def _later(watch: _Watch) -> AttemptDirectory | None:
 
 
 def steps_done(run: RunDirectory, attempt: AttemptDirectory) -> int:
-    """The steps of an attempt that any file has: the heartbeat is at most one a second, and lags."""
+    """Return the steps of an attempt in any file: the heartbeat has at most one per second, and lags."""
     beat, record = read_json_or_none(attempt.heartbeat), last_record(run.metrics / "train.jsonl")
     of_records = record.step if record is not None and record.attempt == attempt.number else 0
     return max(int(beat["step"]) if beat is not None else 0, of_records)
 
 
 def _asked_at(attempt: AttemptDirectory, otherwise: float) -> float:
-    """When the supervisor was warned of the walltime: what came before was no loss."""
+    """Return when the supervisor was warned of the walltime: earlier steps are not lost."""
     asked = [event["time"] for event in read_lines(attempt.events) if event["event"] == "stop_requested"]
     return _epoch(asked[0]) if asked else otherwise
 
@@ -298,7 +293,7 @@ def _gap(first: float, second: float) -> float:
 
 
 def lines_of(cost: Rehearsal) -> Iterator[str]:
-    """The rehearsal for people."""
+    """Return the rehearsal's report."""
     yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} continues"
     yield f"steps     {cost.steps} were done, it resumed from {cost.resumed_at}: {cost.steps_repeated} repeated"
     repeat = "" if cost.repeat_s is None else f" + repeat {cost.repeat_s}"
@@ -310,7 +305,7 @@ def lines_of(cost: Rehearsal) -> Iterator[str]:
 
 
 def what_is_at_stake(run: RunDirectory, attempt: AttemptDirectory) -> str:
-    """What the run would fall back to, for the question before the failure."""
+    """Describe what the run would fall back to, for the question before the failure."""
     kept = run.committed_checkpoints()
     fallback = f"its newest checkpoint is {kept[-1].name}" if kept else "it has no checkpoint yet"
     return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {fallback}"

@@ -1,6 +1,4 @@
-"""Cancel a run: say so in `control/`, and tell Slurm where it holds the job."""
-
-from __future__ import annotations
+"""Cancel a run: write `control/`, and cancel its job in Slurm."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from toolkit.runs.status.damaged import cancel_in_queue
 from toolkit.runs.status.reconcile_submission import last_open_start, tasks_in
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus
+
+__all__ = ["cancel_run", "cancel_task", "what_follows"]
 
 
 def cancel_run(run: RunDirectory) -> RunStatus:
@@ -38,7 +38,7 @@ def cancel_run(run: RunDirectory) -> RunStatus:
         )
     for part in (run, *_begun_tasks(run, status)):
         write_text(part.control / "cancel", utc_now() + "\n")
-    # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
+    # A local supervisor reads the file within a second. A signal could arrive before its handlers are installed, or, on
     # another host, hit another process. In the user's own allocation the run ends, not the allocation. A job that is being
     # submitted has no id yet: its supervisor finds the file before it starts a rank.
     if last_open_start(run) is None and not is_interactive(run):
@@ -60,11 +60,7 @@ def _cancel_damaged(run: RunDirectory, error: DamagedFileError) -> RunStatus:
 
 @contextmanager
 def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
-    """For what tells Slurm, once the request is written.
-
-    Raises:
-        SchedulerRefusedError, NotFoundError: what stands all the same, and how to see it through.
-    """
+    """Report an outage of Slurm after the request is written."""
     try:
         yield
     except (SchedulerRefusedError, NotFoundError) as error:
@@ -74,8 +70,8 @@ def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
         )
         error.where = str(run.path)
         error.fix = (
-            f"once Slurm answers, `toolkit cancel {run.run_id}` takes the job out of the queue, where it waits; "
-            "one that begins before ends without a rank. Where its cluster is gone for ever, "
+            f"once Slurm answers, `toolkit cancel {run.run_id}` removes the waiting job from the queue; "
+            "one that starts before then exits without ranks. If its cluster is gone for good, "
             f"`toolkit resume {run.whole.run_id} --site OTHER --job-gone` continues elsewhere"
         )
         raise
@@ -91,7 +87,7 @@ def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
 
 
 def cancel_task(run: RunDirectory, task: int) -> RunStatus:
-    """Ask one task of an array run to end, also one that has not begun.
+    """Request the end of one task of an array run, started or not.
 
     Raises:
         CheckFailedError: the task has already ended.
@@ -103,7 +99,7 @@ def cancel_task(run: RunDirectory, task: int) -> RunStatus:
             where=str(run.path),
             fix=f"`toolkit status {run.run_id}` shows which tasks live",
         )
-    # Slurm forgets a task that it cancels in the queue at once; and one that begins this moment sees the file.
+    # Slurm forgets a task cancelled in the queue at once; one that starts at this moment sees the file.
     write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
     if last_open_start(run) is None:
         job_id = newest_job_id(run.task(task))
@@ -113,7 +109,7 @@ def cancel_task(run: RunDirectory, task: int) -> RunStatus:
 
 
 def what_follows(status: RunStatus) -> str:
-    """What becomes of a run, or of a task, that was asked to end, in one line."""
+    """Describe what follows a cancel of a run or task, in one line."""
     if status.state.final:
         return f"run {status.run_id} is {status.state.value}"
     asked = f"run {status.run_id} was asked to save and end"

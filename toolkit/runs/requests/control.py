@@ -1,6 +1,4 @@
-"""Ask a living run for something: to save, to save and stop, or to go back into the queue; and who asked for the latter."""
-
-from __future__ import annotations
+"""Requests to a running run: save, save and stop, or requeue; and the record of a requeue."""
 
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
@@ -13,12 +11,14 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.supervise.launch import is_unmanaged
 
+__all__ = ["ask_for", "requeue_run", "what_follows_a_stop"]
+
 
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
-    """Write `control/save` or `control/stop`; the ranks look within 5 s, and act at their next step boundary.
+    """Write `control/save` or `control/stop`; the ranks read it within 5 s and act at their next step boundary.
 
     Raises:
-        CheckFailedError: the run is not running, or no rank of it would ever look whether it is to save.
+        CheckFailedError: the run is not running, or its ranks never check for saves.
     """
     status = _require_running(run, f"so it cannot {request}")
     if request == "save" and _is_unmanaged(run) and not _reports_steps(run):
@@ -33,7 +33,7 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
 
 
 def what_follows_a_stop(run: RunDirectory) -> str:
-    """What becomes of a run that was asked to stop, in one line."""
+    """Describe what follows a stop request, in one line."""
     resume = f"`toolkit resume {run.run_id}`"
     if _is_unmanaged(run):
         return f"run {run.run_id} gets TERM now, and is killed when its time to save is over; {resume} starts it again"
@@ -45,18 +45,18 @@ def _is_unmanaged(run: RunDirectory) -> bool:
 
 
 def _reports_steps(run: RunDirectory) -> bool:
-    """True of a script that uses `toolkit.world` as a training loop does."""
+    """True for a script that uses `toolkit.world` like a training loop."""
     attempts = (part.last_attempt() for part in run.with_tasks())
     return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
 
 
 def requeue_run(run: RunDirectory) -> RunStatus:
-    """Have Slurm end the run's job and put it back into the queue; ranks save first, within KillWait.
+    """Make Slurm end the run's job and requeue it; ranks save first, within KillWait.
 
-    Of an array that holds for the tasks that run: those that wait or have ended stay as they are.
+    For an array this applies to running tasks; waiting and ended ones do not change.
 
     Raises:
-        CheckFailedError: the run is not running in a job of Slurm's, or no longer.
+        CheckFailedError: the run is not running in a Slurm job.
         SchedulerRefusedError: Slurm does not requeue it.
     """
     status = _require_running(run, "so there is nothing to requeue")
@@ -84,7 +84,7 @@ def requeue_run(run: RunDirectory) -> RunStatus:
         before = part.control / "requeue"
         write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
     after = run_status(run)
-    if after.state.final:  # Slurm says nothing of what it leaves alone
+    if after.state.final:  # Slurm does not report the tasks that it skips
         raise CheckFailedError(
             f"run {run.run_id} is {after.state.value}: it ended before Slurm could requeue it",
             where=str(run.path),
@@ -94,7 +94,7 @@ def requeue_run(run: RunDirectory) -> RunStatus:
 
 
 def requeue_asked_at(attempt: AttemptDirectory, end: AttemptRecord) -> str:
-    """When `toolkit requeue` requested what ended an attempt, which Slurm calls a preemption; "" if it did not."""
+    """Return when `toolkit requeue` requested an attempt's end, which Slurm reports as a preemption; "" if it did not."""
     asked = attempt.run.control / "requeue"
     begun = StartRecord.read(attempt)
     if end.cause is not Cause.PREEMPTED or begun is None or not asked.exists():

@@ -1,6 +1,4 @@
-"""A run whose files are damaged: what is known of it all the same, and how its job, which lives on, is ended."""
-
-from __future__ import annotations
+"""A run with damaged files: its remaining facts, and how to end its job, which may still run."""
 
 import shutil
 from dataclasses import replace
@@ -19,14 +17,16 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.marked import marked_jobs
 from toolkit.slurm.records import with_cluster_option
 
+__all__ = ["with_way_out"]
+
 
 def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:
-    """The status of a run whose files cannot be read, with what the others tell, so that a list of many runs can show it."""
+    """Return the status of a run with unreadable files, from the readable ones, for lists of many runs."""
     job_id = _newest_job(run)
     cluster, site = home_of(run, job_id)
     reason = str(error)
     if isinstance(error, DamagedFileError) and (path := Path(error.where.partition(":")[0])).is_relative_to(run.path):
-        reason = f"{path.relative_to(run.path)} is damaged: `toolkit status {run.run_id}` says how to go on"
+        reason = f"{path.relative_to(run.path)} is damaged: `toolkit status {run.run_id}` explains how to continue"
     return RunStatus(
         run_id=run.run_id, job_name=run.job_name, state=RunState.UNKNOWN, site=site, job_id=job_id, reason=reason,
         source="none", nodes=0, ranks=0, starts=0, attempts=0, step=None, exit_code=None, path=str(run.path),
@@ -35,7 +35,7 @@ def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:
 
 
 def with_way_out(error: DamagedFileError) -> DamagedFileError:
-    """The error with the command that ends the job of the damaged run, where one is known and may live on."""
+    """Add the command that ends the job of the damaged run, if a job is known and may still run."""
     run = next((RunDirectory(path).whole for path in Path(error.where).parents if _is_run(path)), None)
     if run is None or is_over(run) or not (job_id := _newest_job(run)):
         return error
@@ -47,10 +47,10 @@ def with_way_out(error: DamagedFileError) -> DamagedFileError:
 
 
 def cancel_in_queue(run: RunDirectory, error: DamagedFileError) -> RunStatus:
-    """Cancel the jobs that the queue has of a run, as their comments tell, where its own files do not.
+    """Cancel the queued jobs of a run by their comments, because its own files do not name them.
 
     Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not answer, or refused.
+        SchedulerRefusedError, NotFoundError: Slurm does not respond, or refused.
     """
     status = unreadable(run, error)
     damage = status.reason.partition(":")[0]
@@ -67,7 +67,7 @@ def cancel_in_queue(run: RunDirectory, error: DamagedFileError) -> RunStatus:
 
 
 def _slurm_of(run: RunDirectory) -> Slurm | None:
-    """Slurm's commands for the cluster that a run recorded, else for the one that is here."""
+    """Return Slurm's commands for the recorded cluster of a run, else for this host's."""
     try:
         job = recorded_job(run)
     except DamagedFileError:

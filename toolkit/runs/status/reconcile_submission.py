@@ -1,6 +1,4 @@
-"""Submissions that broke off: what was written before sbatch, and how the job is found again by its token."""
-
-from __future__ import annotations
+"""Interrupted submissions: what was recorded before sbatch, and how the token finds the job again."""
 
 import socket
 import time
@@ -19,10 +17,12 @@ from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
 
+__all__ = ["close_submission", "tasks_in"]
+
 
 @dataclass(frozen=True)
 class OpenSubmission:
-    """A start that was handed to sbatch without an answer. `certain`: no job of it exists, and none is on its way."""
+    """A start that was passed to sbatch without a response. `certain`: it has no job, and none will appear."""
 
     start: int
     certain: bool
@@ -30,9 +30,9 @@ class OpenSubmission:
 
 
 def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence[Part] = ()) -> None:
-    """Write down which job a start has become; also in the tasks that it starts again, whose last word it outdates.
+    """Record the job of a start; also in the tasks that it restarts, whose last record it outdates.
 
-    `parts` are those of an array that Slurm holds in several.
+    `parts` are the jobs of an array that Slurm has as several.
     """
     again = tasks_in(newest_record(run)) if run.task_numbers() else ()
     for task in run.task_numbers():
@@ -45,7 +45,7 @@ def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence
 
 
 def tasks_in(record: Path) -> frozenset[int]:
-    """The tasks of an array as `record.json` or `resumed-SSS.json` has them.
+    """Return the tasks of an array from `record.json` or `resumed-SSS.json`.
 
     Raises:
         ToolkitError: the file is damaged.
@@ -55,20 +55,20 @@ def tasks_in(record: Path) -> frozenset[int]:
         return frozenset(parse_array(array)) if array else frozenset()
     except ValueError as error:
         raise ToolkitError(
-            f"the record is damaged: {error}", where=f"{record}:job.array", fix="submit the job anew"
+            f"the record is damaged: {error}", where=f"{record}:job.array", fix="submit the job again"
         ) from error
 
 
 def last_open_start(run: RunDirectory) -> int | None:
-    """The start whose submission has no end yet; None where every later one is known."""
+    """Return the start whose submission has no result yet; None if every later one is known."""
     opened = max(_numbers(run, "submitting"), default=-1)
     return opened if opened > max(_numbers(run, "submitted"), default=-1) else None
 
 
 def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
-    """Query Slurm for the job of an interrupted submission, and record it if it is found.
+    """Query Slurm for the job of an interrupted submission, and record it if found.
 
-    None where nothing is open any more.
+    None if no submission is open any more.
     """
     start = last_open_start(run)
     if start is None:
@@ -76,7 +76,7 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     path = run.submitting(start)
     record = read_json_or_none(path)
     if record is None:
-        return None  # another process settled it in this moment
+        return None  # another process has just settled it
     claim = read_claim(run, start)
     try:
         job_id = claim.job_id if claim is not None else find_by_token(slurm, record["token"])
@@ -95,7 +95,7 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
         return OpenSubmission(start, False, doing)
     broken = f"the submission of start {start} broke off, and Slurm knows no job with the comment {record['token']}"
     since = record.get("absent_since")
-    if since is None:  # a slurmctld that has just gone on may still have the request before it
+    if since is None:  # a slurmctld that has just resumed may still have the request in its queue
         write_json(path, {**record, "absent_since": time.time()})
     if since is None or time.time() - since < SETTLE_S:
         return OpenSubmission(start, False, f"{broken} yet; ask again after {SETTLE_S:.0f} s")
@@ -103,7 +103,7 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
 
 
 def _found_parts(run: RunDirectory, start: int, planned: Sequence[Part], first_job: str, slurm: Slurm) -> list[Part]:
-    """The parts of an array that Slurm took before the submission broke off; the tasks of others are lost."""
+    """Return the parts of an array that Slurm accepted before the interruption; other tasks are lost."""
     tokens = (token_of(run.run_id, start, number) for number in range(1, len(planned)))
     found = [first_job, *(find_by_token(slurm, token) for token in tokens)]
     return (

@@ -1,6 +1,4 @@
-"""What a waiting user is notified of: which attempt of a run ended, and that another follows."""
-
-from __future__ import annotations
+"""Notices for a waiting user: which attempt of a run ended, and that another follows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +6,8 @@ from dataclasses import dataclass, field
 from toolkit.rundir.attempt_records import AttemptRecord, reason_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import NEXT_START_BEGAN, Next
+
+__all__ = ["RestartNews"]
 
 FOLLOWS = {
     Next.RESTART: "restarting",
@@ -19,7 +19,7 @@ FOLLOWS = {
 
 @dataclass
 class RestartNews:
-    """Tells each attempt that did not end the run, once; those that had ended before are no news."""
+    """Reports each attempt that did not end the run, once; earlier ones are not reported."""
 
     run: RunDirectory
     _told: set[int] = field(default_factory=set)
@@ -28,7 +28,7 @@ class RestartNews:
         self._told = {number for number, _ in self._ended()}
 
     def new(self) -> Iterator[str]:
-        """A line for each attempt that ended since the last look and that another one follows."""
+        """Return a line for each attempt that ended since the last call and that another one follows."""
         for number, line in self._ended():
             if number not in self._told:
                 self._told.add(number)
@@ -46,9 +46,9 @@ class RestartNews:
 
 
 def follows(end: AttemptRecord) -> str:
-    """What comes after an attempt with such an end, in words."""
+    """Describe what follows an attempt with such an end."""
     if end.final:
         return "nothing follows"
-    if end.decision == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job: it is there
+    if end.decision == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job
         return "another start continues"
     return FOLLOWS[end.next]

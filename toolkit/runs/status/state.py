@@ -1,7 +1,5 @@
 """The state of runs: read their files, query each cluster once, decide by the table of `state_table`."""
 
-from __future__ import annotations
-
 import shlex
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +28,9 @@ from toolkit.slurm.array import parse_array, write_array
 from toolkit.slurm.commands import Answer, Slurm, slurm_of_site
 
 __all__ = [
-    "Progress", "decide_state", "host_of_local_run", "ids_to_ask", "own_status", "query_clusters", "read_files", "read_files_of", "read_processes",
-    "read_progress", "require_submitted", "require_task", "run_status", "run_statuses", "slurm_of_run", "status_of_files",
+    "Progress", "decide_state", "host_of_local_run", "ids_to_ask", "own_status", "query_clusters", "read_files",
+    "read_files_of", "read_processes", "read_progress", "require_submitted", "require_task", "run_status",
+    "run_statuses", "slurm_of_run", "status_of_files",
 ]  # fmt: skip
 
 
@@ -324,7 +323,7 @@ def require_task(run: RunDirectory) -> None:
         raise NotFoundError(
             f"run {run.whole.run_id} has no task {run.task_number}",
             where=str(run.whole.path),
-            fix=f"give one of its tasks, {write_array(tasks)}",
+            fix=f"choose one of its tasks, {write_array(tasks)}",
         )
 
 

@@ -3,8 +3,6 @@
 The rows are in order: the first one that applies decides. A test checks each row.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,25 +23,16 @@ from toolkit.slurm.reasons import CanStart, pending_reason
 from toolkit.slurm.records import named, with_cluster_option
 
 __all__ = [
-    "RECORD_SOURCE",
-    "STATES",
-    "SUPERVISOR_LOST",
-    "HostFacts",
-    "RunStatus",
-    "Situation",
-    "StateReport",
-    "TaskStatus",
-    "recorded_state",
-    "report_state",
-    "summarize_tasks",
-]
+    "RECORD_SOURCE", "STATES", "SUPERVISOR_LOST", "HostFacts", "RunStatus", "Situation", "StateReport", "TaskStatus",
+    "recorded_state", "report_state", "summarize_tasks",
+]  # fmt: skip
 
 RECORD_SOURCE = "exit.json"  # of a state that the run's last attempt recorded
 SUPERVISOR_LOST = "supervisor lost"
 
 
 class StateReport(NamedTuple):
-    """A state, the reason as a sentence, and its source. `cannot_start`: not until a user changes the job or the cluster."""
+    """A state, the reason as a sentence, and its source. `cannot_start`: unless a user changes the job or the cluster."""
 
     state: RunState
     reason: str

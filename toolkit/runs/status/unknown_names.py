@@ -1,6 +1,4 @@
-"""What a name that no run has may mean: a job in the queue without its run's directory, or a session."""
-
-from __future__ import annotations
+"""Explain a name that no run has: a job in the queue without a run directory, or a session."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +16,9 @@ _QUESTION_S = 10.0
 
 
 def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
-    """What to say of a name that no run below RUNS has, where it is a session's, or the user's own queue knows it.
+    """Explain a name that no run below RUNS has, from sessions and from the user's queue.
 
-    None where it does not, or where Slurm does not answer: then nothing more is known than that there is no run.
+    None if neither has it, or if Slurm does not respond.
     """
     if name in session_names():
         fix = f"`toolkit run JOB --session {name}` runs on its nodes, `toolkit session stop {name}` releases them"
@@ -41,20 +39,20 @@ def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
 
 
 def vanished(run: RunDirectory) -> NotFoundError:
-    """What to say of a run whose directory was removed while a command was at it."""
+    """Explain a run whose directory was removed while a command used it."""
     whole = run.whole
     return known_otherwise(whole.run_id, whole.path.parents[1]) or NotFoundError(
         f"the directory of run {whole.run_id} was removed",
         where=str(whole.path),
-        fix="`squeue --me` shows whether a job of it still lives; `toolkit history` lists the runs that are there",
+        fix="`squeue --me` shows whether its job still exists; `toolkit history` lists the existing runs",
     )
 
 
 def slurm_here(cluster: str = "") -> Slurm | None:
-    """Slurm's commands as the site that this is has them; None where there is none."""
+    """Return Slurm's commands of this host's site; None without one."""
     try:
         scheduler = detect_site().site.scheduler
-    except ToolkitError:  # no site is known here, so none that could be asked
+    except ToolkitError:  # no site is known here
         return None
     return (
         replace(slurm_of_site(scheduler, cluster=cluster), timeout_s=_QUESTION_S) if scheduler.kind == "slurm" else None

@@ -1,6 +1,4 @@
-"""What a run did with its time, from its own files: waiting, starting, making steps, saving, and steps that were lost."""
-
-from __future__ import annotations
+"""How a run spent its time, from its own files: waiting, starting, stepping, saving, and lost steps."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,22 +20,22 @@ from toolkit.rundir.states import NEXT_START_BEGAN, Cause, Next, RunState
 from toolkit.runs.record.job import recorded_job
 from toolkit.supervise.launch import is_unmanaged
 
-MOST_RANKS_READ = 64  # for when the last of them started
+MOST_RANKS_READ = 64  # the start of the last of them
 
 
 class What(StrEnum):
-    """What the time went into."""
+    """A use of time."""
 
     WAITING = "waiting"  # in the queue
     STARTING = "starting"
-    STEPS = "steps"  # of a program that tells no steps: running
+    STEPS = "steps"  # a program without steps: running
     SAVING = "saving"
     LOST = "lost"  # steps that no checkpoint contains: repeated later, or lost
 
 
 @dataclass(frozen=True)
 class Span:
-    """Times are seconds since the epoch."""
+    """A period; times are seconds since the epoch."""
 
     what: What
     began: float
@@ -50,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """What happened at one moment. `what` is a cause of an end, or "resumed", "killed"."""
+    """An event. `what` is a cause of an end, or "resumed", "killed"."""
 
     what: str
     time: float
@@ -59,7 +57,7 @@ class Mark:
 
 @dataclass
 class Piece:
-    """One attempt with the wait before it; or, at the end, the wait for one that has not begun, whose `number` is None."""
+    """An attempt with the wait before it; or a last wait for one that has not started, whose `number` is None."""
 
     number: int | None
     spans: list[Span] = field(default_factory=list)
@@ -68,12 +66,12 @@ class Piece:
 
 
 def life_of(run: RunDirectory, state: RunState) -> list[Piece]:
-    """The attempts of a run, or of a task of an array, in that state. What has not ended lasts until now."""
+    """Return the attempts of a run, or of a task, in that state. Unfinished ones last until now."""
     return _Reader(run, state, time.time()).pieces()
 
 
 def moment(text: str) -> float:
-    """Seconds since the epoch of a time in the run's files."""
+    """Convert a time in the run's files to seconds since the epoch."""
     return datetime.fromisoformat(text).astimezone(UTC).timestamp()
 
 
@@ -85,7 +83,7 @@ class _Reader:
 
     def pieces(self) -> list[Piece]:
         found: list[Piece] = []
-        ended_at: float | None = None  # the start before
+        ended_at: float | None = None  # the previous start
         attempts = [self.run.attempt(number) for number in self.run.attempt_numbers()]
         starts = sorted({*self.run.start_numbers(), *self._submitted_starts()})
         for start in starts:
@@ -96,17 +94,17 @@ class _Reader:
             lived[0].spans[:0], lived[0].marks[:0] = waited, resumed
             found += lived
             ended_at = self._end_of_start(start, own)
-        if self.state is RunState.PENDING and ended_at is not None:  # requeued: its next start has no name yet
+        if self.state is RunState.PENDING and ended_at is not None:  # requeued: its next start is not claimed yet
             found.append(Piece(None, [Span(What.WAITING, ended_at, self.now)]))
         return [piece for piece in found if piece.spans or piece.marks]
 
     def _submitted_starts(self) -> set[int]:
-        """Those that were handed to Slurm, begun or not; the first one of a task is its array's."""
+        """Return starts that were passed to Slurm, started or not; a task's first one is its array's."""
         own = set(map(start_of, self.run.path.glob("submitted-*.json")))
         return own | ({0} if self.run.whole.submitted(0).exists() else set())
 
     def _waiting(self, start: int, before: float | None) -> list[Span]:
-        """From its submission, or the end of the start before, until its supervisor began."""
+        """Return the time from its submission, or the end of the previous start, to the start of its supervisor."""
         submitted = read_json_or_none(self.run.submitted(start)) or read_json_or_none(self.run.whole.submitted(start))
         claim = read_claim(self.run, start)
         begin = moment(submitted["time"]) if submitted is not None else before
@@ -122,7 +120,7 @@ class _Reader:
         return [Mark("resumed", moment(record["time"]), "resumed")] if record and "time" in record else []
 
     def _end_of_start(self, start: int, attempts: Sequence[AttemptDirectory]) -> float | None:
-        """When the start ended; None if it has not, or if that is unknown."""
+        """Return when the start ended; None if it has not, or if that is unknown."""
         end = read_json_or_none(self.run.start(start) / "end.json")
         if end is not None:
             return moment(end["time"])
@@ -132,7 +130,7 @@ class _Reader:
 
     def _attempt(self, attempt: AttemptDirectory) -> Piece:
         begun, written = StartRecord.read(attempt), AttemptRecord.read(attempt)
-        assert begun is not None  # else no start would have it
+        assert begun is not None  # otherwise no start would have it
         piece = Piece(attempt.number)
         began, ended = moment(begun.time), self._ended(attempt, written)
         stepped = min(self._stepped(attempt, began, ended), ended)
@@ -146,7 +144,7 @@ class _Reader:
         return piece
 
     def _ended(self, attempt: AttemptDirectory, written: AttemptRecord | None) -> float:
-        """When it was over. Of one whose supervisor was lost, the next start wrote the end, maybe hours later."""
+        """Return when it ended. If the supervisor was lost, the next start wrote the end, maybe hours later."""
         if written is not None and written.decision != NEXT_START_BEGAN:
             return moment(written.time)
         return self.now if written is None and self._runs(attempt) else self._last_sign(attempt)
@@ -162,7 +160,7 @@ class _Reader:
         return max(map(moment, times))
 
     def _stepped(self, attempt: AttemptDirectory, began: float, ended: float) -> float:
-        """When its first step began; of a run that tells no steps, when its ranks had started."""
+        """Return when its first step started; for a run without steps, when its ranks had started."""
         first = self._record(attempt.number, 0)
         if first is not None:
             return max(began, moment(first.time) - first.seconds)
@@ -173,12 +171,12 @@ class _Reader:
         return max((moment(rank["time"]) for rank in map(read_json_or_none, ranks) if rank is not None), default=began)
 
     def _lost(self, attempt: AttemptDirectory, written: AttemptRecord | None, stepped: float, ended: float) -> float:
-        """Since when its steps were made in vain: those that the next attempt makes again, else those that no save has."""
+        """Return since when its steps were lost: repeated by the next attempt, or in no save."""
         if written is None or written.cause is Cause.COMPLETED or not self._tells_steps:
             return ended
         later = first_where(self._log, TrainRecord.from_line, lambda record: record.attempt > attempt.number)
         again = self._record(attempt.number, later.step) if later is not None else None
-        if again is not None:  # else the next one's first record may be many steps after where it resumed (`log_every`)
+        if again is not None:  # the next one's first record may be many steps after its resume (`log_every`)
             return max(stepped, moment(again.time) - again.seconds)
         kept = [save for save in self._saves if save.attempt == attempt.number and save.committed_s is not None]
         if not kept:
@@ -186,7 +184,7 @@ class _Reader:
         return ended if (written.step or 0) <= kept[-1].step else max(stepped, kept[-1].went_on_at)
 
     def _record(self, attempt: int, step: int) -> TrainRecord | None:
-        """The first record of an attempt from a step on."""
+        """Return the first record of an attempt from a step on."""
         found = first_where(
             self._log, TrainRecord.from_line, lambda record: (record.attempt, record.step) >= (attempt, step)
         )
@@ -211,7 +209,7 @@ def _start_of(attempt: AttemptDirectory) -> int:
 
 
 def _with_saves(stepped: float, lost: float, ended: float, saves: Iterable[SaveRecord]) -> Iterator[Span]:
-    """Steps, and those that were lost, without the time for which they stood still for a save."""
+    """Split steps, and lost ones, around the pauses for saves."""
     at = stepped
     for save in saves:
         begin, until = (min(max(at, moment), ended) for moment in (save.began_at, save.went_on_at))

@@ -1,6 +1,4 @@
-"""A timeline drawn with letters: a bar for each row, what happened below it, and a legend."""
-
-from __future__ import annotations
+"""Draw a timeline in characters: a bar for each row, its events, and a legend."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,12 +12,14 @@ from toolkit.runs.timeline.timeline import Row, Timeline
 from toolkit.terminal.talk import clean
 from toolkit.units import format_duration
 
+__all__ = ["Pen", "lines_of"]
+
 NARROWEST, WIDEST = 60, 200
 MOST_EVENTS = 20
-_NAME, _END = 14, 14  # letters of a row's name and end at most
+_NAME, _END = 14, 14  # maximum characters of a row's name and end
 _DAY_S = 86400.0
 
-# Of each: with Unicode, without, the colour.
+# Each: with Unicode, without, the color.
 _GLYPHS = {
     What.WAITING: ("·", ".", "bright_black"), What.STARTING: ("░", "-", "yellow"), What.STEPS: ("█", "=", "green"),
     What.SAVING: ("▓", "s", "blue"), What.LOST: ("▒", "x", "red"),
@@ -37,7 +37,7 @@ _LETTERS = {
 
 @dataclass(frozen=True)
 class Pen:
-    """How a terminal can be drawn on. `width` in columns."""
+    """How to draw on a terminal. `width` in columns."""
 
     width: int
     unicode: bool
@@ -53,7 +53,7 @@ class Pen:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Columns of moments."""
+    """The columns of moments."""
 
     began: float
     seconds: float
@@ -67,7 +67,7 @@ class _Scale:
 
 
 def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
-    """The picture, its lines at most as wide as the pen says; only the list of events has lines of any length."""
+    """Return the picture, its lines at most as wide as the pen; only the list of events may be wider."""
     status, spent = timeline.status, timeline.ended - timeline.began
     yield f"{status.job_name} {status.run_id}: {status.state.value}" + (f", {format_duration(spent)}" if spent else "")
     if not timeline.rows:
@@ -89,7 +89,7 @@ def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
 
 
 def _axis(scale: _Scale) -> str:
-    """Times of this host's zone, as many as have room."""
+    """Return times of this host's zone, as many as fit."""
     form = "%H:%M:%S" if scale.seconds < _DAY_S else "%m-%d %H:%M"
     length = len(datetime.now().strftime(form))
     count = max(1, (scale.columns - length) // (length + 6))
@@ -102,7 +102,7 @@ def _axis(scale: _Scale) -> str:
 
 
 def _bar(row: Row, scale: _Scale, pen: Pen) -> str:
-    """In each column what took most of its time; the wait in the queue only where there was nothing else."""
+    """Return in each column the longest activity; waiting in the queue only if there was nothing else."""
     taken: list[dict[What, float]] = [{} for _ in range(scale.columns)]
     for span in row.spans:
         for column in range(scale.column(span.began), scale.column(span.ended) + 1):
@@ -115,7 +115,7 @@ def _bar(row: Row, scale: _Scale, pen: Pen) -> str:
 
 
 def _marks(marks: Sequence[Mark], scale: _Scale) -> str:
-    """A letter for each; where two fall into one column, the later one has the next that is free."""
+    """Return a character for each event; of two in one column, the later one moves to the next free column."""
     line = [" "] * (scale.columns + len(marks))
     for mark in sorted(marks, key=lambda mark: mark.time):
         column = scale.column(mark.time)
@@ -145,7 +145,7 @@ def _where_the_time_went(timeline: Timeline) -> str:
 
 def _events(timeline: Timeline) -> Iterator[str]:
     events = sorted(((mark, row) for row in timeline.rows for mark in row.marks), key=lambda one: one[0].time)
-    if timeline.status.tasks is not None:  # of many tasks those that went well are no news
+    if timeline.status.tasks is not None:  # completed tasks of many are not listed
         events = [(mark, row) for mark, row in events if mark.what != "completed"]
     if events:
         yield ""

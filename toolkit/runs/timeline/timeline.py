@@ -1,6 +1,4 @@
-"""The rows of a run's timeline: an attempt each, of an array a task each, before them the runs that it follows."""
-
-from __future__ import annotations
+"""The rows of a run's timeline: one per attempt, or per task of an array, after the runs that it follows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,12 +12,14 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.runs.timeline.life import Mark, Piece, Span, What, life_of
 
+__all__ = ["timeline_of"]
+
 MOST_PARENTS = 50
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one line shows. `end` is the cause of an attempt's end, or the state of a task or of another run."""
+    """One line. `end` is the cause of an attempt's end, or the state of a task or another run."""
 
     name: str
     run_id: str
@@ -51,7 +51,7 @@ class Timeline:
 
     @property
     def seconds(self) -> dict[What, float]:
-        """How long the run, without those that it follows, did what; of an array all tasks together."""
+        """Return the seconds of each activity of the run, without its parents; all tasks of an array together."""
         spent = dict.fromkeys(What, 0.0)
         for row in self.rows:
             for span in row.spans if row.run_id.startswith(self.status.run_id) else ():
@@ -59,7 +59,7 @@ class Timeline:
         return spent
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `timeline --json`."""
+        """Return the documented JSON of `timeline --json`."""
         return {
             "run_id": self.status.run_id, "job_name": self.status.job_name, "state": self.status.state.value,
             "reason": self.status.reason, "began": _iso(self.began), "ended": _iso(self.ended),
@@ -69,7 +69,7 @@ class Timeline:
 
 
 def timeline_of(run: RunDirectory) -> Timeline:
-    """The life of a run, or of a task, until now. Slurm is queried for its state alone."""
+    """Return the life of a run, or of a task, until now. Slurm is queried only for its state."""
     status = run_status(run)
     before = [_of_parent(parent) for parent in _parents(run)]
     if status.tasks is None:
@@ -101,7 +101,7 @@ def _of_parent(run: RunDirectory) -> Row:
 
 
 def _parents(run: RunDirectory) -> list[RunDirectory]:
-    """All runs that a run follows, and that those follow, the oldest first; those whose folders are gone are omitted."""
+    """Return all direct and indirect parents of a run, the oldest first, without removed ones."""
     found: dict[str, RunDirectory] = {}
     look = [run.whole]
     while look and len(found) < MOST_PARENTS:

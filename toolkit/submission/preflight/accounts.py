@@ -1,6 +1,4 @@
-"""A request against accounting: the user's accounts and QOS, and the limits of association, QOS and partition's QOS."""
-
-from __future__ import annotations
+"""Compare a request with accounting: the user's accounts and QOS, and the limits of association, QOS and partition QOS."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +26,7 @@ _RESOURCES = {
 
 
 def against_accounts(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Return what accounting never allows this user. Slurm accepts most of it, and lets it wait for ever."""
+    """Return what accounting never allows this user. Slurm accepts most of it and lets it wait forever."""
     accounting = cluster.accounting
     if accounting is None or not cluster.enforces("associations", "limits", "qos", "safe"):
         return
@@ -83,7 +81,7 @@ def _no_association(about: About, accounting: Accounting, account: str) -> Findi
     else:
         what = f"the job names no account, and {accounting.user} has no default one"
     if accounts or limited:
-        fix = f"give one of yours with -A: {', '.join([*accounts, *limited][:8])}"
+        fix = f"choose one of yours with -A: {', '.join([*accounts, *limited][:8])}"
     else:
         fix = f"ask {contact or 'the site'} for an account"
     return about.refuse("job.account", what, fix)
@@ -91,7 +89,7 @@ def _no_association(about: About, accounting: Accounting, account: str) -> Findi
 
 def _no_qos(about: About, request: Request, accounting: Accounting) -> Finding:
     what = f"this cluster has no QOS {request.qos!r}"
-    return about.refuse("job.qos", what, f"give one of {', '.join([*accounting.qos][:8])} with -q, or leave it out")
+    return about.refuse("job.qos", what, f"choose one of {', '.join([*accounting.qos][:8])} with -q, or omit it")
 
 
 def _qos(about: About, request: Request, accounting: Accounting, mine: Sequence[Association]) -> Iterator[Finding]:
@@ -101,7 +99,7 @@ def _qos(about: About, request: Request, accounting: Accounting, mine: Sequence[
         yield about.refuse(
             "job.qos",
             f"account {mine[0].account} {said} {request.qos}",
-            f"give one of {', '.join(allowed[:8])} with -q" if allowed else "leave -q out",
+            f"choose one of {', '.join(allowed[:8])} with -q" if allowed else "omit -q",
         )
 
 
@@ -140,7 +138,7 @@ def _time(about: About, request: Request, whose: str, longest_s: int) -> Iterato
 def _jobs(about: About, request: Request, whose: str, limits: Limits, queued: int) -> Iterator[Finding]:
     """Return what sbatch refuses: `queued` jobs of the user count, too. Jobs of other members of a group are unknown."""
     if limits.running_jobs == 0:
-        yield about.refuse("job.account", f"{whose} may run no jobs", "give another with -A or -q")
+        yield about.refuse("job.account", f"{whose} may run no jobs", "choose another with -A or -q")
     submitted = (limits.submitted_jobs, limits.submitted_jobs_of_group)
     most = min((one for one in submitted if one is not None), default=None)
     if most is None or request.tasks + queued <= most:
@@ -150,7 +148,7 @@ def _jobs(about: About, request: Request, whose: str, limits: Limits, queued: in
     if request.array is not None:
         yield about.refuse("job.array", what, fix_of_room(sorted(request.array), max(0, most - queued)))
     else:
-        yield about.refuse("job.account", what, f"{'wait, or ' if most else ''}give another with -A or -q")
+        yield about.refuse("job.account", what, f"{'wait, or ' if most else ''}choose another with -A or -q")
 
 
 def _above(
@@ -165,7 +163,7 @@ def _above(
         yield about.refuse(
             key,
             f"{_count(kind, have[name])} {what}{typed}, but {whose} gives {words} {_count(kind, limit)}",
-            f"request less with {flag}, or give another account or QOS",
+            f"request less with {flag}, or choose another account or QOS",
         )
 
 

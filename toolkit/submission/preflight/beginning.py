@@ -21,15 +21,9 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
 
 __all__ = [
-    "check_arguments",
-    "check_beginning",
-    "check_bench",
-    "check_codec",
-    "check_data",
-    "check_guard",
-    "check_source",
+    "check_arguments", "check_beginning", "check_bench", "check_codec", "check_data", "check_guard", "check_source",
     "check_whole",
-]
+]  # fmt: skip
 
 
 def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
@@ -76,10 +70,10 @@ def _check_use(job: ResolvedJob, path: Path, manifest: Manifest, *, where: str) 
             said = f"{path} was imported, and has no tensors below `model`"
             fix = "import it again, with --under model"
     elif manifest.is_imported:
-        said = f"{path} was imported, and holds no training that could go on"
+        said = f"{path} was imported, and has no training state to resume from"
         fix = 'set checkpoint.take to "weights"'
     elif "train.steps" in job.origins and manifest.step >= job.train.steps:  # else the job may count its own
-        said = f"{path} is at step {manifest.step}, and train.steps is {job.train.steps}: nothing would be left to do"
+        said = f"{path} is at step {manifest.step}, and train.steps is {job.train.steps}: no steps would remain"
         fix = f'set train.steps above {manifest.step}, or checkpoint.take to "weights", which begins at step 0'
     if said:
         raise ToolkitError(said, where=where, fix=fix)
@@ -97,7 +91,7 @@ def check_whole(checkpoint: Path, *, where: str) -> Manifest:
     try:
         return good_manifest(checkpoint)
     except CorruptCheckpointError as error:
-        fix = f"name another; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` says all that is wrong with this one"
+        fix = f"name another; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` lists every problem of this one"
         raise ToolkitError(f"{checkpoint} is damaged: {error.message}", where=where, fix=fix) from None
     except ToolkitError as error:
         place = error.where if error.where != where else ""
@@ -214,9 +208,9 @@ def _fix_of(path: Path, source: str) -> str:
     if inside := _newest_in(path):
         return f"name one of them, as in source = {str(Path(source) / inside)!r}"
     if beside := _newest_in(path.parent):
-        return f"name one that is there, such as {str(path.parent / beside)!r}"
+        return f"name an existing one, such as {str(path.parent / beside)!r}"
     return (
-        "give the path of a step-... folder; `toolkit ckpt ls RUN` shows those of a run, and `toolkit ckpt import` makes "
+        "pass the path of a step-... folder; `toolkit ckpt ls RUN` shows those of a run, and `toolkit ckpt import` makes "
         "one of other formats"
     )
 

@@ -1,6 +1,4 @@
-"""Every check of a job before its submission, and what they find."""
-
-from __future__ import annotations
+"""All checks of a job before its submission."""
 
 import os
 import shlex
@@ -35,7 +33,7 @@ _ELF = b"\x7fELF"
 
 
 def check_files(job: ResolvedJob, extra_sbatch_options: Sequence[str] = ()) -> Iterator[Finding]:
-    """What this host can see of the files; `once` are sbatch's options of this submission alone."""
+    """Yield findings on files that this host can see; `extra_sbatch_options` are of this submission only."""
     yield from _log_folders(About(job, "log_folder"), (*sbatch_words(job), *extra_sbatch_options), extra_sbatch_options)
     if isinstance(job.job.entry, list) and not (job.container.image or job.site_container.image):
         yield from _program(About(job, "program"), job.job.entry[0], job.job_directory)
@@ -54,13 +52,13 @@ def _log_folders(about: About, words: Sequence[str], extra_sbatch_options: Seque
         where = f"-{letter} {written}" if is_flag else "job.sbatch"
         if not path.is_dir():
             fix = f"mkdir -p {shlex.quote(str(path))}"
-            yield about.refuse(where, f"there is no folder {path} for --{name}, and Slurm makes none", fix)
+            yield about.refuse(where, f"there is no folder {path} for --{name}, and Slurm does not create it", fix)
         elif not os.access(path, os.W_OK | os.X_OK):
-            yield about.refuse(where, f"you cannot write into {path}, where --{name} goes", "give another folder")
+            yield about.refuse(where, f"you cannot write into {path}, where --{name} goes", "choose another folder")
 
 
 def _program(about: About, written: str, directory: Path) -> Iterator[Finding]:
-    """A program by its path; of a name alone the nodes' PATH decides."""
+    """Check a program given by path; the nodes' PATH decides about a plain name."""
     if "/" not in written:
         return
     path = directory / written

@@ -38,7 +38,7 @@ PATIENCE_S = 5.0  # for one answer; a submission must not wait for a cluster tha
 
 @dataclass(frozen=True)
 class Accounting:
-    """What accounting allows this user, and how much of it is in the queue; None if squeue did not answer."""
+    """What accounting allows this user, and the user's queue; None if squeue did not respond."""
 
     user: str
     default_account: str
@@ -47,7 +47,7 @@ class Accounting:
     queued: Sequence[QueuedJob] | None = ()
 
     def queued_against(self, whose: str, mine: Association) -> int:
-        """How many of the user's jobs in the queue count against a QOS, or against the association `mine`."""
+        """Return how many of the user's queued jobs count against a QOS, or against the association `mine`."""
         return sum(
             whose == f"QOS {one.qos}" or (whose == f"account {one.account}" and mine.partition in ("", one.partition))
             for one in self.queued or ()
@@ -56,7 +56,7 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the cluster answered; None for what it was not asked, or did not say. `silent` says why."""
+    """The cluster's answers; None if not queried or not reported. `silent` says why."""
 
     settings: Mapping[str, str]
     partitions: Mapping[str, PartitionLimits]
@@ -66,25 +66,25 @@ class Cluster:
     silent: Sequence[str] = field(default_factory=tuple)
 
     def enforces(self, *words: str) -> bool:
-        """Whether AccountingStorageEnforce has one of some words, or all of it."""
+        """True if AccountingStorageEnforce has one of these words, or all."""
         enforced = set(self.settings.get("AccountingStorageEnforce", "").lower().split(","))
         return bool(enforced & {"all", *words})
 
     def limits_of(self, request: Request) -> Limits:
-        """Those of the QOS that a job names or is given."""
+        """Return the limits of the job's QOS."""
         if self.accounting is None:
             return Limits()
         return self.accounting.qos.get(request.qos or default_qos(self.own(request)), Limits())
 
     def with_defaults(self, request: Request) -> Request:
-        """The request with the account and the QOS that it is charged to where it names none; "" without accounting."""
+        """Return the request with its default account and QOS; "" without accounting."""
         if self.accounting is None:
             return request
         account = request.account or self.accounting.default_account
         return replace(request, account=account, qos=request.qos or default_qos(self.own(request)))
 
     def own(self, request: Request) -> list[Association]:
-        """The associations that a job may be charged to: those of a partition come before those of all."""
+        """Return the associations of a job: those of a partition before those of all."""
         if self.accounting is None:
             return []
         account = request.account or self.accounting.default_account
@@ -96,29 +96,25 @@ class Cluster:
         )
 
     def chosen(self, request: Request) -> list[PartitionLimits]:
-        """The partitions that a job may run in: those that it names, else the default one."""
+        """Return the partitions of a job: those that it names, else the default one."""
         if request.partitions:
             return [self.partitions[name] for name in request.partitions if name in self.partitions]
         return [one for one in self.partitions.values() if one.is_default]
 
     def candidates(self, request: Request) -> list[PartitionLimits]:
-        """The chosen partitions; where there is none, any may be meant, the default one first."""
+        """Return the chosen partitions; without one all, the default first."""
         return self.chosen(request) or sorted(self.partitions.values(), key=lambda one: not one.is_default)
 
 
 def default_qos(mine: Sequence[Association]) -> str:
-    """The QOS that slurmctld takes where none is named: the association's default, its only one, else `normal`."""
+    """Return slurmctld's QOS for a job without one: the association's default, its only one, else `normal`."""
     if not mine:
         return "normal"
     return mine[0].default_qos or (mine[0].qos[0] if len(mine[0].qos) == 1 else "normal")
 
 
 def ask_cluster(slurm: Slurm, request: Request) -> Cluster:
-    """Ask what the checks of a request need.
-
-    Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer at all.
-    """
+    """Query what the checks of a request need."""
     slurm = replace(slurm, timeout_s=min(slurm.timeout_s, PATIENCE_S))
     with ThreadPoolExecutor(max_workers=5, thread_name_prefix="preflight") as pool:
         settings, partitions = pool.submit(cluster_settings, slurm), pool.submit(every_partition, slurm)
@@ -134,7 +130,7 @@ def ask_cluster(slurm: Slurm, request: Request) -> Cluster:
 
 
 def _ask_accounting(questions: _Questions, slurm: Slurm, cluster: Cluster) -> Callable[[], Accounting | None]:
-    """Ask the database, where Slurm goes by it."""
+    """Query the database, if Slurm enforces it."""
     if not cluster.enforces("associations", "limits", "qos", "safe"):
         return _nothing
     user = getpass.getuser()
@@ -154,13 +150,13 @@ def _ask_accounting(questions: _Questions, slurm: Slurm, cluster: Cluster) -> Ca
 
 @dataclass
 class _Questions:
-    """Questions on their way; what has no answer is remembered and gone past."""
+    """Queries in progress; failures are recorded and skipped."""
 
     pool: ThreadPoolExecutor
     silent: list[str] = field(default_factory=list)
 
     def ask(self, name: str, question: Callable[..., T], *arguments: object) -> Callable[[], T | None]:
-        """Ask now; what is returned waits for the answer."""
+        """Start a query; the returned function waits for its answer."""
         future = self.pool.submit(question, *arguments)
 
         def answer() -> T | None:
@@ -174,4 +170,4 @@ class _Questions:
 
 
 def _nothing() -> None:
-    """The answer to what was not asked."""
+    """The answer of a query that was not made."""

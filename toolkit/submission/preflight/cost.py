@@ -116,8 +116,8 @@ def _again(cost: Cost) -> str:
     if not cost.goes_on:
         return ""
     if cost.tasks > 1:
-        return "; a task that is not done by then is requeued, and takes its part once more"
-    return "; if it is not done by then, it is requeued, and takes as much once more"
+        return "; a task that has not finished by then is requeued and uses its part again"
+    return "; if it has not finished by then, it is requeued and uses as much again"
 
 
 def _rounded(hours: float | None) -> str:

@@ -1,7 +1,5 @@
 """What a check found: the place, the value and the limit, the fix."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -13,7 +11,7 @@ __all__ = ["About", "Finding", "Severity"]
 
 
 class Severity(StrEnum):
-    """A refusal can never run or end well; a warning may not be meant; a note is worth knowing, and told when asked."""
+    """A refusal can never run or end well; a warning may be unintended; a note is printed on request."""
 
     REFUSAL = "refusal"
     WARNING = "warning"
@@ -22,7 +20,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`check` is one stable word; docs/preflight.md lists them. `where` is file:line:key, a flag or a path."""
+    """`check` is a stable name; docs/preflight.md lists them. `where` is file:line:key, a flag or a path."""
 
     check: str
     severity: Severity
@@ -39,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class About:
-    """Makes the findings of one check on a job."""
+    """Creates the findings of one check on a job."""
 
     job: ResolvedJob
     check: str

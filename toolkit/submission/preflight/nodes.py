@@ -1,6 +1,4 @@
-"""A request against the nodes that exist: their CPUs, memory, GPUs and features, and how many have them all."""
-
-from __future__ import annotations
+"""Compare a request with the existing nodes: CPUs, memory, GPUs and features, alone and combined."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,33 +37,33 @@ def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Itera
 
 
 def _named_nodes(about: About, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
-    """-w and -x against the nodes of the job's partitions; a file of names is Slurm's to read."""
+    """Check -w and -x against the nodes of the job's partitions; files of names are left to Slurm."""
     here = expand_hostlist(",".join(shape.names for shape in shapes))
     everywhere = {*here, *expand_hostlist(",".join(one.nodes for one in cluster.partitions.values()))}
     wanted, unwanted = _names_in(request.nodelist), _names_in(request.exclude)
     for key, letter, names in (("job.nodelist", "-w", wanted), ("job.exclude", "-x", unwanted)):
         if unknown := [name for name in names if name not in everywhere]:
             what = f"this cluster has no node {unknown[0]!r}"
-            yield about.refuse(key, what, f"give some of {_some(here)} with {letter}")
+            yield about.refuse(key, what, f"choose some of {_some(here)} with {letter}")
     if elsewhere := [name for name in wanted if name in everywhere and name not in here]:
         what = f"node {elsewhere[0]} is in no partition of the job"
-        yield about.refuse("job.nodelist", what, f"give some of {_some(here)} with -w, or another partition with -p")
+        yield about.refuse("job.nodelist", what, f"choose some of {_some(here)} with -w, or another partition with -p")
     if len(set(wanted)) > request.max_nodes and set(wanted) <= set(here):
         what = f"{counted(len(set(wanted)), 'node')} named, and the job takes {request.max_nodes}"
-        yield about.refuse("job.nodelist", what, f"nodes = {len(set(wanted))}, or give fewer with -w")
+        yield about.refuse("job.nodelist", what, f"nodes = {len(set(wanted))}, or list fewer with -w")
     away = {
         name for shape in shapes if wanted and not _is_usable(shape, request) for name in expand_hostlist(shape.names)
     }
     if waited_for := [name for name in wanted if name in away]:
         what = f"node {waited_for[0]} is down, drained or reserved: the job waits for it"
-        yield about.warn("job.nodelist", what, "wait, or give others with -w")
+        yield about.warn("job.nodelist", what, "wait, or choose others with -w")
     left = [name for name in here if name not in unwanted]
     if len(left) < request.min_nodes <= len(here):
         leaves = f"leaves {counted(len(left), 'node')} of {_some(here)}" if left else f"leaves none of {_some(here)}"
         yield about.refuse(
             "job.exclude",
             f"{request.exclude} {leaves}, and the job takes {request.min_nodes}",
-            f"give fewer with -x, or nodes = {len(left)}" if left else "give fewer with -x",
+            f"list fewer with -x, or nodes = {len(left)}" if left else "list fewer with -x",
         )
 
 
@@ -112,7 +110,7 @@ def _other_gres(about: About, request: Request, cluster: Cluster) -> Iterator[Fi
     if unknown := [name for name in request.gres if name not in (*kinds, "gpu")]:
         knows = f"it knows {', '.join(kinds)}" if kinds else "it knows none"
         what = f"this cluster has no generic resource {unknown[0]!r}: {knows} (GresTypes of slurm.conf)"
-        yield about.refuse("job.sbatch", what, f"leave {unknown[0]} out of --gres")
+        yield about.refuse("job.sbatch", what, f"omit {unknown[0]} of --gres")
 
 
 def _memory(job: ResolvedJob, request: Request, cluster: Cluster, cpus: int) -> tuple[float | None, str]:
@@ -149,19 +147,19 @@ def _cpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
 
 
 def _whole_nodes(about: About, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
-    """--exclusive is all CPUs of a node, and a partition may give fewer."""
+    """Check --exclusive, which requests all CPUs of a node; a partition may give fewer."""
     chosen = cluster.chosen(request)
     most = chosen[0].max_cpus_per_node if len(chosen) == 1 else None
     least = min(shape.cpus for shape in shapes)
     if request.whole_nodes and most is not None and most < least:
         what = f"--exclusive takes all of a node's {least} CPUs, but partition {chosen[0].name} gives at most {most}"
-        yield about.refuse("job.sbatch", what, "leave --exclusive out, or give another partition with -p")
+        yield about.refuse("job.sbatch", what, "omit --exclusive, or choose another partition with -p")
 
 
 def _default_memory(
     job: ResolvedJob, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]
 ) -> Iterator[Finding]:
-    """A default beyond MaxMemPerNode of the partition: Slurm accepts the job, and lets it wait for ever."""
+    """Check for a default above the partition's MaxMemPerNode, with which a job waits forever."""
     about, cpus = About(job, "memory"), request.cpus_per_node
     if request.whole_nodes:  # with all their CPUs, and the default for each
         cpus = max(cpus, min(shape.cpus for shape in shapes))
@@ -198,7 +196,7 @@ def _gpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
         yield about.refuse(
             "gpu.request" if request.gpu_option else "job.sbatch",
             f"no node here has GPUs of type {request.gpu_type}: {has}",
-            f"name {' or '.join(kinds)} in {option}" if kinds else f"leave the type out of {option}",
+            f"name {' or '.join(kinds)} in {option}" if kinds else f"omit the type of {option}",
         )
         return
     most = max(_gpus_on(shape, request) for shape in shapes)
@@ -241,7 +239,7 @@ def _together(
             "job.nodes",
             f"{counted(request.min_nodes, 'node')}, and of the {have} that fit {have - usable} are down, drained or reserved: "
             "the job waits for one",
-            f"nodes = {usable}" if usable else "wait, or give another partition with -p",
+            f"nodes = {usable}" if usable else "wait, or choose another partition with -p",
         )
 
 

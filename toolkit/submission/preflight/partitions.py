@@ -1,6 +1,4 @@
-"""A request against the limits of the partitions that it may run in; one that serves it is enough."""
-
-from __future__ import annotations
+"""Compare a request with the limits of its partitions; one that fits is enough."""
 
 import getpass
 import grp
@@ -34,7 +32,9 @@ def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> 
     chosen = cluster.chosen(request)
     if not chosen:
         names = ", ".join(list(cluster.partitions)[:6])
-        refusal = about.refuse("job.partition", "the cluster has no default partition", f"give one of {names} with -p")
+        refusal = about.refuse(
+            "job.partition", "the cluster has no default partition", f"choose one of {names} with -p"
+        )
         return [refusal, *_whichever_is_meant(job, request, cluster)]
     beyond = cluster.limits_of(request).flags
     charged = cluster.with_defaults(request)
@@ -54,7 +54,7 @@ def _whichever_is_meant(job: ResolvedJob, request: Request, cluster: Cluster) ->
     for finding in first:
         is_everywhere = all(finding.where in [one.where for one in found] for found in others)
         if is_everywhere and finding.where != job.origin("job.partition").place("job.partition"):
-            what = f"{finding.what}, and no other partition takes it" if others else finding.what
+            what = f"{finding.what}, and no other partition accepts it" if others else finding.what
             yield replace(finding, what=what)
 
 
@@ -72,14 +72,14 @@ def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) ->
         left_s = int((reservation.end - datetime.now()).total_seconds())
         if left_s <= 0:
             yield about.refuse(
-                "job.sbatch", f"reservation {reservation.name} ended at {reservation.end}", "leave --reservation out"
+                "job.sbatch", f"reservation {reservation.name} ended at {reservation.end}", "omit --reservation"
             )
         elif request.time_s > left_s and "FLEX" not in reservation.flags:
             # It may start, and is killed with the reservation: without a signal before, which counts from its walltime.
             yield about.warn(
                 "job.time",
                 f"{format_slurm_time(request.time_s)}, but reservation {reservation.name} ends in {format_slurm_time(left_s)}",
-                f'time = "{_in_minutes(left_s)}", or leave --reservation out',
+                f'time = "{_in_minutes(left_s)}", or omit --reservation',
             )
     yield from _may_use(about, cluster.with_defaults(request), reservation)
     if reservation.nodes and request.min_nodes > reservation.nodes and "FLEX" not in reservation.flags:
@@ -99,20 +99,20 @@ def _may_use(about: About, request: Request, reservation: Reservation) -> Iterat
         return
     what = f"reservation {reservation.name} is for {', '.join(named[:6])}"
     if not reservation.accounts:
-        yield about.refuse("job.sbatch", f"{what}, and you are {getpass.getuser()}", "leave --reservation out")
+        yield about.refuse("job.sbatch", f"{what}, and you are {getpass.getuser()}", "omit --reservation")
     elif request.account:  # it is also for accounts below those, and which they are is not known here
-        yield about.warn("job.sbatch", f"{what}, and not for account {request.account}", "give one of them with -A")
+        yield about.warn("job.sbatch", f"{what}, and not for account {request.account}", "choose one of them with -A")
 
 
 def _against(
     job: ResolvedJob, request: Request, partition: PartitionLimits, beyond: frozenset[str]
 ) -> Iterator[Finding]:
-    """`beyond` are the flags of the job's QOS: some let it go past a partition's limits."""
+    """Yield findings; `beyond` are flags of the job's QOS that override a partition's limits."""
     yield from _state(About(job, "partition"), partition)
     if partition.requires_reservation and not request.reservation:
-        what = f"partition {partition.name} takes no job outside a reservation (ReqResv)"
+        what = f"partition {partition.name} accepts no job outside a reservation (ReqResv)"
         yield About(job, "partition").refuse(
-            "job.partition", what, "give yours with --set job.sbatch=--reservation=NAME, or another with -p"
+            "job.partition", what, "pass yours with --set job.sbatch=--reservation=NAME, or another with -p"
         )
     if "PartitionTimeLimit" not in beyond:
         yield from _time(About(job, "time"), request, partition)
@@ -125,14 +125,14 @@ def _state(about: About, partition: PartitionLimits) -> Iterator[Finding]:
     if partition.state in ("DRAIN", "INACTIVE"):
         yield about.refuse(
             "job.partition",
-            f"partition {partition.name} is {partition.state} and takes no jobs",
-            "give another with -p",
+            f"partition {partition.name} is {partition.state} and accepts no jobs",
+            "choose another with -p",
         )
     elif partition.state == "DOWN":
         yield about.warn(
             "job.partition",
-            f"partition {partition.name} is DOWN: it takes jobs and starts none",
-            "give another with -p",
+            f"partition {partition.name} is DOWN: it accepts jobs and starts none",
+            "choose another with -p",
         )
 
 
@@ -191,14 +191,14 @@ def _who(job: ResolvedJob, request: Request, partition: PartitionLimits) -> Iter
         ("qos", request.qos, partition.allow_qos, partition.deny_qos, "-q"),
     ):
         if value and ((allowed and value not in allowed) or value in denied):
-            fix = f"give {' or '.join(allowed[:6])} with {letter}" if allowed else f"give another with {letter}"
-            what = f"partition {partition.name} takes no jobs of {check} {value}"
+            fix = f"choose {' or '.join(allowed[:6])} with {letter}" if allowed else f"choose another with {letter}"
+            what = f"partition {partition.name} accepts no jobs of {check} {value}"
             yield About(job, check).refuse(f"job.{check}", what, f"{fix}, or another partition")
     if partition.allow_groups and os.getuid() != 0 and not set(partition.allow_groups) & _own_groups():
         yield About(job, "partition").refuse(
             "job.partition",
             f"partition {partition.name} is for the groups {', '.join(partition.allow_groups[:6])}, and you are in none of them",
-            "give another with -p",
+            "choose another with -p",
         )
 
 

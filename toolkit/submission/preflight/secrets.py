@@ -1,6 +1,4 @@
-"""Secrets: where a job's come from, and what in its files only looks like one."""
-
-from __future__ import annotations
+"""Check the sources of a job's secrets, and warn of values that look like secrets."""
 
 from collections.abc import Mapping
 
@@ -45,6 +43,6 @@ def warn_of_likely_secrets(job: ResolvedJob) -> None:
             f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "see [env] secrets"
         )
         place = shown_origin(key, job.origin(key)).place(key)
-        say(f"{place}: looks like a secret, and is kept in the run's files. Fix: {fix}")
+        say(f"{place}: looks like a secret, and the run's files would contain it. Fix: {fix}")
     if any(looks_secret("", word) for word in job.argv):
-        say("a word behind -- looks like a secret, and is kept in the run's files. Fix: see [env] secrets")
+        say("an argument after -- looks like a secret, and the run's files would contain it. Fix: see [env] secrets")

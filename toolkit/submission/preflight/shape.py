@@ -1,6 +1,4 @@
-"""A request against itself: GPUs and ranks that do not divide, a walltime that may not be meant, an array's numbers."""
-
-from __future__ import annotations
+"""Check a request by itself: GPUs and ranks that do not divide, an unintended walltime, an array's numbers."""
 
 import re
 from collections import defaultdict
@@ -66,7 +64,7 @@ def _ranks_and_gpus(about: About, request: Request) -> Iterator[Finding]:
 
 
 def _walltime(about: About, time: str) -> Iterator[Finding]:
-    """Times that people write as hours and Slurm reads as minutes: `1:30`, `24`; and hours that make further days."""
+    """Warn of times that Slurm reads as minutes, `1:30` and `24`, and of hours that exceed a day."""
     reads = f"Slurm reads {time} as"
     if (match := _MINUTES_AND_SECONDS.fullmatch(time)) and int(match[1]) <= 2 * _HOURS_OF_A_DAY:
         minutes, seconds = int(match[1]), int(match[2])
@@ -74,21 +72,21 @@ def _walltime(about: About, time: str) -> Iterator[Finding]:
         yield about.warn(
             "job.time",
             f"{reads} {said}",
-            f'time = "{meant_as_hours(time)}" for hours and minutes, "0:{time}" where it is meant',
+            f'time = "{meant_as_hours(time)}" for hours and minutes, "0:{time}" if that is meant',
         )
     elif _MINUTES.fullmatch(time) and int(time) and int(time) % _HOURS_OF_A_DAY == 0 and int(time) <= 72:
-        fix = f'time = "{meant_as_hours(time)}" for hours, "0:{time}:00" where it is meant'
+        fix = f'time = "{meant_as_hours(time)}" for hours, "0:{time}:00" if that is meant'
         yield about.warn("job.time", f"{reads} {time} minutes", fix)
     elif (match := _DAYS_AND_HOURS.fullmatch(time)) and int(match[1]) >= _HOURS_OF_A_DAY:
         yield about.warn(
             "job.time",
-            f"{reads} {format_slurm_time(parse_slurm_time(time))}: behind the days stand hours",
+            f"{reads} {format_slurm_time(parse_slurm_time(time))}: the part after the days is hours",
             "write days-hours:minutes:seconds",
         )
 
 
 def check_dependency(job: ResolvedJob, extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
-    """Slurm hands the dependency on to each component, and they all have the job's name."""
+    """Check a dependency of a heterogeneous job, which Slurm applies to each component by the job's name."""
     words = [word for one in job.components for word in sbatch_words(one)]
     if job.component and "singleton" in last_value_of([*words, *extra_sbatch_options], "dependency", "d"):
         yield About(job, "components").refuse(
@@ -99,7 +97,7 @@ def check_dependency(job: ResolvedJob, extra_sbatch_options: Sequence[str]) -> I
 
 
 def check_sums(job: ResolvedJob, requests: Sequence[Request], cluster: Cluster) -> Iterator[Finding]:
-    """Components of one partition need its nodes together."""
+    """Check that components of one partition fit together."""
     asked: dict[str, list[int]] = defaultdict(list)
     for number, request in enumerate(requests):
         chosen = cluster.chosen(request)

@@ -1,7 +1,5 @@
 """Checks that the nodes see the job's files, and that there is space, from mounts, the site file and quotas."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -47,7 +45,7 @@ def check_shared(job: ResolvedJob, runs: Path, cluster: Cluster | None) -> Itera
         if mount is None or mount in told or _is_known_shared(job, path):
             continue
         private = next((folder for folder in _PRIVATE if path.resolve().is_relative_to(folder)), None)
-        fix = "move it to a folder that all nodes see" + (", or give one with --runs" if name == "RUNS" else "")
+        fix = "move it to a folder that all nodes see" + (", or choose one with --runs" if name == "RUNS" else "")
         if mount.kind in _IN_MEMORY or private is not None:
             where = f"in this host's memory ({mount.kind})" if mount.kind in _IN_MEMORY else f"below {private}"
             what = f"{name} is {path}, {where}, which other hosts have for themselves"
@@ -58,8 +56,8 @@ def check_shared(job: ResolvedJob, runs: Path, cluster: Cluster | None) -> Itera
             told.add(mount)
             yield about.note(
                 str(path),
-                f"{name} lies on a disk of this host ({mount.kind} at {mount.point}), which nodes see only where it is exported",
-                "where it is, nothing; paths.runs of the site file says so for its folder",
+                f"{name} lies on a disk of this host ({mount.kind} at {mount.point}), which nodes see only if it is exported",
+                "nothing if it is; declare its folder in paths.runs of the site file",
             )
 
 
@@ -79,7 +77,7 @@ def check_room(job: ResolvedJob, runs: Path, run: RunDirectory | None = None) ->
     if expected is not None and free_bytes < 2 * expected:  # a save is complete before an older one is deleted
         yield about.refuse(
             str(folder),
-            f"{_in_gb(free_bytes)} are free, and a checkpoint takes {_in_gb(expected)}: a save and the one before it need twice that",
+            f"{_in_gb(free_bytes)} are free, and a checkpoint needs {_in_gb(expected)}: a save and the one before it need twice that",
             f"free space there, or choose {_ANOTHER}",
         )
     elif free_bytes < _LEAST_BYTES:
@@ -157,7 +155,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """The file system that a path lies on."""
+    """The file system of a path."""
 
     point: Path
     kind: str
@@ -165,7 +163,7 @@ class Mount:
 
 
 def mount_of(path: Path) -> Mount | None:
-    """The file system that holds a path, or would; None where /proc does not tell."""
+    """Return the file system of a path, existing or not; None if /proc does not report it."""
     try:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,5 @@
 """Files of values for the tasks of a sweep: TOML, CSV or JSON lines."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -33,11 +31,11 @@ def read_grid(path: Path) -> list[Row]:
     readers = {".toml": _read_toml, ".csv": _read_csv, ".jsonl": _read_json_lines}
     if path.suffix not in readers:
         raise ToolkitError(
-            f"its name ends in {path.suffix or 'nothing'!r}", where=f"--grid {path}", fix=f"give {FORMS}"
+            f"its name ends in {path.suffix or 'nothing'!r}", where=f"--grid {path}", fix=f"pass {FORMS}"
         )
     rows = readers[path.suffix](path)
     if not rows:
-        raise ToolkitError("has no task", where=str(path), fix="give values for one task at least")
+        raise ToolkitError("has no task", where=str(path), fix="pass values for one task at least")
     return rows
 
 
@@ -48,7 +46,7 @@ def _read_toml(path: Path) -> list[Row]:
         return _product_of(document)
     if set(document.values) != {_ROWS} or not isinstance(tasks, list):
         raise ToolkitError(
-            "has [[task]] and other keys beside it", where=document.place((_ROWS,)),
+            "has [[task]] and other keys", where=document.place((_ROWS,)),
             fix="write either a [[task]] for each task, or lists whose combinations are the tasks",
         )  # fmt: skip
     return [_row_of(task, f"{path}, [[task]] {number}") for number, task in enumerate(tasks)]
@@ -74,7 +72,7 @@ def _product_of(document: Document) -> list[Row]:
 def _row_of(values: Any, where: str) -> Row:
     """Return one task's values; an inner table becomes dotted keys."""
     if not isinstance(values, dict) or not values:
-        raise ToolkitError("has no values", where=where, fix='write "table.key" and its value, or leave the task out')
+        raise ToolkitError("has no values", where=where, fix='write "table.key" and its value, or omit the task')
     named: list[tuple[str, Any]] = []
     for name, value in values.items():
         if "." in name:  # `"train.lr": 0.001`, as JSON and CSV name a key
@@ -119,7 +117,7 @@ def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
         if len(cells) != len(keys):
             raise ToolkitError(
                 f"has {len(cells)} cells, and the first line names {len(keys)} keys", where=where,
-                fix='give each key a cell; put a cell with a comma into quotes: "[1,2]"',
+                fix='write a cell for each key; put a cell with a comma into quotes: "[1,2]"',
             )  # fmt: skip
         given = {key: cell.strip() for key, cell in zip(keys, cells, strict=True) if cell.strip()}
         yield {key: Flag(read_value(key, cell, where=where), where) for key, cell in given.items()}
@@ -152,8 +150,8 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise NotFoundError("no such file", where=str(path), fix=f"give {FORMS}") from error
+        raise NotFoundError("no such file", where=str(path), fix=f"pass {FORMS}") from error
     except OSError as error:
-        raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix="give a readable file") from error
+        raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix="pass a readable file") from error
     except UnicodeDecodeError as error:
         raise ToolkitError("is not UTF-8", where=str(path), fix="save the file as UTF-8") from error

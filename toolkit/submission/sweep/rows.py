@@ -1,7 +1,5 @@
 """The rows of a sweep: for each task the values that override the job's, and where the user set each one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -47,7 +45,7 @@ def rows_of_option(option: str) -> list[Row]:
     check_key(key, where=where)
     words = split_values(text)
     if not all(words):
-        raise ToolkitError("has an empty value", where=where, fix='take a comma out; an empty text is ""')
+        raise ToolkitError("has an empty value", where=where, fix='remove a comma; an empty string is ""')
     values = [read_value(key, word, where=where) for word in words]
     refuse_twice(values, where=where)
     return [{key: Flag(value, f"--sweep {key}={word}")} for value, word in zip(values, words, strict=True)]
@@ -69,7 +67,7 @@ def check_keys(keys: Sequence[str], *, where: str) -> None:
             if overlap(key, other):
                 raise ToolkitError(
                     f"has two values for {key}" if key == other else f"has {key} beside {other}, and one is a part of the other",
-                    where=where, fix="leave one out",
+                    where=where, fix="omit one",
                 )  # fmt: skip
 
 
@@ -83,7 +81,7 @@ def refuse_twice(values: Sequence[Any], *, where: str) -> None:
     for value in values:
         if (form := repr(value)) in seen:  # so that 1, 1.0 and true are three
             raise ToolkitError(
-                f"{form} stands twice, and its tasks would be the same", where=where, fix="give each value once"
+                f"{form} occurs twice, and its tasks would be the same", where=where, fix="list each value once"
             )
         seen.add(form)
 

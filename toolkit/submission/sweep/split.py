@@ -4,8 +4,6 @@ Where tasks wait for each other (`%10`), a part begins when the one before it is
 of them together.
 """
 
-from __future__ import annotations
-
 import getpass
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

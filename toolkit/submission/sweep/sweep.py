@@ -4,8 +4,6 @@ Every combination is resolved and checked when it is submitted, so that no task 
 refused here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +47,7 @@ def _refuse_repeated(factors: Sequence[Sequence[Row]]) -> None:
             for other, before in seen.items():
                 if overlap(key, other):
                     raise ToolkitError(
-                        f"{key} is swept a second time, after {before}", where=place, fix="give its values in one place"
+                        f"{key} is swept a second time, after {before}", where=place, fix="list its values in one place"
                     )
         seen |= keys
 
@@ -111,7 +109,7 @@ def resolve_again(job: ResolvedJob, site: Site, sweep: Sweep) -> ResolvedSweep:
         if (origin := job.origin(key)).detail.startswith("--set "):
             raise ToolkitError(
                 f"{key} is swept, and each task has its own value", where=origin.detail,
-                fix="leave it out, or submit a run of its own for this value",
+                fix="omit it, or submit a run of its own for this value",
             )  # fmt: skip
     rows = [
         {key: Flag(value, f"sweep.json: {in_words({key: value})}") for key, value in one.items()} for one in sweep.tasks

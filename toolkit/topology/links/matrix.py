@@ -1,13 +1,13 @@
 """Derives NVLink cliques and the nearest NICs from the link matrix of `nvidia-smi topo -m`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from toolkit.topology.readers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
+
+__all__ = ["NearestNics"]
 
 _UNKNOWN = "null if the link of a pair is unknown"
 KEYS = {

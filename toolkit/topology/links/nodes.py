@@ -1,11 +1,11 @@
 """Derives NVLink cliques, PCIe switches, sockets and nearest NICs from the link facts of one kind of node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from toolkit.topology.facts import Hardware
 from toolkit.topology.links.matrix import NearestNics, disjoint_cliques, nearest
+
+__all__ = ["cliques_of", "links_within", "nearest_nics_of"]
 
 Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
 

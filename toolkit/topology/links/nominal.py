@@ -1,7 +1,5 @@
 """Nominal latency and bandwidth of links, from the vendors' figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The link of each tier for a rank: that of the slowest kind of node, with its share of the node's NICs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from toolkit.topology.facts import Hardware, NodeFacts

@@ -1,7 +1,5 @@
 """Checks of lists of adapters and interfaces: each name is a prefix, unless the list starts with `=`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Settings and their source: the environment of this process, a file, a run's resolved job, or a log."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,6 +8,8 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.nccl.finding import Given
+
+__all__ = ["SYSTEM_FILE", "of_process"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SYSTEM_FILE = Path("/etc/nccl.conf")
@@ -94,9 +94,9 @@ def _read(path: Path) -> str:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ToolkitError(
-            f"cannot be read: {error.strerror}", where=str(path), fix="give a file that you can read"
+            f"cannot be read: {error.strerror}", where=str(path), fix="pass a file that you can read"
         ) from error
     if len(data) > MOST_BYTES:
-        fix = "give the file with the variables"
+        fix = "pass the file with the variables"
         raise ToolkitError(f"expected at most {MOST_BYTES >> 20} MiB, got more", where=str(path), fix=fix)
     return data.decode("utf-8-sig", errors="replace")

@@ -1,12 +1,12 @@
 """A setting of a variable, and a finding about it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.topology.nccl.variables import Level, Variable
+
+__all__ = ["Finding", "Given", "effective"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Finds the version of the NCCL in use, without importing torch into this process."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -13,6 +11,8 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.nccl.variables import Version, parse_version
+
+__all__ = ["find_nccl"]
 
 PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 LIBRARY = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")

@@ -1,7 +1,5 @@
 """All checks of an environment against the NCCL that reads it."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +22,8 @@ from toolkit.topology.nccl.variables import (
     variables,
     version_text,
 )
+
+__all__ = ["Here", "is_ours", "lint"]
 
 # Similarity of difflib. From the first on, a name is a misspelling; from the second on, it may be one. Of the 166 names
 # that NCCL 2.14 to 2.32 read without documenting them, 6 are above the first: they are in the table.

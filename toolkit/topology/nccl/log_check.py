@@ -1,7 +1,5 @@
 """Compares the network that a log shows with the planned one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -10,6 +8,8 @@ from toolkit.topology.nccl.log_evidence import LogEvidence
 from toolkit.topology.nccl.node import AdapterPort, fast_ports
 from toolkit.topology.nccl.variables import PAGE
 from toolkit.topology.readers.nccl_log import NcclLog
+
+__all__ = ["Plan", "check_log", "network_of", "plan_from_ports"]
 
 TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _GDR_LEVEL = f"{PAGE}#nccl-net-gdr-level-formerly-nccl-ib-gdr-level"
@@ -81,7 +81,7 @@ class _Check:
         elif self.used == "Socket" and not self.plan.network and not self.one_node:
             over = f" over {self.evidence.sockets[:80]}" if self.evidence.sockets else ""
             because = "".join(f"; {why}" for why, _ in self._why_no_infiniband())
-            fix = "give --expect-net IB, or --facts, if the nodes have a faster fabric"
+            fix = "pass --expect-net IB, or --facts, if the nodes have a faster fabric"
             self._report(False, f"traffic between nodes uses TCP{over}{because}", fix)
         else:
             self.fine.append(f"network {self.used}")
@@ -175,7 +175,7 @@ class _Check:
         elif whole:
             self.fine.append(f"{len(whole)} connections stay on their rails")
         elif self.plan.rails:
-            fix = "give the logs of two nodes in one file, with INIT,NET,GRAPH"
+            fix = "pass the logs of two nodes in one file, with INIT,NET,GRAPH"
             self._report(True, "the log shows both ends of no connection", fix)
 
     def warnings(self) -> None:

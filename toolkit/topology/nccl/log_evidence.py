@@ -1,13 +1,13 @@
 """Reads what NCCL's log shows of the network beyond the facts of the log reader: GPUDirect, connections, failures."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 
 from toolkit.topology.nccl.variables import log_reasons
 from toolkit.topology.readers.lines import read_lines_with_hosts
+
+__all__ = ["LogEvidence", "read_evidence"]
 
 _MESSAGE = re.compile(r"NCCL (INFO|WARN) (.*)")
 _CHANNEL = re.compile(

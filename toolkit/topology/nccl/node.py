@@ -1,13 +1,13 @@
 """Facts of a node from which settings follow: interfaces, default route, adapter ports, GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, is_active, measured_rate, read_adapters
 from toolkit.world.address import interface_addresses
+
+__all__ = ["AdapterPort", "read_facts_file", "read_node", "read_ports"]
 
 _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lo")
 
@@ -79,7 +79,7 @@ def read_facts_file(path: Path) -> tuple[AdapterPort, ...]:
     # Imported here, because every rank imports this module, and the reader needs pydantic.
     from toolkit.topology.topology_json import read_topology
 
-    fix = "give the output of `toolkit topo show --json` on a compute node"
+    fix = "pass the output of `toolkit topo show --json` on a compute node"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -3,14 +3,14 @@
 docs/fabric.md lists the variables that toolkit leaves to NCCL, and why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toolkit.topology.nccl.device_lists import TORCH_INTERFACES
 from toolkit.topology.nccl.node import AdapterPort, FabricNode, fast_ports
 from toolkit.topology.nccl.variables import PAGE
+
+__all__ = ["FabricSetting", "fabric_settings"]
 
 _CUDA = "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
 

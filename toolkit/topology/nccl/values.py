@@ -3,8 +3,6 @@
 NCCL reads numbers with C's `strtoll(text, 0, 0)`: `true` is 0, `4M` is 4, `010` is 8, each without a message.
 """
 
-from __future__ import annotations
-
 import difflib
 import ipaddress
 import re

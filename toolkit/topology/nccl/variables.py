@@ -1,7 +1,5 @@
 """The table of NCCL's environment variables, and NCCL's release numbers."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +9,8 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple, cast
 
 from toolkit.errors import ToolkitError
+
+__all__ = ["Version", "parse_version"]
 
 Version = tuple[int, ...]
 Level = Literal["wrong", "note"]

@@ -1,7 +1,5 @@
 """The matrix of distances between NUMA nodes: 10 from a node to itself, and as far back as forth."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 SELF = 10  # by ACPI, the unit of all others

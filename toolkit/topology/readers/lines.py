@@ -6,8 +6,6 @@ All readers have one rule for damage: unknown and named, never wrong. A line tha
 no fact, no reader repairs one, and what depends on all lines (a count) is unknown then. `first_damaged` names the line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

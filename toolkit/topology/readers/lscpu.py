@@ -1,7 +1,5 @@
 """Read `lscpu`: processors, cores, sockets and NUMA nodes, from its summary or its tables (`-e`, `-p`)."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ the one with the most ranks counts: it is that of all processes. A line with the
 damaged: it is named, and nothing is read from it.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -14,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.topology.readers.lines import Line, first_damaged, read_lines_with_hosts, refusal
+
+__all__ = ["NcclLog", "parse_nccl_log"]
 
 KEYS = {
     "nranks": "how many ranks the communicator has; of several, the most",

@@ -1,7 +1,5 @@
 """Read `numactl -H` (`--hardware`): NUMA nodes, their processors, memory and distances."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

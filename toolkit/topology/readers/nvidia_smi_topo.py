@@ -5,8 +5,6 @@ short list of CPUs draws the cells after it nearer. A row whose cells do not fit
 printed twice, so that the row of the other device still has it. If the two differ, the link is unknown.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

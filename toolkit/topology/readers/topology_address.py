@@ -4,8 +4,6 @@
 described in srun(1). A level that has several switches keeps its text ("s[1-2]") as Slurm wrote it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Each command has a time limit, so that a broken driver does not block a job.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

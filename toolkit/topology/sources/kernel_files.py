@@ -3,8 +3,6 @@
 The reader of /sys listings parses the adapters' files, so that facts and listings pass the same consistency checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ toolkit calls NVML through nvidia-ml-py (`import pynvml`). A function that the d
 a reason, not an error. toolkit stops waiting for a driver that hangs after a time limit.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from ctypes import byref

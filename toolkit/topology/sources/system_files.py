@@ -3,8 +3,6 @@
 The reader of /sys listings parses the files, so that facts and listings pass the same consistency checks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping

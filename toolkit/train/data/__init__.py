@@ -1,9 +1,7 @@
-"""The data half of training: sources of samples, their order, a loader, and token files made ahead.
+"""The data half of training: sources of samples, their order, a loader, and token files packed in advance.
 
-What is imported from here is imported on first use: packing text and indexing lines work without torch.
+Names of this package are imported on first use: packing text and indexing lines work without torch.
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
     from toolkit.train.data.map_dataset import MapSource
     from toolkit.train.data.padding import Padded, PadSamples, pad_to_multiple
-    from toolkit.train.data.part import PartOfSource, hold_out
+    from toolkit.train.data.source import PartOfSource, hold_out
     from toolkit.train.data.token_windows import TokenSource
 
 __all__ = [
@@ -34,10 +32,10 @@ _MODULES = {
     "MapSource": "map_dataset",
     "PadSamples": "padding",
     "Padded": "padding",
-    "PartOfSource": "part",
+    "PartOfSource": "source",
     "TokenSource": "token_windows",
     "choose_loader_settings": "loader_settings",
-    "hold_out": "part",
+    "hold_out": "source",
     "pad_to_multiple": "padding",
 }
 

@@ -1,6 +1,4 @@
-"""Records that cannot be read: named by file and record, and fatal or replaced, as `[data] broken` says."""
-
-from __future__ import annotations
+"""Records that cannot be read: named by file and record, and fatal or replaced, by `[data] broken`."""
 
 import traceback
 from abc import ABC, abstractmethod
@@ -14,19 +12,21 @@ from numpy.typing import NDArray
 from toolkit.errors import ToolkitError
 from toolkit.terminal.talk import say
 from toolkit.train.data.source import Collate
+from toolkit.train.gather_names import of_all_ranks
+from toolkit.world.facts import World
 
 Broken = Literal["fail", "skip"]
-MOST_IN_A_ROW = 100  # this many consecutive broken records are not an accident
-FEWEST_JUDGED = 1000  # samples; of fewer, a single broken one would be a large share
+MOST_IN_A_ROW = 100  # more consecutive broken records are a systematic fault
+FEWEST_JUDGED = 1000  # samples; among fewer, a single broken one would be a large share
 TOLD_EVERY = 100  # skips
 
 
 class BrokenRecordError(ToolkitError):
-    """One record that cannot be read; `where` names its file and line, or its index."""
+    """A record that cannot be read; `where` names its file and line, or its index."""
 
 
 def broken_by(error: Exception, where: str) -> BrokenRecordError:
-    """Name the record in which a user's code, or a library, failed, and the line of code that did."""
+    """Return an error that names the record on which a user's code or a library failed, and the failing line of code."""
     frames = traceback.extract_tb(error.__traceback__)
     code = f" (in {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return BrokenRecordError(
@@ -37,10 +37,10 @@ def broken_by(error: Exception, where: str) -> BrokenRecordError:
 
 
 class RecordSource(ABC):
-    """A source whose samples are read one by one, so that one of them can be broken.
+    """A source whose samples are read one by one, so that single ones can be broken.
 
-    With `broken` "skip" the next valid record replaces a broken one. That depends on the position alone:
-    whatever the number of ranks, every other sample stays where it was.
+    With `broken` "skip" the next valid record replaces a broken one, by position alone: all other samples stay the same
+    for any number of ranks.
     """
 
     most_workers: int | None = None
@@ -53,21 +53,21 @@ class RecordSource(ABC):
     @property
     @abstractmethod
     def count(self) -> int | None:
-        """How many records there are."""
+        """Return the number of records."""
 
     @abstractmethod
     def read(self, position: int) -> Any:
-        """One record.
+        """Read one record.
 
         Raises:
             BrokenRecordError: it cannot be read.
         """
 
     def read_all(self, positions: NDArray[np.int64]) -> list[Any]:
-        """Several records at once, where a source has a faster way than one by one.
+        """Read several records, for sources with a faster method than one by one.
 
         Raises:
-            BrokenRecordError: one of them cannot be read; they are read one by one then.
+            BrokenRecordError: one of them cannot be read; the caller then reads them one by one.
         """
         return [self.read(position) for position in positions.tolist()]
 
@@ -75,12 +75,12 @@ class RecordSource(ABC):
         try:
             samples = self.read_all(positions)
         except BrokenRecordError:
-            # One by one: a fast way may not know which record it was.
+            # One by one: a faster method may not know the broken record.
             samples = [self.read_or_replace(position) for position in positions.tolist()]
         return self.batch_of(samples)
 
     def batch_of(self, samples: list[Any]) -> Any:
-        """The samples as one batch.
+        """Collate the samples into one batch.
 
         Raises:
             ToolkitError: they do not fit together.
@@ -89,9 +89,9 @@ class RecordSource(ABC):
             return self.collate(samples)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise ToolkitError(
-                f"{len(samples)} samples make no batch: {error}",
+                f"{len(samples)} samples do not form a batch: {error}",
                 where=type(self).__name__,
-                fix="give a collate of your own; PadSamples() makes sequences equally long",
+                fix="pass your own collate; PadSamples() pads sequences to one length",
             ) from error
 
     def finished(self, batch: Any) -> Any:
@@ -102,7 +102,7 @@ class RecordSource(ABC):
         return skips
 
     def read_or_replace(self, position: int) -> Any:
-        """One record, or the valid one that replaces it."""
+        """Return a record, or the valid one that replaces it."""
         tries = MOST_IN_A_ROW if self.count is None else min(MOST_IN_A_ROW, self.count)
         for distance in range(tries):
             candidate = position + distance
@@ -122,16 +122,16 @@ class RecordSource(ABC):
 
 
 class SkipCount:
-    """How many samples this rank has read, and how many of them were replaced."""
+    """The number of samples that this rank has read, and of replaced ones."""
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         self.read = 0
         self.skipped = 0
-        self.last = ""  # which was replaced last, and why
+        self.last = ""  # the last replaced sample, and why
         self._tell = tell or say
 
     def add(self, read: int, skips: Sequence[str]) -> None:
-        """Count a batch; say the first skip and each hundredth."""
+        """Count a batch; log the first skip and each hundredth."""
         self.read += read
         for skip in skips:
             self.skipped, self.last = self.skipped + 1, skip
@@ -140,11 +140,11 @@ class SkipCount:
 
 
 def check_share(limit: float, read: int, skipped: int, last: Callable[[], str]) -> None:
-    """Refuse to go on with data of which too much was replaced.
+    """Reject data of which too much was replaced.
 
     Args:
-        limit: the largest share of the samples read that may be replaced, in [0, 1].
-        last: tells which was replaced last; asked for an error alone.
+        limit: the maximum share of the samples read that may be replaced, in [0, 1].
+        last: returns the last replaced sample; called only for an error.
 
     Raises:
         ToolkitError: the share is above the limit.
@@ -155,3 +155,38 @@ def check_share(limit: float, read: int, skipped: int, last: Callable[[], str]) 
             where="data.broken_limit",
             fix="fix the data, or allow a larger share with data.broken_limit",
         )
+
+
+class BrokenShare:
+    """Samples that all ranks have read and replaced since the start of this attempt.
+
+    Args:
+        own: counts the samples of this rank.
+        limit: the maximum share of the samples of all ranks that may be replaced, in [0, 1].
+        counts: False if another rank reads and counts the same samples.
+    """
+
+    def __init__(self, world: World, own: SkipCount, limit: float, *, counts: bool) -> None:
+        self._world, self._own, self._limit, self._counts = world, own, limit, counts
+        self._given = own.skipped  # samples replaced in a trial are read again, and count then
+        self._read = self._skipped = 0
+
+    def new(self) -> int:
+        """Return the number of samples of this rank that were replaced since the last call."""
+        new, self._given = self._own.skipped - self._given, self._own.skipped
+        return new if self._counts else 0
+
+    def add(self, read: int, skipped: int) -> None:
+        """Add the samples that all ranks have read in a step, and the sum of their `new`. Collective.
+
+        Raises:
+            ToolkitError: the share is above the limit; on all ranks.
+        """
+        self._read, self._skipped = self._read + read, self._skipped + skipped
+        if skipped:
+            check_share(self._limit, self._read, self._skipped, self._last)
+
+    def _last(self) -> str:
+        """Return the last replaced sample of this rank, or of another one. Collective."""
+        own = {"last": self._own.last} if self._own.last else {}
+        return of_all_ranks(self._world, own)["last"]

@@ -1,7 +1,5 @@
 """Datasets of an HDF5 file, whose first dimension counts the samples."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,9 +20,9 @@ _KINDS = "biufc"  # of numpy: what becomes a tensor
 
 
 class HDF5Source(RecordSource):
-    """Sample `i` is `(first[i], second[i], ...)` of the named datasets, or `first[i]` alone where one is named.
+    """Sample `i` is `(first[i], second[i], ...)` of the named datasets, or `first[i]` if one is named.
 
-    A batch is read by slices in the order of the file, each chunk once, and put into the order that was asked for.
+    A batch is read in slices in file order, each chunk once, and returned in the requested order.
     """
 
     def __init__(self, path: Path | str, names: Sequence[str], *, broken: Broken = "fail") -> None:
@@ -34,7 +32,7 @@ class HDF5Source(RecordSource):
         self._file: h5py.File | None = None
         self._process = 0
         self._count = self._check()
-        self.close()  # the process that reads samples opens it: HDF5 must not go through a fork
+        self.close()  # opened by the process that reads samples: an HDF5 handle must not cross a fork
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
@@ -47,7 +45,7 @@ class HDF5Source(RecordSource):
         try:
             arrays = [self._rows(dataset, positions) for dataset in self._datasets()]
         except OSError:
-            # A block that cannot be read spoils its whole slice: which samples it is of comes out one by one.
+            # One unreadable block breaks its whole slice: reading one by one finds its samples.
             return super().take(positions)
         tensors = tuple(torch.from_numpy(array) for array in arrays)
         return tensors if len(tensors) > 1 else tensors[0]
@@ -66,13 +64,13 @@ class HDF5Source(RecordSource):
         return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
     def close(self) -> None:
-        """Close the file; it is opened again when samples are taken."""
+        """Close the file; the next `take` opens it again."""
         if self._file is not None and self._process == os.getpid():
             self._file.close()
         self._file = None
 
     def _rows(self, dataset: h5py.Dataset, positions: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows at `positions`, in that order."""
+        """Return the rows at `positions`, in that order."""
         in_order, place = np.unique(positions, return_inverse=True)
         rows = np.empty((len(in_order), *dataset.shape[1:]), dataset.dtype)
         for first, last in _slices(in_order, dataset.chunks[0] if dataset.chunks else 1):
@@ -93,7 +91,7 @@ class HDF5Source(RecordSource):
             # No process writes while a run reads, and some parallel file systems reject locks.
             return h5py.File(self.path, "r", locking=False)
         except FileNotFoundError as error:
-            raise NotFoundError("there is no such file", where=str(self.path), fix="name an HDF5 file") from error
+            raise NotFoundError("file not found", where=str(self.path), fix="name an HDF5 file") from error
         except OSError as error:
             raise ToolkitError(
                 f"cannot open it: {error}", where=str(self.path), fix="name a whole HDF5 file"
@@ -108,11 +106,11 @@ class HDF5Source(RecordSource):
             if not isinstance(dataset, h5py.Dataset):
                 near = nearest(name, file)
                 fix = f"write {near[0]!r}" if near else f"the file has {', '.join(map(repr, file))}"
-                raise NotFoundError(f"there is no dataset {name!r}", where=str(self.path), fix=fix)
+                raise NotFoundError(f"no dataset {name!r}", where=str(self.path), fix=fix)
             if dataset.dtype.kind not in _KINDS or not dataset.shape:
                 what = f"{dataset.dtype} of shape {dataset.shape}"
                 raise ToolkitError(
-                    f"holds {what}, of which no tensors are made",
+                    f"holds {what}, which torch does not support",
                     where=f"{self.path}:{name}",
                     fix="name a dataset of numbers whose first dimension counts the samples",
                 )
@@ -127,9 +125,9 @@ class HDF5Source(RecordSource):
 
 
 def _slices(in_order: NDArray[np.int64], chunk: int) -> list[tuple[int, int]]:
-    """Where to cut rising positions into slices [first, last): between those that neither touch nor share a chunk.
+    """Cut rising positions into slices [first, last), between rows that are neither adjacent nor in one chunk.
 
-    HDF5 reads a chunk as a whole, so rows between two of one chunk cost nothing.
+    HDF5 reads a chunk as a whole, so further rows of a chunk cost nothing.
     """
     apart = (np.diff(in_order) > 1) & (np.diff(in_order // chunk) > 0)
     cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(in_order)]

@@ -1,6 +1,4 @@
-"""Any iterable dataset of torch: a stream, of which each rank takes its samples by their place in it."""
-
-from __future__ import annotations
+"""Any iterable dataset of torch: a stream from which each rank takes its samples by position."""
 
 import os
 import time
@@ -19,17 +17,16 @@ from toolkit.train.data.stacking import stack
 
 
 class IterableSource(RecordSource):
-    """Sample `i` is what the dataset yields `i`-th, over epoch after epoch.
+    """Sample `i` is the `i`-th item of the dataset, over all epochs.
 
-    Every rank reads the whole stream and drops what is the others'; a resume reads and drops what was read before. So
-    neither it nor another number of ranks repeats or skips a sample, as long as the dataset yields the same samples
-    every time and does not divide them among ranks itself. A dataset with `set_epoch` is told the epoch; all epochs
-    must be of one length. An iterator that raises has ended: for "skip" the dataset yields a `BrokenRecordError` in
-    the place of a sample that it cannot read.
+    Every rank reads the whole stream and drops the samples of others; a resume drops what was read before. No sample is
+    repeated or skipped, for any number of ranks, if the dataset yields the same samples every time and does not split
+    them among ranks itself. A dataset with `set_epoch` gets the epoch; all epochs must have one length. An iterator
+    that raises has ended: for "skip" the dataset yields a `BrokenRecordError` in place of a broken sample.
     """
 
     count = None
-    most_workers = 1  # a second one would read the same stream once more
+    most_workers = 1  # a second one would read the same stream again
 
     def __init__(
         self,
@@ -44,20 +41,20 @@ class IterableSource(RecordSource):
         self._tell = tell
         self._iterator: Iterator[Any] | None = None
         self._process = os.getpid()
-        self._next = 0  # the sample that the iterator yields next
+        self._next = 0  # the next sample of the iterator
         self._epoch = 0
         self._epoch_began = 0  # its first sample
-        self._length: int | None = None  # of an epoch; known from the end of the first one on
-        self._ahead: dict[int, Any] = {}  # read to replace a broken one, and still to be given itself
+        self._length: int | None = None  # of an epoch; known after the first one
+        self._ahead: dict[int, Any] = {}  # read to replace a broken one, and not returned itself yet
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has its own iterator: neither generators nor open files travel.
+        # Another process has its own iterator: generators and open files cannot be sent.
         return {**self.__dict__, "_iterator": None, "_ahead": {}}
 
     def take(self, positions: NDArray[np.int64]) -> Any:
-        """The batch of these samples, whose numbers rise."""
+        """Return the batch of these samples, whose numbers rise."""
         if self._process != os.getpid():
-            # Files that the iterator holds open share their pointer with the process that forked.
+            # Open files of the iterator share their offset with the forking process.
             self._iterator, self._process = None, os.getpid()
         samples = []
         for position in positions.tolist():
@@ -82,7 +79,7 @@ class IterableSource(RecordSource):
         return self._ahead[sample]
 
     def _go_to(self, sample: int) -> None:
-        """Begin at the epoch that holds the sample, or at the first one, and drop what comes before it."""
+        """Start at the epoch of the sample, or at the first one, and drop the samples before it."""
         self._ahead.clear()
         self._begin_epoch(sample // self._length if self._length else 0)
         dropped, began = sample - self._next, time.monotonic()
@@ -101,7 +98,7 @@ class IterableSource(RecordSource):
         self._next = self._epoch_began = epoch * (self._length or 0)
 
     def _pull(self) -> Any:
-        """The next sample of the stream."""
+        """Return the next sample of the stream."""
         name = type(self.dataset).__name__
         assert self._iterator is not None
         try:
@@ -109,10 +106,10 @@ class IterableSource(RecordSource):
         except StopIteration:
             self._end_epoch(name)
             return self._pull()
-        except Exception as error:  # a user's code may raise anything; the record is named
+        except Exception as error:  # a user's code may raise anything
             self._iterator = None
             raise ToolkitError(
-                f"the stream broke off: {broken_by(error, '').message}",
+                f"the stream failed: {broken_by(error, '').message}",
                 where=f"sample {self._next} of {name}",
                 fix='catch it in the dataset and yield a BrokenRecordError instead, which data.broken = "skip" skips',
             ) from error
@@ -129,7 +126,7 @@ class IterableSource(RecordSource):
             raise ToolkitError(
                 f"this epoch has {length:,} samples, the one before {self._length:,}",
                 where=f"epoch {self._epoch} of {name}",
-                fix="yield the same number of samples in every epoch: a resume could not find its place else",
+                fix="yield the same number of samples in every epoch, which a resume requires",
             )
         self._length = length
         self._begin_epoch(self._epoch + 1)

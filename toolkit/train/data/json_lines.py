@@ -1,6 +1,4 @@
-"""JSON lines: one record a line, over several files, each line reached by its offset."""
-
-from __future__ import annotations
+"""JSON lines: one record per line, over several files, each line found by its offset."""
 
 import json
 import os
@@ -19,12 +17,12 @@ from toolkit.train.data.stacking import stack
 
 
 class JsonLinesSource(RecordSource):
-    """Sample `i` is the i-th line of all files that is not empty, as `convert` makes it of the parsed line.
+    """Sample `i` is `convert` of the `i`-th non-empty line of all files, parsed.
 
     Args:
-        convert: makes a sample of a record; what it raises makes the record a broken one.
-        collate: makes a batch of a list of samples; by default what torch's own makes.
-        index_folder: where the indexes of lines are kept; by default beside each file.
+        convert: creates a sample from a record; an exception marks the record as broken.
+        collate: creates a batch from a list of samples; torch's default collate by default.
+        index_folder: the folder for line indexes; by default each file's own folder.
     """
 
     def __init__(
@@ -41,11 +39,11 @@ class JsonLinesSource(RecordSource):
         self.convert = convert
         self.index_folder = index_folder
         self._indexes: list[LineIndex] | None = None
-        self._descriptors: dict[int, int] = {}  # of files that were opened, by their number
+        self._descriptors: dict[int, int] = {}  # of open files, by number
         self._ends = np.cumsum([len(index.starts) for index in self._opened()])
         if not self.files or self._ends[-1] == 0:
             raise ToolkitError(
-                "no line holds a record", where=", ".join(map(str, self.files[:3])), fix="name files with text"
+                "no line has a record", where=", ".join(map(str, self.files[:3])), fix="name files with text"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,11 +62,11 @@ class JsonLinesSource(RecordSource):
         record = position - (int(self._ends[number - 1]) if number else 0)
         index = self._opened()[number]
         begin, end = index.span(record)
-        # By its place, and not by the file's pointer, which processes that were forked share.
+        # By offset, because forked processes share the file's position.
         line = os.pread(self._descriptor(number), end - begin, begin)
         where = f"{self.files[number]}:{index.line(record)}"
         try:
-            value = json.loads(line.rstrip())  # else an error at its end would be reported on the next line
+            value = json.loads(line.rstrip())  # otherwise an error at the end would be reported on the next line
         except (ValueError, RecursionError) as error:
             raise BrokenRecordError(
                 f"not valid JSON: {json_reason(error)}",
@@ -79,7 +77,7 @@ class JsonLinesSource(RecordSource):
             return value
         try:
             return self.convert(value)
-        except Exception as error:  # a user's code may raise anything; the record is named
+        except Exception as error:  # a user's code may raise anything
             raise broken_by(error, where) from error
 
     def _opened(self) -> list[LineIndex]:

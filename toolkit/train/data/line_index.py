@@ -1,11 +1,9 @@
-"""Where each line of a file begins: found once, kept in a file next to it, and rebuilt when the file changes.
+"""The start of each line of a file: found once, stored beside the file, and rebuilt when the file changes.
 
 The index is a .npy file of int64: version, size of the text in bytes, its mtime in ns, the number of records, whether
-lines are numbered, then the offset of each record, then, where there are empty lines, the number of each record's line.
-Empty lines are no records.
+lines are numbered, then the offset of each record, then, if there are empty lines, the line number of each record.
+Empty lines are not records.
 """
-
-from __future__ import annotations
 
 import os
 import tempfile
@@ -19,7 +17,9 @@ from numpy.typing import NDArray
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, mode_of_files_in
-from toolkit.train.data.readable import check_readable
+from toolkit.train.data.pieces import check_readable
+
+__all__ = ["line_index"]
 
 _VERSION = 1
 _HEAD = 5  # numbers before the offsets
@@ -30,31 +30,32 @@ _COMPRESSED = {b"\x1f\x8b": ("gzip", "gunzip -k"), b"BZh": ("bzip2", "bunzip2 -k
 
 @dataclass(frozen=True)
 class LineIndex:
-    """The records of a file: `starts` has the offset of each in bytes, `size` is the file's."""
+    """The records of a file: `starts` has each record's offset in bytes, `size` is the file's size."""
 
     starts: NDArray[np.int64]
     numbers: NDArray[np.int64] | None
     size: int
 
     def span(self, record: int) -> tuple[int, int]:
-        """Where the record begins and ends; empty lines behind it are within."""
+        """Return the start and end of a record, including empty lines after it."""
         end = self.starts[record + 1] if record + 1 < len(self.starts) else self.size
         return int(self.starts[record]), int(end)
 
     def line(self, record: int) -> int:
-        """The number of the record's line, from 1."""
+        """Return the line number of a record, from 1."""
         return int(self.numbers[record]) if self.numbers is not None else record + 1
 
 
 def line_index(path: Path, cache: Path | None = None) -> LineIndex:
-    """The index of a file, read from its own file if that is up to date, else built and written.
+    """Return the index of a file, read from its index file if that is current, else built and written.
 
     Args:
-        cache: the folder for indexes. None is the text's own folder, and `~/.cache/toolkit/lines` where that takes none.
+        cache: the folder for indexes. None is the text's own folder, or `~/.cache/toolkit/lines` if that is not
+            writable.
 
     Raises:
-        NotFoundError: there is no such file.
-        ToolkitError: it is compressed, or changes while it is read.
+        NotFoundError: the file does not exist.
+        ToolkitError: the file is compressed, or changes while it is read.
     """
     stamp = _stamp(path)
     places = _places(path, cache)
@@ -64,25 +65,25 @@ def line_index(path: Path, cache: Path | None = None) -> LineIndex:
     _refuse_compressed(path)
     starts, numbers = _build(path)
     if _stamp(path) != stamp:
-        raise ToolkitError("changes while it is read", where=str(path), fix="begin when it is complete")
+        raise ToolkitError("changes while it is read", where=str(path), fix="start when the file is complete")
     head = np.array([_VERSION, *stamp, len(starts), numbers is not None], np.int64)
     whole = np.concatenate([head, starts] if numbers is None else [head, starts, numbers])
     if not any(_write(place, whole) for place in places):
         raise ToolkitError(
-            "the index of its lines can be written nowhere",
+            "no folder for the line index is writable",
             where=", ".join(map(str, places)),
-            fix="make room, or name a folder that takes files with data.index_folder",
+            fix="free space, or set data.index_folder to a writable folder",
         )
     return LineIndex(starts, numbers, stamp[0])
 
 
 def index_path(path: Path) -> Path:
-    """Where the index of a file stands when its own folder takes it."""
+    """Return the path of a file's index in the file's own folder, if that is writable."""
     return path.with_name(f".{path.name}.lines.npy")
 
 
 def _places(path: Path, cache: Path | None) -> list[Path]:
-    # Files of one name may come from several folders.
+    # Several folders may have files of one name.
     name = f"{path.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(path.resolve()))}.npy"
     if cache is not None:
         return [cache / name]
@@ -102,17 +103,17 @@ def _refuse_compressed(path: Path) -> None:
     for magic, (kind, command) in _COMPRESSED.items():
         if begin.startswith(magic):
             raise ToolkitError(
-                f"is compressed ({kind}): a line within cannot be reached alone",
+                f"is compressed ({kind}): single lines cannot be read from it",
                 where=str(path),
-                fix=f"{command} {path}, and name the file that comes out",
+                fix=f"{command} {path}, and name the uncompressed file",
             )
 
 
 def _read(place: Path, stamp: tuple[int, int]) -> LineIndex | None:
-    """The index at this place; None where there is none of the text as it is now."""
+    """Read the index at this path; None without one of the current text."""
     try:
         whole: NDArray[Any] = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # none, or a damaged one, which is written anew
+    except (OSError, ValueError, EOFError):  # missing, or damaged and rewritten
         return None
     if whole.dtype != np.int64 or whole.ndim != 1 or len(whole) < _HEAD or tuple(whole[:3]) != (_VERSION, *stamp):
         return None
@@ -125,7 +126,7 @@ def _read(place: Path, stamp: tuple[int, int]) -> LineIndex | None:
 
 
 def _build(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Offsets of the lines that are not empty, and their numbers where some are."""
+    """Return the offsets of the non-empty lines, and their numbers if there are empty ones."""
     ends: list[NDArray[np.int64]] = []
     offset, last = 0, _NEWLINE
     with path.open("rb") as stream:
@@ -146,10 +147,10 @@ def _build(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
 
 
 def _write(place: Path, whole: NDArray[np.int64]) -> bool:
-    """Write the index beside its place and give it its name; ranks that do so together write the same."""
+    """Write the index under a temporary name, then rename it; concurrent ranks write the same."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # The name must differ between hosts as well: mkstemp's does.
+        # The name must be unique across hosts, as mkstemp's is.
         descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.", suffix=".tmp")
     except OSError as error:
         if is_unwritable(error) or isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):

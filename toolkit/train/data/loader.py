@@ -1,4 +1,4 @@
-"""The loader: a rank's batches, in the order of seed and global sample index, read ahead and brought to its device."""
+"""The loader: a rank's batches in the order of seed and global sample index, read ahead and moved to its device."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from toolkit.train.data.travel import each_tensor
 
 
 class Loader:
-    """Batches of a source for one rank. Use it in a `with`, or close it: it may have worker processes.
+    """Batches of a source for one rank. Use it in a `with`, or close it, because it may have worker processes.
 
-    The only state is the number of samples that all ranks have read, which the training keeps: from there on the same
-    samples follow, whatever the number of ranks, workers or prefetched batches.
+    Its only state is the number of samples that all ranks have read, which the training keeps: the same samples follow
+    for any number of ranks, workers or prefetched batches.
 
     Args:
         batch: samples of one step over all ranks; `micro_batch` of one forward pass on this rank, 0 for its share.
-        rank, size: this rank among those that read different samples: of a mesh, those that hold copies or shards of the
+        rank, size: this rank among those with different samples: ranks of one mesh that hold replicas or shards of the
             model, not those that share the work on one sample.
-        settings: workers "auto" measures when the first batch is asked for.
-        device: where tensors go; for CUDA, what workers read is brought into pinned memory.
-        shuffle: False reads positions as they come. A stream is never shuffled.
-        broken_limit: the largest share of the samples that this rank reads which may be replaced; None counts them in
-            `skips` alone, for `training_steps` to judge those of all ranks.
+        settings: workers "auto" measures at the first batch.
+        device: the target of tensors; for CUDA, workers read into pinned memory.
+        shuffle: False reads positions in order. A stream is never shuffled.
+        broken_limit: the maximum share of replaced samples of this rank; None only counts them in `skips`, for
+            `training_steps` to check over all ranks.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Loader:
         self._broken_limit = broken_limit
         self._tell = tell
         self._ahead: ReadAhead | None = None
-        self._coming: Iterator[Request] = iter(())  # what the plan has behind `_next`
+        self._coming: Iterator[Request] = iter(())  # the plan after `_next`
         self._next: Request | None = None
 
     def batches(self, first: int = 0) -> Iterator[Any]:
-        """The rank's micro-batches, without end, of the steps from global sample `first` on."""
+        """Yield the rank's micro-batches, without end, of the steps from global sample `first` on."""
         for samples in self.plan.ranges(first):
             yield self.take_samples(samples)
 
     def take_samples(self, samples: range) -> Any:
-        """The batch of these global samples, as `training_steps` requests it.
+        """Return the batch of these global samples, as `training_steps` requests it.
 
-        What comes next in the plan is at hand already; workers begin anew where it does not, as after a resume, and
-        another micro-batch is read at once.
+        Planned batches are prefetched; after a jump, such as a resume, workers restart, and an unplanned micro-batch is
+        read immediately.
         """
         if self._next is None or samples != self._next.samples:
             self._begin_at(samples)
@@ -87,7 +87,7 @@ class Loader:
         return self.source.finished(self._moved(answer.batch))
 
     def close(self) -> None:
-        """End the worker processes; the next batch starts new ones."""
+        """Stop the worker processes; the next batch starts new ones."""
         ahead, self._ahead, self._next = self._ahead, None, None
         if ahead is not None:
             ahead.close()
@@ -107,12 +107,12 @@ class Loader:
         return next(self._ahead) if self._ahead is not None else self._reader.read(request)
 
     def _begin_at(self, samples: range) -> None:
-        """Follow the plan from the step that begins with these samples, if one does."""
+        """Follow the plan from the step that starts with these samples, if there is one."""
         first = self.plan.first_of(samples)
         if first is None:
             return
         if self.settings.workers == "auto":
-            # Ranks measure for themselves, and one of them says what it found: a thousand lines would say no more.
+            # Every rank measures, and one of them logs its result.
             tell = self._tell if self.plan.rank == 0 else lambda said: None
             self.settings = choose_loader_settings(
                 self._reader, self.plan, first=first, prefetch=self.settings.prefetch, tell=tell

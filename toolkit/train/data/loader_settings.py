@@ -1,4 +1,4 @@
-"""How many processes read ahead: as the job says, or what a short measurement finds."""
+"""The number of processes that read ahead: configured, or found by a short measurement."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from toolkit.train.data.reading import BatchReader, Plan, ReadAhead
 CANDIDATES = (0, 1, 2, 4)
 BUDGET_S = 2.0
 MOST_TIMED = 50  # batches
-TIE = 1.1  # seconds by seconds: more workers must be faster by more than noise
+TIE = 1.1  # ratio of times: more workers must be faster by more than noise
 
 
 class DataSettings(Protocol):
-    """What is read here of the job's table `[data]`."""
+    """The keys of `[data]` that the loader uses."""
 
     @property
     def workers(self) -> int | Literal["auto"]: ...
@@ -28,14 +28,14 @@ class DataSettings(Protocol):
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """`workers` processes read ahead, each `prefetch` batches; 0 reads in the rank itself when a step asks."""
+    """`workers` processes read ahead, each `prefetch` batches; 0 reads in the rank itself on demand."""
 
     workers: int | Literal["auto"] = "auto"
     prefetch: int = 2
 
     @classmethod
     def of(cls, data: DataSettings) -> LoaderSettings:
-        """As the job's table `[data]` says."""
+        """Return the settings of the job's table `[data]`."""
         return cls(data.workers, data.prefetch)
 
 
@@ -49,19 +49,19 @@ def choose_loader_settings(
     budget_s: float = BUDGET_S,
     tell: Callable[[str], None] = say,
 ) -> LoaderSettings:
-    """Read some batches with each number of workers, keep the fastest, and say so, where there is a choice.
+    """Read some batches with each number of workers; keep and log the fastest, if there is a choice.
 
     Args:
         candidates: numbers of workers; those beyond the CPUs of this rank are skipped.
-        first: the global sample at which the steps that are tried begin.
-        budget_s: seconds for all candidates together; starting workers comes on top.
+        first: the global sample at which the trial steps start.
+        budget_s: seconds for all candidates together, without the start of workers.
     """
     cpus = len(os.sched_getaffinity(0))
     most = reader.source.most_workers
     if most == 0:
         return LoaderSettings(0, prefetch)
     if reader.source.count is None:
-        # A stream is not read for a trial: what was read of it may be gone.
+        # A trial would consume a stream.
         workers = 1 if cpus > 1 else 0
         tell(f"a stream is read by {_workers(workers)}")
         return LoaderSettings(workers, prefetch)
@@ -84,7 +84,7 @@ def _workers(count: int) -> str:
 def _seconds_per_batch(
     reader: BatchReader, plan: Plan, first: int, workers: int, prefetch: int, budget_s: float
 ) -> float:
-    """Seconds per batch once all workers are busy: batches that were read ahead are not counted."""
+    """Return seconds per batch with all workers busy, without batches that were read ahead."""
     requests = reader.requests(plan.ranges(first))
     if workers == 0:
         return _timed(lambda: reader.read(next(requests)), 1, budget_s)

@@ -1,6 +1,4 @@
-"""Any map-style dataset of torch: one that has a length and gives a sample for an index."""
-
-from __future__ import annotations
+"""Any map-style dataset of torch: one with a length and a sample for each index."""
 
 from typing import Any
 
@@ -15,11 +13,11 @@ from toolkit.train.data.stacking import stack
 
 
 class MapSource(RecordSource):
-    """Samples of a dataset with `__len__` and `__getitem__`; its `__getitems__` is used where it has one.
+    """Samples of a dataset with `__len__` and `__getitem__`, or its `__getitems__` if it has one.
 
     Args:
-        collate: makes a batch of a list of samples; by default what torch's own makes.
-        broken: what an exception of the dataset leads to.
+        collate: creates a batch from a list of samples; torch's default collate by default.
+        broken: the action on an exception of the dataset.
     """
 
     def __init__(self, dataset: Dataset[Any], *, collate: Collate = stack, broken: Broken = "fail") -> None:
@@ -27,9 +25,7 @@ class MapSource(RecordSource):
         name = type(dataset).__name__
         if not hasattr(dataset, "__len__"):
             raise ToolkitError(
-                "the dataset has no length",
-                where=name,
-                fix="give it __len__, or read it as a stream with IterableSource",
+                "the dataset has no length", where=name, fix="add __len__, or read it as a stream with IterableSource"
             )
         self.dataset = dataset
         self._count = len(dataset)
@@ -44,8 +40,8 @@ class MapSource(RecordSource):
         try:
             return self.dataset[position]
         except BrokenRecordError:
-            raise  # the dataset knows the record's file better than we do
-        except Exception as error:  # a user's code may raise anything; the record is named
+            raise  # the dataset itself names the record's file
+        except Exception as error:  # a user's code may raise anything
             raise broken_by(error, f"sample {position} of {type(self.dataset).__name__}") from error
 
     def read_all(self, positions: NDArray[np.int64]) -> list[Any]:
@@ -54,6 +50,6 @@ class MapSource(RecordSource):
             if together is None:
                 return [self.dataset[position] for position in positions.tolist()]
             samples: list[Any] = together(positions.tolist())
-        except Exception as error:  # as above; which sample it was comes out one by one
+        except Exception as error:  # reading one by one then finds the sample
             raise broken_by(error, type(self.dataset).__name__) from error
         return samples

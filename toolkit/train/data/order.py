@@ -1,10 +1,8 @@
-"""Which sample is read when: a function of the seed and of the global sample index, and of nothing else.
+"""The order of samples: a function of the seed and the global sample index alone.
 
-A run keeps one number, the count of samples already read. Whatever the number of ranks, sample `i` is the
-same window of the data, so a run that continues on other ranks neither repeats a sample nor skips one.
+A run keeps one number, the count of samples already read. Sample `i` is the same window of the data for any number of
+ranks, so a run that continues on other ranks neither repeats nor skips one.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +15,9 @@ _ROUNDS = 4
 class SampleOrder:
     """A new permutation of `count` samples in each epoch, computed and never stored.
 
-    A Feistel network over the smallest even number of bits that holds `count`; values outside are sent
-    through again until they fall inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite
-    Domains, CT-RSA 2002). Four rounds make a permutation (Luby and Rackoff, 1988).
+    A Feistel network over the smallest even number of bits that represents `count`; values outside are mapped again
+    until they are inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). Four
+    rounds make a permutation (Luby and Rackoff, 1988).
     """
 
     def __init__(self, count: int, seed: int) -> None:
@@ -30,7 +28,7 @@ class SampleOrder:
         self._half_mask = np.uint64((1 << int(self._half_bits)) - 1)
 
     def positions(self, samples: range | NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions in [0, count) of the global samples; shape (len(samples),)."""
+        """Return the positions in [0, count) of the global samples; shape (len(samples),)."""
         if isinstance(samples, range):
             samples = np.arange(samples.start, samples.stop, samples.step, dtype=np.int64)
         index = samples.astype(np.uint64)
@@ -50,10 +48,10 @@ class SampleOrder:
 
 
 def share(first: int, batch: int, rank: int, size: int) -> range:
-    """The samples of one rank among [first, first + batch); shares differ by one sample at most.
+    """Return the samples of one rank among [first, first + batch); shares differ by at most one sample.
 
     Raises:
-        ToolkitError: when a rank would go empty, as every rank must take part in a step.
+        ToolkitError: a rank would get none, although every rank must take part in a step.
     """
     if batch < size:
         raise ToolkitError(
@@ -65,7 +63,7 @@ def share(first: int, batch: int, rank: int, size: int) -> range:
 
 
 def split(samples: range, at_most: int) -> list[range]:
-    """The samples in micro-batches of `at_most`; 0 leaves them whole."""
+    """Split the samples into micro-batches of `at_most`; 0 keeps them whole."""
     length = at_most or len(samples)
     return [samples[start : start + length] for start in range(0, len(samples), length)]
 

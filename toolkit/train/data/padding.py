@@ -1,6 +1,4 @@
-"""Sequences of several lengths as one batch: padded, with their lengths and a mask."""
-
-from __future__ import annotations
+"""Collate sequences of different lengths: padded, with lengths and a mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +13,9 @@ from toolkit.errors import ToolkitError
 
 
 class Padded(NamedTuple):
-    """`values` has shape (batch, length, ...), `lengths` (batch,) int64, `mask` (batch, length) is True at what is real."""
+    """`values` has shape (batch, length, ...), `lengths` (batch,) int64; `mask` (batch, length) is True for real
+    entries.
+    """
 
     values: Tensor
     lengths: Tensor
@@ -25,24 +25,24 @@ class Padded(NamedTuple):
 def pad_to_multiple(sequences: Sequence[Tensor | ArrayLike], multiple: int = 1, value: float = 0) -> Padded:
     """Put sequences into one tensor, as long as the longest and then up to a multiple of `multiple`.
 
-    Lengths that divide by 8 or 64 suit a GPU's matrix units, and few different lengths spare a compiler its work.
-    Each sequence has shape (its length, ...); all are of one type, and of one shape behind the first dimension.
+    Lengths that divide by 8 or 64 suit a GPU's matrix units, and few different lengths spare a compiler its work. Each
+    sequence has shape (its length, ...); all are of one type, and of one shape behind the first dimension.
 
     Raises:
         ToolkitError: there is no sequence, or they do not fit together.
     """
     if multiple < 1:
-        raise ToolkitError(f"no length is a multiple of {multiple}", where="multiple", fix="give 1 or more")
+        raise ToolkitError(f"no length is a multiple of {multiple}", where="multiple", fix="choose 1 or more")
     if not sequences:
-        raise ToolkitError("there is nothing to pad", where="pad_to_multiple", fix="give 1 or more sequences")
+        raise ToolkitError("no sequence to pad", where="pad_to_multiple", fix="pass 1 or more sequences")
     tensors = [one if isinstance(one, Tensor) else torch.as_tensor(one) for one in sequences]
     kinds = {(one.dtype, tuple(one.shape[1:])) for one in tensors if one.dim()}
     if len(kinds) != 1 or not all(one.dim() for one in tensors):
         shapes = ", ".join(sorted({f"{one.dtype} {tuple(one.shape)}" for one in tensors})[:4])
         raise ToolkitError(
-            f"these do not fit together: {shapes}",
+            f"the sequences do not fit together: {shapes}",
             where="pad_to_multiple",
-            fix="give sequences of one type, which differ in the first dimension alone",
+            fix="pass sequences of one type that differ only in the first dimension",
         )
     lengths = torch.tensor([len(one) for one in tensors])
     longest = max(1, -(-int(lengths.max()) // multiple)) * multiple
@@ -54,9 +54,9 @@ def pad_to_multiple(sequences: Sequence[Tensor | ArrayLike], multiple: int = 1, 
 
 @dataclass(frozen=True)
 class PadSamples:
-    """A `collate`: sequences are padded into a `Padded`, each entry of tuples and dicts by itself; the rest is stacked.
+    """A `collate`: pads sequences into a `Padded`, each entry of tuples and dicts by itself, and stacks the rest.
 
-    `value` fills up; `values` has other fills by the name of an entry, or its number: `{"labels": -100}`.
+    `value` is the padding; `values` overrides it by the name or number of an entry: `{"labels": -100}`.
     """
 
     multiple: int = 1

@@ -1,14 +1,34 @@
-"""Text files in pieces, cut at line ends: the same pieces for every reader and any number of readers."""
+"""Text files in pieces, cut at line ends: the same pieces for any number of readers."""
 
-from __future__ import annotations
-
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from toolkit.errors import ToolkitError
-from toolkit.train.data.readable import check_readable
+from toolkit.errors import NotFoundError, ToolkitError
+
+__all__ = ["size_of"]
+
+
+def check_readable(path: Path, fix: str) -> None:
+    """Reject a path that is not a readable file; reading a pipe would never end.
+
+    Raises:
+        NotFoundError: it does not exist.
+        ToolkitError: it is not a file, or this user may not read it.
+    """
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise ToolkitError(f"cannot read it: {error.strerror}", where=str(path), fix=fix) from error
+    if not found:
+        if path.exists():
+            raise ToolkitError("is not a file", where=str(path), fix=fix)
+        raise NotFoundError("file not found", where=str(path), fix=fix)
+    if not os.access(path, os.R_OK):
+        raise ToolkitError("may not be read by this user", where=str(path), fix=f"chmod +r {path}")
+
 
 PIECE_BYTES = 4 << 20
 _LOOK_BYTES = 1 << 16
@@ -16,7 +36,7 @@ _LOOK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Piece:
-    """The bytes [begin, end) of a file; `last` where the file ends with it."""
+    """The bytes [begin, end) of a file; `last` if the file ends there."""
 
     path: Path
     begin: int
@@ -28,7 +48,7 @@ class Piece:
         return f"{self.path} (bytes {self.begin:,} to {self.end:,})"
 
     def read(self) -> bytes:
-        """The piece's bytes.
+        """Return the piece's bytes.
 
         Raises:
             ToolkitError: the file has become shorter.
@@ -37,15 +57,15 @@ class Piece:
             stream.seek(self.begin)
             data = stream.read(self.end - self.begin)
         if len(data) != self.end - self.begin:
-            raise ToolkitError("changes while it is read", where=str(self.path), fix="begin when it is complete")
+            raise ToolkitError("changes while it is read", where=str(self.path), fix="start when the file is complete")
         return data
 
 
 def pieces_of(paths: Sequence[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
-    """The files, each in pieces of about `piece_bytes`, in order.
+    """Yield the files in order, each in pieces of about `piece_bytes`.
 
-    A cut follows a line's end, where tokenizers cut as well, or, in a line of more than `piece_bytes`, between
-    two letters of UTF-8.
+    A cut follows a line end, where tokenizers cut as well; in a line of more than `piece_bytes` it is between two
+    characters of UTF-8.
     """
     for path in paths:
         size = size_of(path)
@@ -64,18 +84,18 @@ def pieces_of(paths: Sequence[Path], piece_bytes: int = PIECE_BYTES) -> Iterator
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file that can be read.
+    """Return the bytes of a readable file.
 
     Raises:
-        NotFoundError: there is none.
-        ToolkitError: it is a folder, or may not be read.
+        NotFoundError: it does not exist.
+        ToolkitError: it is a folder, or not readable.
     """
     check_readable(path, "name text files")
     return path.stat().st_size
 
 
 def _cut(stream: BinaryIO, earliest: int, latest: int) -> int:
-    """Behind the first line end from `earliest` on, and by `latest` at most."""
+    """Return the place after the first line end from `earliest` on, at most `latest`."""
     stream.seek(earliest)
     place = earliest
     while place < latest:
@@ -86,7 +106,7 @@ def _cut(stream: BinaryIO, earliest: int, latest: int) -> int:
             return place + found + 1
         place += len(block)
     stream.seek(latest - 4)
-    # Bytes 10xxxxxx go on with a letter that began before them.
+    # Bytes 10xxxxxx continue a character.
     tail = stream.read(4)
     back = next((number for number in range(3, -1, -1) if tail[number] & 0xC0 != 0x80), 3)
     return latest - 4 + back if latest - 4 + back > earliest else latest

@@ -1,6 +1,4 @@
-"""Text files to one file of tokens, by several processes, with the same bytes whatever their number."""
-
-from __future__ import annotations
+"""Pack text files into one token file with several processes; their number does not change its bytes."""
 
 import fcntl
 import multiprocessing
@@ -25,13 +23,15 @@ from toolkit.train.data.pieces import PIECE_BYTES, Piece, pieces_of, size_of
 from toolkit.train.data.token_file import HEADER_BYTES, TYPES, TokenHeader
 from toolkit.train.data.tokenizers import BYTES, load_tokenizer, tokens_of
 
-_AHEAD = 2  # pieces for each process that are given out or wait to be written
+__all__ = ["Packing", "pack"]
+
+_AHEAD = 2  # pieces per process that are in progress or wait to be written
 _FIX_OUTPUT = "choose another folder, or free space there"
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How text becomes tokens: `tokenizer` is "bytes" or "module:name"; `end_token` closes each file, None closes none."""
+    """How text becomes tokens: `tokenizer` is "bytes" or "module:name"; `end_token` ends each file, None ends none."""
 
     tokenizer: str = BYTES
     dtype: str = "uint16"
@@ -48,7 +48,7 @@ class Packing:
             )
 
     def tokens(self, piece: Piece) -> NDArray[Any]:
-        """The tokens of one piece; the last of a file brings the end token."""
+        """Return the tokens of one piece; the last piece of a file adds the end token."""
         tokens = tokens_of(piece.read(), load_tokenizer(self.tokenizer), self.dtype, piece.where)
         return (
             np.append(tokens, tokens.dtype.type(self.end_token))
@@ -58,7 +58,7 @@ class Packing:
 
     @property
     def known_vocabulary(self) -> int:
-        """As it was given; of bytes, it is known. 0 where it is not."""
+        """The configured size, or that of bytes; 0 if unknown."""
         if self.vocabulary or self.tokenizer != BYTES:
             return self.vocabulary
         return max(256, (self.end_token or 0) + 1)
@@ -74,35 +74,35 @@ def pack(
     advance: Callable[[int], None] = lambda count: None,
     piece_bytes: int = PIECE_BYTES,
 ) -> TokenHeader:
-    """Tokenise the files, in their order, into one token file; it gets its name when it is whole.
+    """Tokenize the files, in order, into one token file, which gets its name when it is complete.
 
     Args:
-        processes: how many tokenise; a script that calls this with more than 1 needs `if __name__ == "__main__":`.
-        replace: an older file of that name gives way, at the end.
-        advance: told the bytes of text of each piece that was written.
+        processes: tokenizing processes; a script that passes more than 1 needs `if __name__ == "__main__":`.
+        replace: replace an older file of that name, at the end.
+        advance: called with the text bytes of each written piece.
 
     Raises:
-        ToolkitError: a file cannot be read or tokenised, they hold no token, or the output cannot be written.
+        ToolkitError: a file cannot be read or tokenized, there is no token, or the output cannot be written.
     """
     packing = packing or Packing()
-    load_tokenizer(packing.tokenizer)  # a mistake in its name is told before anything is begun
+    load_tokenizer(packing.tokenizer)  # reports a wrong name before any work starts
     if not paths:
         raise ToolkitError("no text is named", where=str(output), fix="name text files")
     named = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
     if not any(map(size_of, paths)):
-        raise ToolkitError("holds no text to pack", where=named, fix="name files with text")
+        raise ToolkitError("has no text to pack", where=named, fix="name files with text")
     if any(output.exists() and path.exists() and path.samefile(output) for path in paths):
-        raise ToolkitError("is to be read and written", where=str(output), fix="give the output another name")
+        raise ToolkitError("is both input and output", where=str(output), fix="choose another output name")
     if output.exists() and not replace:
         raise ToolkitError(
-            "the file is there already", where=str(output), fix="give --force to replace it, or another name"
+            "the file exists already", where=str(output), fix="pass --force to replace it, or choose another name"
         )
     with _part_of(output) as stream:
         tokenised = _tokenised(pieces_of(paths, piece_bytes), packing, processes)
         header = _write(stream, tokenised, packing, len(paths), advance)
         if not header.tokens:
             raise ToolkitError(
-                f"the tokenizer {packing.tokenizer} made no token of this text",
+                f"the tokenizer {packing.tokenizer} returned no token for this text",
                 where=named,
                 fix="fix the tokenizer, or name other files",
             )
@@ -130,7 +130,7 @@ def _write(
         raise ToolkitError(
             f"the token {largest} is outside a vocabulary of {vocabulary}",
             where="vocabulary",
-            fix=f"give {largest + 1} or more, or none",
+            fix=f"choose {largest + 1} or more, or none",
         )
     header = TokenHeader(packing.dtype, vocabulary, tokens, texts, digest.digest())
     stream.seek(0)
@@ -139,12 +139,12 @@ def _write(
 
 
 def _tokenised(pieces: Iterator[Piece], packing: Packing, processes: int) -> Iterator[tuple[Piece, NDArray[Any]]]:
-    """The pieces with their tokens, in order; some are under way ahead of the one that is given."""
+    """Yield the pieces with their tokens, in order; some further ones are in progress."""
     if processes <= 1:
         for piece in pieces:
             yield piece, packing.tokens(piece)
         return
-    # Not forked: the caller may have threads that hold locks.
+    # Not forked, because threads of the caller may hold locks.
     context = multiprocessing.get_context("spawn")
     under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
     where = ""
@@ -162,24 +162,22 @@ def _tokenised(pieces: Iterator[Piece], packing: Packing, processes: int) -> Ite
                 yield piece, tokens.result()
         except BrokenProcessPool as error:
             raise ToolkitError(
-                "a process that tokenises died, for want of memory perhaps",
-                where=where,
-                fix="take fewer with --processes",
+                "a tokenizing process died, possibly for lack of memory", where=where, fix="use fewer with --processes"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _leave_interrupts() -> None:
-    """Ctrl-C at a terminal is for the process that was started there; it ends the others."""
+    """Ignore Ctrl-C, which the parent process handles by stopping the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def _part_of(output: Path) -> Iterator[BinaryIO]:
-    """The file beside its place, which is brought to the disk and renamed at the end, or removed.
+    """Write a file beside its path; sync and rename it at the end, or remove it.
 
-    What a killed process left is taken over: the lock goes with the process.
+    What a killed process left is reused: its lock ended with it.
     """
     part = output.with_name(f".{output.name}.part")
     try:
@@ -207,17 +205,17 @@ def _part_of(output: Path) -> Iterator[BinaryIO]:
 
 
 def _lock(stream: BinaryIO, part: Path, output: Path) -> None:
-    """Keep others from this part.
+    """Lock this part against other processes.
 
     Raises:
-        ToolkitError: another process writes it, or has just given it its name.
+        ToolkitError: another process is writing it, or has just renamed it.
     """
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if part.stat().st_ino == os.fstat(stream.fileno()).st_ino:
             return
     except (BlockingIOError, FileNotFoundError):
-        pass  # told below
+        pass  # reported below
     raise ToolkitError(
-        "is being written by another process", where=str(output), fix="wait for it, or give another name"
+        "is being written by another process", where=str(output), fix="wait for it, or choose another name"
     )

@@ -1,6 +1,4 @@
-"""Batches in their order, read by worker processes ahead of the step that needs them."""
-
-from __future__ import annotations
+"""Batches in their order, read by worker processes ahead of the steps."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -19,12 +17,12 @@ from toolkit.train.data.source import Source
 from toolkit.train.data.travel import packed, unpacked
 from toolkit.train.data.worker_life import kill, settle, workers_of
 
-_AT_ONCE = 4096  # samples whose positions are worked out together
+_AT_ONCE = 4096  # samples whose positions are computed together
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which samples a rank takes: its share of each global batch, in micro-batches of `micro_batch`; 0 is the whole share."""
+    """The samples of a rank: its share of each global batch, in micro-batches of `micro_batch`; 0 is the whole share."""
 
     batch: int
     micro_batch: int = 0
@@ -32,20 +30,20 @@ class Plan:
     size: int = 1
 
     def ranges(self, first: int) -> Iterator[range]:
-        """The rank's micro-batches, without end, of the steps from global sample `first` on."""
+        """Yield the rank's micro-batches, without end, of the steps from global sample `first` on."""
         while True:
             yield from split(share(first, self.batch, self.rank, self.size), self.micro_batch)
             first += self.batch
 
     def first_of(self, samples: range) -> int | None:
-        """The global sample at which a step begins whose first micro-batch is `samples`; None where there is no such."""
+        """Return the global sample of the step whose first micro-batch is `samples`, or None."""
         first = samples.start - self.batch * self.rank // self.size
         return first if first >= 0 and next(self.ranges(first)) == samples else None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What reading a batch gave. Processes exchange it as a dict, in which torch pins the tensors."""
+    """The result of reading a batch. Processes exchange it as a dict, in which torch pins the tensors."""
 
     batch: Any
     skips: list[str]
@@ -61,13 +59,13 @@ class Request(NamedTuple):
 class BatchReader(Dataset[dict[str, Any]]):
     """A whole batch as one item of a dataset, so that torch's workers read it as a whole.
 
-    In a worker, what a dataset draws (torch, numpy, random) follows from the seed and the batch's first sample.
+    In a worker, random numbers of a dataset (torch, numpy, random) derive from the seed and the batch's first sample.
     """
 
     def __init__(self, source: Source, seed: int, *, shuffle: bool = True) -> None:
         self.source = source
         self.seed = seed
-        self.packs = True  # False leaves tensors to torch, which pins them
+        self.packs = True  # False leaves pinning to torch
         count = source.count
         self._order = SampleOrder(count, seed) if shuffle and count is not None else None
 
@@ -78,19 +76,19 @@ class BatchReader(Dataset[dict[str, Any]]):
         try:
             batch = self.source.take(request.positions)
         except ToolkitError as error:
-            # torch would bring it to the rank as a traceback of this process.
+            # torch would report it with a traceback of this process.
             return {"failed": (type(error), error.message, error.where, error.fix)}
         if in_worker and self.packs:
             batch = packed(batch)
         return {"batch": batch, "skips": self.source.drain_skips()}
 
     def requests(self, ranges: Iterable[range]) -> Iterator[Request]:
-        """What to read for these ranges of global samples.
+        """Yield the requests for these ranges of global samples.
 
-        A permutation costs hardly more for a thousand samples than for ten, so that some ranges are asked for at once.
+        A permutation of a thousand samples costs hardly more than one of ten, so several ranges are computed at once.
         """
         waiting = iter(ranges)
-        at_once = 1  # a range that is asked for alone does not wait for others
+        at_once = 1  # a single range does not wait for others
         while group := _group(waiting, at_once):
             found = self._positions(np.concatenate([np.arange(one.start, one.stop) for one in group]))
             ends = np.cumsum([len(one) for one in group])
@@ -99,7 +97,7 @@ class BatchReader(Dataset[dict[str, Any]]):
             at_once = _AT_ONCE
 
     def request(self, samples: range) -> Request:
-        """What to read for one range of global samples."""
+        """Return the request for one range of global samples."""
         return next(self.requests([samples]))
 
     def read(self, request: Request) -> Answer:
@@ -124,12 +122,12 @@ def _group(ranges: Iterator[range], least: int) -> list[range]:
 
 
 class ReadAhead:
-    """One batch after the other, read by worker processes; close it to end them.
+    """Batches in order, read by worker processes; `close` stops them.
 
     Args:
         workers: 1 or more.
-        prefetch: batches that each worker is ahead.
-        pin_memory: bring the tensors into memory from which a GPU fetches them itself.
+        prefetch: batches that each worker reads ahead.
+        pin_memory: move the tensors into pinned memory, for asynchronous copies to a GPU.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class ReadAhead:
             prefetch_factor=prefetch,
             pin_memory=pin_memory,
             worker_init_fn=settle(),
-            generator=torch.Generator(),  # else each start draws from the stream of the training itself
+            generator=torch.Generator(),  # otherwise each start would draw from the training's own stream
         )
         self._workers = workers
         self._batches: Iterator[dict[str, Any]] | None = iter(loader)
@@ -161,19 +159,19 @@ class ReadAhead:
                 f"a worker process of the loader died: {error}",
                 where="data.workers",
                 fix=f"{'set data.workers to 0' if self._workers == 1 else f'set data.workers below {self._workers}'}, or "
-                "give the job more memory; a container may need a larger /dev/shm",
+                "increase the job's memory; a container may need a larger /dev/shm",
             ) from error
         return _answer(answer)
 
     def close(self) -> None:
-        """End the workers."""
-        self._batches = None  # torch asks them to end, and waits some seconds
+        """Stop the workers."""
+        self._batches = None  # torch requests their exit, and waits some seconds
         kill(self._processes)
 
 
 @dataclass(frozen=True)
 class _Requests:
-    """What torch calls a sampler."""
+    """A sampler, in torch's terms."""
 
     requests: Iterable[Request]
 

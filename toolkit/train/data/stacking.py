@@ -1,6 +1,4 @@
-"""Samples of one shape as one batch: what torch's `default_collate` makes of them."""
-
-from __future__ import annotations
+"""Collate samples of one shape like torch's `default_collate`."""
 
 from typing import Any
 
@@ -12,10 +10,9 @@ from toolkit.train.data.travel import MOST_BYTES
 
 
 def stack(samples: list[Any]) -> Any:
-    """Tensors and arrays are stacked, numbers become tensors, tuples and dicts are gone through, texts stay a list.
+    """Stack tensors and arrays, convert numbers to tensors, recurse into tuples and dicts, keep strings as a list.
 
-    In a worker, torch's own function puts each result into shared memory. That pays for large ones alone, which are
-    left to it.
+    In a worker, torch's own function puts each result into shared memory, which pays only for large ones.
     """
     first = samples[0]
     if type(first) is Tensor and first.numel() * first.element_size() * len(samples) <= MOST_BYTES:

@@ -1,7 +1,5 @@
 """Text files as training samples: bytes, cut into windows."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sysconfig
@@ -19,7 +17,7 @@ from toolkit.errors import NotFoundError, ToolkitError
 
 
 def standard_library_sources() -> list[Path]:
-    """The sources of this Python's standard library, by relative path: text that every machine has."""
+    """Return the sources of this Python's standard library, by relative path: text that every machine has."""
     root = Path(sysconfig.get_path("stdlib"))
     found = []
     for folder, inside, names in os.walk(root):
@@ -29,12 +27,12 @@ def standard_library_sources() -> list[Path]:
 
 
 def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
-    """The files that `[data] paths` names, pattern by pattern, each pattern's files sorted, none twice.
+    """Return the files of `[data] paths`, pattern by pattern, each pattern's files sorted, without duplicates.
 
-    Relative patterns start at `folder`; `**` goes through folders.
+    Relative patterns start at `folder`; `**` matches any number of folders.
 
     Raises:
-        NotFoundError: when a pattern finds no file.
+        NotFoundError: a pattern matches no file.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -50,7 +48,7 @@ def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
 
 
 def check_same_text(digest: str) -> None:
-    """Refuse to train when the ranks read different bytes, as with another Python on another node. Collective.
+    """Reject ranks that read different bytes, for example with another Python on another node. Collective.
 
     Args:
         digest: of what this rank reads.
@@ -68,7 +66,7 @@ def check_same_text(digest: str) -> None:
 
 
 def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
-    """The files in order, cut at `max_bytes`; the same bytes at every call."""
+    """Return the files' bytes in order, cut at `max_bytes`; the same at every call."""
     pieces: list[bytes] = []
     left = max_bytes
     for path in files:
@@ -81,7 +79,7 @@ def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
 
 
 class Windows:
-    """A source of samples out of text in memory: `context` bytes, each with the byte that follows as its last target."""
+    """Samples from text in memory: `context` bytes, each with its next byte as target."""
 
     most_workers = 0  # copying some rows takes microseconds
 
@@ -89,7 +87,7 @@ class Windows:
         self.count = (len(text) - 1) // context
         if self.count < 1:
             raise ToolkitError(
-                f"{len(text)} bytes of text hold no window of {context} bytes",
+                f"{len(text)} bytes of text are shorter than a window of {context} bytes",
                 where="data.paths",
                 fix=f"name more text, or set args.context below {max(1, len(text) - 1)}",
             )
@@ -99,12 +97,12 @@ class Windows:
         self._offsets = torch.arange(context + 1)
 
     def take(self, positions: NDArray[np.int64]) -> Tensor:
-        """The windows at `positions`, uint8 of shape (len(positions), context + 1)."""
+        """Return the windows at `positions`, uint8 of shape (len(positions), context + 1)."""
         starts = torch.from_numpy(positions) * self.context
         return self._text[starts[:, None] + self._offsets]
 
     def finished(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, both int64 of shape (samples, context)."""
+        """Return inputs and targets, both int64 of shape (samples, context)."""
         rows = batch.long()
         return rows[:, :-1], rows[:, 1:]
 

@@ -12,8 +12,6 @@
 All numbers are little-endian and unsigned. A file without the header is raw: its type must be given.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import ToolkitError
-from toolkit.train.data.readable import check_readable
+from toolkit.train.data.pieces import check_readable
+
+__all__ = ["read_header"]
 
 MAGIC = b"TKTOKEN1"
 HEADER_BYTES = 64
@@ -34,7 +34,7 @@ assert _HEADER.size == HEADER_BYTES
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """What a token file says of itself. `digest` is 16 bytes; `dtype` is "uint16" or "uint32"."""
+    """The header of a token file. `digest` is 16 bytes; `dtype` is "uint16" or "uint32"."""
 
     dtype: str
     vocabulary: int
@@ -47,24 +47,24 @@ class TokenHeader:
 
 
 def read_header(path: Path) -> TokenHeader | None:
-    """The header of a token file; None where the file has none and is raw, or something else.
+    """Read the header of a token file; None for a file without one: raw tokens, or something else.
 
     Raises:
-        NotFoundError: there is no such file.
-        ToolkitError: the header says something else than the file's size, or is of another version.
+        NotFoundError: the file does not exist.
+        ToolkitError: the header contradicts the file's size, or is of another version.
     """
-    check_readable(path, "name a token file; toolkit data pack FILES -o OUT makes one")
+    check_readable(path, "name a token file, or create one: toolkit data pack FILES -o OUT")
     size = path.stat().st_size
     with path.open("rb") as stream:
         data = stream.read(HEADER_BYTES)
     if not data.startswith(MAGIC[:7]):
         return None
     if not data.startswith(MAGIC) or len(data) < HEADER_BYTES:
-        raise _damaged(path, "its header is cut off or of another version")
+        raise _damaged(path, "its header is truncated or of another version")
     _, width, vocabulary, tokens, texts, digest = _HEADER.unpack(data)
     dtype = next((name for name, bytes_ in TYPES.items() if bytes_ == width), None)
     if dtype is None:
-        raise _damaged(path, f"its header speaks of tokens of {width} bytes")
+        raise _damaged(path, f"its header states tokens of {width} bytes")
     if size != HEADER_BYTES + tokens * width:
         raise _damaged(path, f"it has {size:,} bytes, and its {tokens:,} tokens need {HEADER_BYTES + tokens * width:,}")
     return TokenHeader(dtype, vocabulary, tokens, texts, digest)
@@ -75,34 +75,34 @@ def _damaged(path: Path, what: str) -> ToolkitError:
 
 
 def map_tokens(path: Path, dtype: str | None = None) -> NDArray[Any]:
-    """The tokens of a file, mapped into memory and not read; shape (tokens,), type uint16 or uint32.
+    """Map the tokens of a file into memory without reading them; shape (tokens,), type uint16 or uint32.
 
     Args:
-        dtype: the type of a raw file; one with a header has its own.
+        dtype: the type of a raw file; a header overrides it.
 
     Raises:
-        ToolkitError: it is neither, or its bytes are no whole number of tokens.
+        ToolkitError: there is neither, or the bytes are not a whole number of tokens.
     """
     if dtype is not None and dtype not in TYPES:
-        raise ToolkitError(f"{dtype!r} is not a token type", where=str(path), fix='give dtype="uint16" or "uint32"')
+        raise ToolkitError(f"{dtype!r} is not a token type", where=str(path), fix='pass dtype="uint16" or "uint32"')
     header = read_header(path)
     if header is None and dtype is None:
         raise ToolkitError(
             "has no header of a token file",
             where=str(path),
-            fix='give dtype="uint16" or "uint32" where it holds bare tokens, or make one: toolkit data pack FILES -o OUT',
+            fix='pass dtype="uint16" or "uint32" for raw tokens, or create one: toolkit data pack FILES -o OUT',
         )
     if header is not None and dtype not in (None, header.dtype):
-        raise ToolkitError(f"holds {header.dtype}, not {dtype}", where=str(path), fix="leave dtype out")
+        raise ToolkitError(f"holds {header.dtype}, not {dtype}", where=str(path), fix="omit dtype")
     found = header.dtype if header else dtype
     assert found is not None
     offset = HEADER_BYTES if header else 0
     size = path.stat().st_size - offset
     if size % TYPES[found]:
         raise ToolkitError(
-            f"{size:,} bytes are no whole number of {found}", where=str(path), fix="give the type that it holds"
+            f"{size:,} bytes are not a whole number of {found}", where=str(path), fix="pass the type of its tokens"
         )
     if size == 0:
         return np.empty(0, np.dtype(found).newbyteorder("<"))
-    # A plain array: what is taken of a memmap is one as well, and pays for it at each step.
+    # A plain array, because slices of a memmap are slower.
     return np.asarray(np.memmap(path, np.dtype(found).newbyteorder("<"), "r", offset))

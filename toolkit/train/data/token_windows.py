@@ -1,6 +1,4 @@
-"""Windows of tokens out of files that are mapped into memory."""
-
-from __future__ import annotations
+"""Windows of tokens from files that are mapped into memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +15,17 @@ from toolkit.train.data.token_file import map_tokens, read_header
 
 
 class TokenSource:
-    """Samples of `context` tokens, each with the token that follows as its last target. No window spans two files.
+    """Samples of `context` tokens, each with the next token as target. No window spans two files.
 
     Args:
-        files: made by `toolkit data pack`, or raw ones, for which `dtype` is "uint16" or "uint32".
+        files: from `toolkit data pack`, or raw ones, for which `dtype` is "uint16" or "uint32".
     """
 
     most_workers: int | None = None
 
     def __init__(self, files: Sequence[Path | str], context: int, *, dtype: str | None = None) -> None:
         if context < 1:
-            raise ToolkitError(f"a context of {context} tokens", where="context", fix="give 1 or more")
+            raise ToolkitError(f"a context of {context} tokens", where="context", fix="choose 1 or more")
         self.files = [Path(file) for file in files]
         self.context = context
         self.dtype = dtype
@@ -36,13 +34,13 @@ class TokenSource:
         self._ends = np.cumsum(counts)  # of each file, in samples
         if not counts or self._ends[-1] == 0:
             raise ToolkitError(
-                f"{len(self.files)} files hold no window of {context} tokens and the one that follows",
+                f"{len(self.files)} files have no window of {context} tokens and the one that follows",
                 where=", ".join(map(str, self.files[:3])),
-                fix="name more text, or a smaller context",
+                fix="name more text, or reduce the context",
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_windows": None}  # a map that travels would travel as its bytes
+        return {**self.__dict__, "_windows": None}  # pickling a map would copy its bytes
 
     @property
     def count(self) -> int:
@@ -50,12 +48,12 @@ class TokenSource:
 
     @property
     def digest(self) -> str:
-        """What the headers say of the tokens, "raw" where there is none: equal on all ranks that read the same."""
+        """Return the digest in the headers, or "raw": equal on all ranks that read the same."""
         headers = [read_header(path) for path in self.files]
         return "+".join(header.digest.hex() if header else "raw" for header in headers)
 
     def take(self, positions: NDArray[np.int64]) -> Tensor:
-        """The windows as they are in the file, of shape (len(positions), context + 1) and type uint16 or uint32."""
+        """Return the windows as stored, of shape (len(positions), context + 1) and type uint16 or uint32."""
         files = self._open()
         numbers = np.searchsorted(self._ends, positions, side="right")
         present = np.unique(numbers).tolist()
@@ -70,7 +68,7 @@ class TokenSource:
         return torch.from_numpy(rows)
 
     def finished(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, both int64 of shape (samples, context): the types that a GPU is sent are the short ones."""
+        """Return inputs and targets, both int64 of shape (samples, context); the copy to a GPU uses the short type."""
         rows = batch.long()
         return rows[:, :-1], rows[:, 1:]
 
@@ -84,7 +82,7 @@ class TokenSource:
 
 
 def _windows(tokens: NDArray[Any], context: int) -> NDArray[Any]:
-    """All windows as rows of one array, which overlap by a token: a row is copied as a whole, not token by token."""
+    """Return all windows as overlapping rows of one array, so that each is copied as a whole."""
     count = max(0, (len(tokens) - 1) // context)
     width = tokens.itemsize
     return as_strided(tokens, (count, context + 1), (context * width, width), writeable=False)

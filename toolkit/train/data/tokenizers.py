@@ -1,6 +1,4 @@
-"""What makes tokens of text: the bytes themselves, or any function of yours."""
-
-from __future__ import annotations
+"""Tokenizers: the bytes themselves, or any function of the user."""
 
 import importlib
 import os
@@ -13,16 +11,18 @@ from numpy.typing import NDArray
 
 from toolkit.errors import ToolkitError
 
+__all__ = ["BYTES"]
+
 BYTES = "bytes"
-# From a string to its tokens.
+# Returns the tokens of a string.
 Tokenizer = Callable[[str], Sequence[int]]
 
 
 def load_tokenizer(name: str) -> Tokenizer | None:
-    """The function that `module:name` names; None for "bytes". The current folder is searched as well.
+    """Import the function `module:name`, also from the current folder; None for "bytes".
 
     Raises:
-        ToolkitError: there is no such module or name, or it cannot be called.
+        ToolkitError: the module or name does not exist, or is not callable.
     """
     if name == BYTES:
         return None
@@ -38,7 +38,7 @@ def load_tokenizer(name: str) -> Tokenizer | None:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs a user's code, which may raise anything
+    except Exception as error:  # an import runs a user's code, which may raise anything
         raise ToolkitError(
             f"cannot be loaded: {type(error).__name__}: {error}",
             where=where,
@@ -53,7 +53,7 @@ def load_tokenizer(name: str) -> Tokenizer | None:
 
 
 def tokens_of(data: bytes, tokenizer: Tokenizer | None, dtype: str, where: str) -> NDArray[Any]:
-    """The tokens of a piece of text, which is UTF-8 unless its bytes are the tokens.
+    """Return the tokens of a piece of text, which must be UTF-8 unless its bytes are the tokens.
 
     Raises:
         ToolkitError: it is not UTF-8, the tokenizer fails, or a token does not fit `dtype`.
@@ -66,7 +66,7 @@ def tokens_of(data: bytes, tokenizer: Tokenizer | None, dtype: str, where: str) 
         raise ToolkitError(
             f"not UTF-8: {error.reason} at byte {error.start} of this piece",
             where=where,
-            fix="convert the file (iconv -t utf-8), or take --tokenizer bytes",
+            fix="convert the file (iconv -t utf-8), or use --tokenizer bytes",
         ) from error
     try:
         tokens = np.asarray(tokenizer(text))

@@ -1,10 +1,8 @@
-"""How a batch comes from a worker to its rank: small tensors as bytes, large ones in shared memory.
+"""Send a batch from a worker to its rank: small tensors as bytes, large ones in shared memory.
 
-torch passes each tensor's memory by a file descriptor, for which two processes talk several times. Up to some
-hundred KiB the bytes themselves are through the pipe sooner.
+torch passes each tensor's memory by a file descriptor, which takes several messages. Up to some hundred KiB, sending
+the bytes through the pipe is faster.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,19 +21,19 @@ class _Bytes(NamedTuple):
 
 
 def packed(batch: Any) -> Any:
-    """In the worker: the batch with its small tensors as arrays."""
+    """Return the batch with small tensors as arrays; called in the worker."""
     return each_tensor(batch, _packed)
 
 
 def unpacked(batch: Any) -> Any:
-    """In the rank: what `packed` was given."""
+    """Undo `packed`; called in the rank."""
     if isinstance(batch, _Bytes):
         return torch.from_numpy(batch.array)
     return _rebuilt(batch, unpacked)
 
 
 def each_tensor(batch: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same tuples, lists and dicts with other tensors."""
+    """Return the same tuples, lists and dicts with each tensor replaced."""
     if isinstance(batch, Tensor):
         return change(batch)
     return _rebuilt(batch, lambda one: each_tensor(one, change))

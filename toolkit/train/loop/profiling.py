@@ -1,12 +1,11 @@
-"""Profiles the steps that `[train] profile_steps` names, and writes what they took: `metrics/profile.json`, `trace.json`."""
-
-from __future__ import annotations
+"""Profile the steps that `[train] profile_steps` names into `metrics/profile.json` and `trace.json`."""
 
 import importlib.metadata
 import resource
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -32,13 +31,41 @@ from toolkit.metrics.trace import ThreadTrace, spans_of_a_rank, traces_of, write
 from toolkit.parallel.overlap import OverlapMeter
 from toolkit.rundir.files import utc_now
 from toolkit.terminal.talk import say
-from toolkit.train.loop.device_clock import DeviceClock
 from toolkit.train.loop.step import OptimizerStep
 from toolkit.world.facts import World
 
 
+class DeviceClock:
+    """Marks are events of the current stream; a phase lasts from one event to the next.
+
+    A wait for another stream, such as NCCL's, counts if it delays this one; work of the host counts only if the stream
+    runs dry.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._anchor()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def nanoseconds(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
+        """Return the times; waits for the device once."""
+        torch.cuda.synchronize(self._device)
+        times = [self._anchor_ns + int(self._anchor_event.elapsed_time(mark) * 1e6) for mark in marks]
+        self._anchor()  # elapsed times are 32-bit floats, which lose microseconds after a minute
+        return times
+
+    def _anchor(self) -> None:
+        self._anchor_event = self.mark()
+        self._anchor_event.synchronize()
+        self._anchor_ns = time.perf_counter_ns()
+
+
 class ProfileSettings(Protocol):
-    """What is read of the job's table `[train]`."""
+    """The keys of `[train]` that profiling reads."""
 
     batch: int
     micro_batch: int
@@ -47,9 +74,9 @@ class ProfileSettings(Protocol):
 
 
 class ProfiledSteps:
-    """Turns the profile of a model on for some steps. The loop tells where each step begins, and where the last one ends.
+    """Enables a model's profile for some steps. The loop reports the start of each step and the end of the last one.
 
-    What the ranks measured is gathered and written when the last of these steps has ended, outside of any of them.
+    Ranks exchange and write their measurements after the last profiled step, outside of any step.
     """
 
     def __init__(self, world: World, settings: ProfileSettings, step: OptimizerStep) -> None:
@@ -63,7 +90,7 @@ class ProfiledSteps:
         self._passes = self._tokens = 0
 
     def begin(self, number: int) -> None:
-        """Step `number` begins here, and the one before ends. Collective where it is the first behind the profiled ones."""
+        """Start step `number`, which ends the previous one. Collective at the first step after the profiled ones."""
         if self._profile.on:
             self._end_step()
         if self._first <= number < self._behind:
@@ -74,11 +101,11 @@ class ProfiledSteps:
             self._write()
 
     def took(self, passes: int, tokens: int) -> None:
-        """Record the number of passes of the step on this rank, and of tokens on all ranks."""
+        """Record the passes of this step on this rank, and its tokens on all ranks."""
         self._passes, self._tokens = passes, tokens
 
     def end(self) -> None:
-        """The last step of the loop has ended. Collective where steps were profiled and not yet written."""
+        """End the last step of the loop. Collective if profiled steps are not written yet."""
         if self._profile.on:
             self._end_step()
         if self._profile.steps:
@@ -96,7 +123,7 @@ class ProfiledSteps:
     def _end_step(self) -> None:
         self._profile.end_step()
         overlap_s = self._overlap.seconds()
-        if overlap_s is not None and len(self._profile.steps) > 1:  # DDP tells of the step before
+        if overlap_s is not None and len(self._profile.steps) > 1:  # DDP reports the previous step
             self._overlaps.append(overlap_s)
 
     def _write(self) -> None:
@@ -152,21 +179,21 @@ class ProfiledSteps:
         )
 
     def _left_out(self) -> tuple[str, ...]:
-        """What the numbers do not see, in words."""
+        """Return what the profile cannot measure."""
         if torch.device(self._world.device).type == "cuda" and not self._overlap.is_known:
             return ("communication: waits for gathered parameters between streams are part of forward and backward",)
         return ()
 
     def _write_files(self, profile: StepProfile, traces: list[ThreadTrace]) -> None:
         if self._world.run_dir is None:
-            sys.stderr.write("no run directory: the profile of the steps is not written\n")
+            sys.stderr.write("no run directory: the step profile is not written\n")
             return
         metrics = self._world.run_dir / "metrics"
         try:
             write_trace(metrics / TRACE_FILE, traces)
             write_profile(metrics / FILE, profile)
-        except (OSError, ToolkitError) as error:  # a full disk ends no run
-            say(f"the profile of the steps is not written: {error}")
+        except (OSError, ToolkitError) as error:  # a full disk must not end the run
+            say(f"the step profile is not written: {error}")
             return
         sys.stderr.write(
             f"{profile.steps} steps are profiled: `toolkit bench step --result {self._world.run_dir.name}`\n"
@@ -174,7 +201,9 @@ class ProfiledSteps:
 
 
 def _memory_peaks(device: str) -> tuple[int, int | None]:
-    """Of this process: resident memory since it began, and memory of its GPU since the first profiled step, in bytes."""
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    """Return this process's peak resident memory since its start, and peak GPU memory since the first profiled step, in
+    bytes.
+    """
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in KiB on Linux
     on_device = torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else None
     return resident, on_device

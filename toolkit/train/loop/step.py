@@ -1,7 +1,5 @@
 """One optimizer step: accumulated gradients, one exchange, clipping, the update, the loss of all ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,11 @@ LossOf = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step did. The tensors are scalars, left on the device: reading them there would wait for it.
+    """The result of a step. Tensors are scalars left on the device, because reading them would wait for it.
 
-    `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the
-    learning rate used. `asked` sums the requests of the ranks (`World.stop_asked`), `skipped` how many samples they have
-    replaced. `verdict` is the guard's; other than "go_on", the weights are as they were.
+    `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the learning
+    rate. `asked` sums the stop requests of the ranks (`World.stop_asked`), `skipped` the replaced samples. `verdict` is
+    the guard's; unless it is "go_on", the weights are unchanged.
     """
 
     loss: Tensor
@@ -42,19 +40,19 @@ class Stepped:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """How a step is taken; `take` takes one. Ranks may hold shares of different sizes, but not empty ones.
+    """An optimizer step; `take` performs it. Ranks may have shares of different sizes, but not empty ones.
 
     Args:
-        model, optimizer: over this rank's parameters.
+        model, optimizer: of this rank's parameters.
         schedule: of the learning rate.
         loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
-        autocast: in which forward passes run.
+        autocast: the context of forward passes.
         batch: samples of all ranks together.
-        clip_norm: largest norm of the gradient; 0 is off.
+        clip_norm: maximum norm of the gradient; 0 is off.
         scaler: of the loss, for fp16.
-        average: of the weights, which takes in every update.
-        parts: what AdaScale compares, of equal micro-batches.
-        guard: judges each step's loss and gradient norm before its update. That waits for those of all ranks.
+        average: of the weights, updated after each step.
+        parts: what AdaScale compares, for equal micro-batches.
+        guard: judges each step before its update, which waits for loss and norm of all ranks.
     """
 
     model: DistributedModel
@@ -72,15 +70,15 @@ class OptimizerStep:
     def take(
         self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, skipped: int = 0, step: int = 0, samples: int = 0
     ) -> Stepped:
-        """Take a step on all ranks.
+        """Perform a step on all ranks.
 
         Args:
-            asked: the request of this rank.
-            skipped: samples that were replaced among those that this rank counts.
-            step, samples: the number of this step, and the first of its global samples, for the guard.
+            asked: the stop request of this rank.
+            skipped: replaced samples among those that this rank counts.
+            step, samples: number and first global sample of this step, for the guard.
 
         Raises:
-            ToolkitError: the guard's patience is over.
+            ToolkitError: the guard's limit is exceeded.
         """
         sums, exchange = self._accumulate(micro_batches, asked, skipped)
         with self.model.profile.phase(OPTIMIZER):
@@ -100,16 +98,16 @@ class OptimizerStep:
         return Stepped(sums[0], sums[1], sums[2], norm, rate, verdict)
 
     def _clipped(self) -> Tensor:
-        """Clip the gradient of the whole step; its norm before, of the loss as it is, scaled or not."""
+        """Clip the gradient of the whole step; return its norm before, of the unscaled loss."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
             agree_found_inf(self.scaler, self.optimizer)
         return self.model.clip(self.clip_norm)
 
     def _norm_to_judge(self, norm: Tensor) -> float | None:
-        """The norm as rank 0 has it: ranks that hold the same take sums in another order, and must judge alike.
+        """Return rank 0's norm, because ranks sum in different orders and must judge alike.
 
-        fp16 overflows now and then; the scaler handles it: it skips the step and uses a smaller scale.
+        An fp16 overflow is left to the scaler, which skips the step and decreases the scale.
         """
         known = norm.detach().double()
         dist.broadcast(known, src=0)
@@ -119,16 +117,16 @@ class OptimizerStep:
     def _compare_parts(
         self, schedule: AdaScale, parts: PartGradients, samples: int, norm: Tensor, *, keep: bool
     ) -> None:
-        """Give AdaScale the gradients of this step's micro-batches and their number of samples; those of a bad step are dropped."""
+        """Pass AdaScale the gradients and sample counts of this step's micro-batches; drop those of a bad step."""
         if not keep:
             parts.forget()
             return
-        share = samples / self.batch * self.model.mesh.data_size  # the exchange takes the mean over ranks
+        share = samples / self.batch * self.model.mesh.data_size  # the exchange averages over ranks
         square, number = parts.mean_square(share)
         schedule.observe(square, float(norm) ** 2, number)
 
     def _update(self, rate: float, *, keep: bool) -> None:
-        """Change the weights, unless they are to be kept as they are."""
+        """Update the weights, unless the verdict keeps them."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if keep:
@@ -142,11 +140,11 @@ class OptimizerStep:
             self.scaler.update()
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
-        """Passes whose gradients are thrown away, before the streams are seeded or restored.
+        """Run passes whose gradients are discarded, before random streams are seeded or restored.
 
-        What is chosen by measurement is chosen in them. DDP lays out its buckets anew after the first backward pass, and the place of a gradient in its
-        bucket decides the order in which ranks are summed. Without this, the first step after a resume
-        differs in the last bits from the same step of a run that was not cut.
+        Measured choices are made in them. DDP rearranges its buckets after the first backward pass, and a gradient's
+        place in its bucket decides the order of summation. Without this, the first step after a resume would differ in
+        the last bits from the same step of an uninterrupted run.
         """
 
         def once() -> None:
@@ -158,16 +156,17 @@ class OptimizerStep:
         self.model.passes.prepare(once)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], asked: int, skipped: int) -> tuple[Tensor, dist.Work]:
-        """Gradients of the global mean loss, exchanged once; and the sums of loss, `asked` and `skipped`, still under way.
+        """Accumulate gradients of the global mean loss, with one exchange; return sums of loss, `asked` and `skipped`
+        in flight.
 
-        The sums travel while the last backward pass runs, which hides their latency; a rank that sees no loss sends
-        them when it has done its passes.
+        The sums travel during the last backward pass, which hides their latency; a rank without a loss sends them after
+        its passes.
         """
         device = micro_batches[0][0].device
         sums = torch.tensor([0.0, asked, skipped], dtype=torch.float64, device=device)
         exchange: list[dist.Work] = []
         losses = 0
-        if self.scaler is not None:  # also where no loss is seen
+        if self.scaler is not None:  # also without a loss
             self.scaler.scale(torch.zeros((), device=device))
 
         def part_of(outputs: Tensor, targets: Tensor) -> Tensor:

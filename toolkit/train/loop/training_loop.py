@@ -1,6 +1,4 @@
-"""The training loop as a generator: it steps, saves and stops; the caller gets the records."""
-
-from __future__ import annotations
+"""The training loop as a generator: it steps, saves and stops; the caller receives the records."""
 
 import sys
 import time
@@ -13,7 +11,7 @@ from torch import Tensor
 from toolkit.errors import ToolkitError
 from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
-from toolkit.train.data.broken_share import BrokenShare
+from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import share, split
 from toolkit.train.guard import Verdict
 from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
@@ -25,12 +23,12 @@ from toolkit.train.state import TrainingState
 from toolkit.train.state.saves import Saves
 from toolkit.world.facts import World
 
-# The samples with these global indices: inputs and targets, both of shape (len(samples), tokens).
+# Returns the samples with these global indices: inputs and targets, both of shape (len(samples), tokens).
 TakeSamples = Callable[[range], tuple[Tensor, Tensor]]
 
 
 class LoopSettings(ProfileSettings, Protocol):
-    """What the loop reads of the job's table `[train]`."""
+    """The keys of `[train]` that the loop reads."""
 
     steps: int
     log_every: int
@@ -46,15 +44,14 @@ def training_steps(
     validations: Validations | None = None,
     broken: BrokenShare | None = None,
 ) -> Iterator[TrainRecord]:
-    """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
+    """Run optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` steps.
 
-    Validates when `validations` says, and ends early when they do. A step that the guard finds bad changes no weights; a
-    roll-back continues from the newest checkpoint. Saves when `saves` says, at the end, on request, and when any rank was
-    asked to stop. A step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the
-    records.
+    Validates as `validations` requires, and ends early if it says so. A bad step changes no weights; a roll-back
+    continues from the newest checkpoint. Saves as `saves` requires, at the end, on request, and if any rank received a
+    stop request. A step's record precedes its save: with `log_every` 1 the records contain every step of a checkpoint.
 
     Raises:
-        ToolkitError: the guard's patience is over, or there is no checkpoint to roll back to; `broken` has more than its
+        ToolkitError: the guard's limit is exceeded, there is no checkpoint to roll back to, or `broken` exceeds its
             limit.
     """
     mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
@@ -65,9 +62,9 @@ def training_steps(
         with profile.phase(DATA):
             micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
         profiled.took(len(micro_batches), settings.batch * _tokens(micro_batches[0][0]))
-        # What `World.should_stop` does, except that the ranks' answers travel with the loss: where ranks share
-        # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is
-        # heard when a step begins and obeyed when it ends.
+        # Like `World.should_stop`, but the ranks' answers travel with the loss: on shared cores, a separate exchange
+        # costs more than everything else that this loop adds. A request is read at the start of a step and
+        # followed at its end.
         asked = saves.asked() if saves else world.stop_asked(state.step)
         skipped = broken.new() if broken else 0
         stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
@@ -86,7 +83,7 @@ def training_steps(
             with profile.phase(VALIDATION):
                 last = validations.after_step(state) or last
             mark = _Mark(state.step)
-        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a finished run was not stopped
+        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a completed run was not stopped
         with profile.phase(CHECKPOINT):
             saved = saves is not None and saves.after_step(stepped.loss, stop=stop, last=last)
         if saved:
@@ -97,42 +94,42 @@ def training_steps(
 
 
 def _goes_back(world: World, state: TrainingState, verdict: Verdict, saves: Saves | None) -> bool:
-    """Do what the guard says of a bad step, and say it; true when the run went back to a checkpoint.
+    """Apply and log the guard's verdict; return True if the run went back to a checkpoint.
 
     Raises:
-        ToolkitError: it is to go back, and there is no checkpoint.
+        ToolkitError: the verdict is to roll back, and there is no checkpoint.
     """
     line, goes_back = verdict.line, verdict.action == "roll_back"
     if goes_back:
         if saves is None or not saves.roll_back(verdict.next_sample):
             raise ToolkitError(
-                f"{verdict.why}: there is no checkpoint yet to go back to",
+                f"{verdict.why}: no checkpoint to roll back to",
                 where="train.guard",
-                fix='save sooner, with a smaller checkpoint.every_steps, or set train.guard = "skip"',
+                fix='save earlier, with a smaller checkpoint.every_steps, or set train.guard = "skip"',
             )
-        line = f"{verdict.why}: back to the checkpoint of step {state.step}, and on from sample {state.samples}"
+        line = f"{verdict.why}: rolling back to the checkpoint of step {state.step}, and continuing from sample {state.samples}"
     if world.rank == 0:
         sys.stderr.write(line + "\n")
     return goes_back
 
 
 def _is_over(schedule: LearningRate, validations: Validations | None) -> bool:
-    """Whether the run was over before its last step, as a resume may find it."""
+    """True if the run was over before its last step, as a resume may find it."""
     return _is_finished(schedule) or (validations is not None and validations.is_over)
 
 
 def _is_finished(schedule: LearningRate) -> bool:
-    """A schedule that counts steps of another batch may be done before the last step."""
+    """True if the schedule has ended; one that counts steps of another batch may end before the last step."""
     return isinstance(schedule, AdaScale) and schedule.finished
 
 
 def _tokens(inputs: Tensor) -> int:
-    """The tokens of a sample; one that is not a row of tokens counts as one."""
+    """Return the tokens of a sample; a sample that is not a row of tokens counts as one."""
     return inputs.shape[1] if inputs.dim() == 2 and not inputs.is_floating_point() else 1
 
 
 class _Mark:
-    """Where the clock was set: at the last record, or at the last save, whose time is not a step's."""
+    """The time of the last record or save; saves do not count as step time."""
 
     def __init__(self, step: int) -> None:
         self._step = step

@@ -1,6 +1,4 @@
-"""The validations of one run: when they are made, with which weights, where they are written, and when they end it."""
-
-from __future__ import annotations
+"""The validations of a run: when they run, with which weights, where results go, and when they end the run."""
 
 import sys
 from collections.abc import Callable
@@ -26,8 +24,8 @@ class Validations:
     """Validates after every `every` steps, on all ranks.
 
     Args:
-        average: its weights are validated where there is one.
-        early_stop: is shown the mean of "loss".
+        average: weights to validate with, if any.
+        early_stop: receives the mean of "loss".
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class Validations:
         self._average, self._early_stop = average, early_stop
         self._told = told
         self._skips = SkipCount(lambda said: say(f"validation: {said}"))
-        self._last: tuple[int, Validation] | None = None  # the last one that was due, and after which step
+        self._last: tuple[int, Validation] | None = None  # the last validation and its step
         self._log = None
         if world.rank == 0 and world.run_dir is not None:
             self._log = ValidationLog(world.run_dir / "metrics" / "validation.jsonl")
@@ -70,7 +68,7 @@ class Validations:
     def _take_samples(self, samples: range) -> Any:
         source, device = self._held_out.source, self._world.device
         batch = source.take(np.arange(samples.start, samples.stop))
-        # What is held out may be a part of the source that is learned from, which must not count these as its own.
+        # Held-out samples may come from the training source, which must not count them as its own.
         self._skips.add(len(samples), source.drain_skips())
         return source.finished(each_tensor(batch, lambda tensor: tensor.to(device)))
 
@@ -79,11 +77,11 @@ class Validations:
 
     @property
     def is_over(self) -> bool:
-        """Whether early stopping has ended the run: a resume makes no further step without more patience."""
+        """True if early stopping has ended the run: a resume performs no further step without more patience."""
         return self._early_stop is not None and self._early_stop.is_over
 
     def after_step(self, state: TrainingState) -> bool:
-        """Validate, and write it down; true when the run is to end with this step. Collective."""
+        """Validate if due, and write the result; return True if the run must end with this step. Collective."""
         found = self.measure()
         self._last = (state.step, found)
         self._told(found)
@@ -99,7 +97,7 @@ class Validations:
         return bool(stopped)
 
     def loss_after(self, step: int) -> float:
-        """The loss of the model as it is after `step`, validated anew where that was not just done. Collective."""
+        """Return the loss of the model after `step`; validates unless that was just done. Collective."""
         found = self._last[1] if self._last is not None and self._last[0] == step else self.measure()
         return loss_of(found, "checkpoint.best")
 

@@ -1,6 +1,4 @@
-"""What each block of a model keeps for its backward pass, and what it would cost to compute it again."""
-
-from __future__ import annotations
+"""What each block of a model keeps for its backward pass, and the cost of recomputing it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -20,10 +18,10 @@ from toolkit.parallel.materialise import buffers_on_meta
 
 @dataclass(frozen=True)
 class BlockActivations:
-    """Of one block, on one micro-batch.
+    """Activations of one block for one micro-batch.
 
-    `saved_bytes` are kept for the backward pass without recomputation, `input_bytes` with it; `flops` are those of its
-    forward pass, which recomputation adds.
+    `saved_bytes` are kept for the backward pass without recomputation, `input_bytes` with it; `flops` are those of the
+    forward pass that recomputation repeats.
     """
 
     name: str
@@ -34,16 +32,16 @@ class BlockActivations:
 
 @dataclass(frozen=True)
 class Activations:
-    """Of a model: its blocks in order, and `other_bytes` outside of them, such as logits."""
+    """Activations of a model: its blocks in order, and `other_bytes` outside of them, such as logits."""
 
     blocks: tuple[BlockActivations, ...]
     other_bytes: int
 
     def peak_bytes(self, recomputed: Collection[str]) -> int:
-        """Most bytes at a time when these blocks recompute.
+        """Return the peak bytes if these blocks recompute.
 
-        That is at the end of the forward pass, or where the backward pass has all of one block again and still what
-        the blocks before it keep. What is outside of blocks counts throughout.
+        The peak is at the end of the forward pass, or while the backward pass has all of one block and the saved
+        tensors of the blocks before it. Bytes outside of blocks count throughout.
         """
         held, peak = self.other_bytes, self.other_bytes
         for block in self.blocks:
@@ -56,13 +54,13 @@ class Activations:
 
 
 def cheapest(measured: Activations, budget_bytes: float) -> list[str]:
-    """The blocks to recompute so that the peak is within the budget, at the fewest FLOPs that a greedy choice finds.
+    """Return the blocks to recompute so that the peak fits the budget, by a greedy choice of few FLOPs.
 
-    Blocks that free most bytes for each FLOP come first, of equal ones the first of the model, as the last one's
-    activations are wanted again at once. Then those that are not needed after all are taken back, the dearest first.
+    Blocks that free most bytes per FLOP come first; of equal ones the first of the model, because the last one's
+    activations are needed again at once. Then unnecessary ones are dropped, the most expensive first.
 
     Raises:
-        ToolkitError: the budget is missed even if all blocks recompute.
+        ToolkitError: the budget is too small even if all blocks recompute.
     """
     candidates = [block for block in measured.blocks if block.saved_bytes > block.input_bytes]
     candidates.sort(key=lambda block: block.flops / (block.saved_bytes - block.input_bytes))
@@ -78,14 +76,14 @@ def cheapest(measured: Activations, budget_bytes: float) -> list[str]:
             f"activations take {least / 1e9:.3g} GB when the {len(measured.blocks)} blocks recompute, and the budget is "
             f"{budget_bytes / 1e9:.3g} GB",
             where="train.activation_budget_gb",
-            fix=f"set it to {_rounded_up(least / 1e9):g} or more, or take a smaller train.micro_batch",
+            fix=f"set it to {_rounded_up(least / 1e9):g} or more, or choose a smaller train.micro_batch",
         )
     _take_back(chosen, lambda rest: measured.peak_bytes(rest) <= budget_bytes)
     return [block.name for block in measured.blocks if block.name in chosen]
 
 
 def _take_back(chosen: dict[str, BlockActivations], is_good: Callable[[set[str]], bool]) -> None:
-    """Drop blocks as long as it is good to, the dearest first; one may become good to drop by another's going."""
+    """Drop unnecessary blocks, the most expensive first; dropping one may make another droppable."""
     while True:
         names = sorted(chosen, key=lambda name: -chosen[name].flops)
         needless = next((name for name in names if is_good(chosen.keys() - {name})), None)
@@ -99,19 +97,18 @@ def _rounded_up(value: float) -> float:
 
 
 def measure_activations(model: nn.Module, forward: Callable[[], Any], blocks: Mapping[str, nn.Module]) -> Activations:
-    """Run one forward pass of the model, and count what it keeps for the backward pass.
+    """Run one forward pass of the model, and return what it keeps for the backward pass.
 
-    Parameters and buffers are not counted, and a storage that is kept twice is counted once, where it was kept first.
-    Random streams and buffers (as of batch norm) are as before afterwards. A model with parameters on the meta device is
-    measured there, its buffers as well. Measure after tensor parallel ranks have split the model, and before it is
-    sharded: gathered parameters would be counted.
+    Parameters and buffers are not counted; shared storage is counted once, where it was kept first. Random streams and
+    buffers are restored. A model with parameters on the meta device is measured there. Measure after the
+    tensor-parallel split and before sharding: gathered parameters would be counted.
     """
     with buffers_on_meta(model) if is_on_meta(model) else nullcontext():
         return _measure(model, forward, blocks)
 
 
 def is_on_meta(model: nn.Module) -> bool:
-    """Whether the model has no memory yet."""
+    """True if the model has no memory yet."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -139,13 +136,13 @@ def _measure(model: nn.Module, forward: Callable[[], Any], blocks: Mapping[str, 
 
 
 def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
-    """Bytes that one forward pass of the model keeps for its backward pass, parameters and buffers not counted."""
+    """Return the bytes that one forward pass keeps for its backward pass, without parameters and buffers."""
     return measure_activations(model, forward, {}).other_bytes
 
 
 @dataclass
 class _Count:
-    """Hooks of one forward pass. A storage is kept alive by its tensor, so that no later one gets its address."""
+    """Hooks of one forward pass. They keep each tensor alive, so that no later storage gets its address."""
 
     own: set[int]
     seen: dict[int, Tensor] = field(default_factory=dict)
@@ -168,7 +165,7 @@ class _Count:
         self.flops[name] = self.flops.get(name, 0) + flops.get_total_flops() - self.at_entry[name]
 
     def save(self, tensor: Tensor) -> None:
-        """Keeps nothing in the graph, as no backward pass follows: a node that kept its own output would stay for ever."""
+        """Keep nothing in the graph: no backward pass follows, and a node with its own output would leak."""
         storage = _storage(tensor)
         if storage not in self.own and storage not in self.seen:
             self.seen[storage] = tensor.detach()
@@ -195,10 +192,10 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Which storage it is: addresses would do, but for the "meta" device, which has none."""
+    """Return an identity of the storage; addresses do not work on the "meta" device."""
     return StorageWeakRef(_local(tensor).untyped_storage()).cdata
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Of the whole storage: a view keeps all of it."""
+    """Return the bytes of the whole storage, because a view keeps all of it."""
     return _local(tensor).untyped_storage().nbytes()

@@ -1,6 +1,4 @@
-"""torch.compile of a model's blocks, and the memory format that convolutions want."""
-
-from __future__ import annotations
+"""torch.compile for the blocks of a model, and the memory format of convolutions."""
 
 import os
 import shutil
@@ -25,14 +23,14 @@ _FORMATS = {
 
 
 def compile_blocks(model: nn.Module, below: Sequence[str] = (), **settings: Any) -> list[str]:
-    """Compile each block in place; returns their names. Blocks of one class share one compilation.
+    """Compile each block in place; return their names. Blocks of one class share one compilation.
 
-    Compiling the repeated region instead of the model keeps the compile time apart from the depth ("regional
-    compilation" in torch's tutorials), and leaves hooks of DDP and FSDP2 between blocks alone. No module is wrapped,
-    so that names in a checkpoint stay.
+    Compiling blocks instead of the model ("regional compilation" in torch's tutorials) makes compile time independent
+    of the depth, and leaves hooks of DDP and FSDP2 between blocks intact. No module is wrapped, so checkpoint names do
+    not change.
 
     Args:
-        below: what holds the blocks, where `blocks_of` does not find them.
+        below: parents of the blocks, if `blocks_of` does not find them.
         settings: torch.compile's own, such as `mode`, `dynamic` or `backend`.
 
     Raises:
@@ -45,10 +43,10 @@ def compile_blocks(model: nn.Module, below: Sequence[str] = (), **settings: Any)
 
 
 def check_compiler(device: str) -> None:
-    """Refuse a machine on which torch.compile could not build what it writes: C++ for CPUs, C around a GPU's kernels.
+    """Reject a machine that lacks what torch.compile needs: C++ for CPUs, C around a GPU's kernels.
 
     Raises:
-        ToolkitError: the compiler is missing, or Python's header.
+        ToolkitError: the compiler or Python's header is missing.
     """
     variable, usual = ("CC", ("gcc", "clang")) if torch.device(device).type == "cuda" else ("CXX", ("g++",))
     wanted = (os.environ[variable],) if os.environ.get(variable) else usual
@@ -70,9 +68,9 @@ def check_compiler(device: str) -> None:
 
 
 def use_channels_last(model: nn.Module) -> nn.Module:
-    """Lay the weights of convolutions out with channels last, in place; inputs and results follow.
+    """Lay out the weights of convolutions with channels last, in place; inputs and results follow.
 
-    Call it before the optimizer is made, whose state has the weights' layout. Values and names stay.
+    Call it before the optimizer is created, because its state has the weights' layout. Values and names do not change.
 
     Raises:
         ToolkitError: the model has no convolution of images.

@@ -1,6 +1,4 @@
-"""A model that runs on torch's "meta" device, where tensors have shapes and no values: not every model does."""
-
-from __future__ import annotations
+"""Errors of models that do not run on torch's "meta" device, where tensors have shapes and no values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +10,13 @@ from toolkit.errors import ToolkitError
 
 @contextmanager
 def on_shapes_alone(model: nn.Module, cannot: str, *, where: str, fix: str) -> Iterator[None]:
-    """Within, a model runs on shapes; where it cannot, that is said with the words of whatever refused.
+    """Run a model on shapes inside this context; report a failure with the message of its cause.
 
-    There is no narrower error than torch's RuntimeError: reading a value, an operation without a meta kernel and a
-    third-party kernel that needs a GPU raise it, each with its own message. A mistake in the model is one, too,
-    and comes again, by itself, when the model runs on values.
+    torch raises a plain RuntimeError for reading a value, for an operation without a meta kernel and for a kernel that
+    needs a GPU. A mistake in the model raises one, too, and recurs when the model runs on values.
 
     Raises:
-        ToolkitError: `cannot`, the first line of what was raised, and the `fix`.
+        ToolkitError: `cannot`, the first line of the cause, and the `fix`.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Activation checkpointing: blocks that keep their input alone and compute the rest again in the backward pass.
+"""Activation checkpointing: blocks keep only their input and recompute the rest in the backward pass.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. The gradients are the same to the last bit,
-with dropout, too, as torch restores the random streams. Order: recompute, compile, shard.
+Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. Gradients are bitwise the same, also with
+dropout, because torch restores the random streams. Order: recompute, compile, shard.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from toolkit.train.blocks import needed_blocks
 from toolkit.train.memory.activations import Activations, cheapest, is_on_meta, measure_activations
 from toolkit.train.memory.meta_errors import on_shapes_alone
 
-# Scalar loss from the model's outputs and the targets.
+# Returns a scalar loss from the model's outputs and the targets.
 LossOf = Callable[[Any, Any], Tensor]
 
 
-MEASURED = ("large", "budget")  # kinds that depend on what blocks keep of a micro-batch
+MEASURED = ("large", "budget")  # kinds that depend on the activations of a micro-batch
 
 
 class RecomputeSettings(Protocol):
-    """What decides which blocks are recomputed, in the job's table `[train]`."""
+    """The keys of `[train]` that choose the recomputed blocks."""
 
     recompute: Literal["none", "every", "large", "selective", "budget"]
     recompute_every: int
@@ -48,14 +48,15 @@ def recompute(
     """Make blocks of the model recompute, as [train] requests; return their names.
 
     Args:
-        loss_of, micro_batch: for "large" and "budget", which measure: inputs and targets of the size of those to come,
-            on the model's device. On torch's "meta" device nothing is computed: activations count in the type of the
-            parameters, and attention with its scores, which autocast and the kernels of a GPU make less of.
-        below: what holds the blocks, where `blocks_of` does not find them.
+        loss_of, micro_batch: for "large" and "budget", which measure: inputs and targets of the real size, on the
+            model's
+        device. On torch's "meta" device nothing is computed: activations count in the type of the parameters, and
+            attention with its scores, which autocast and GPU kernels reduce.
+        below: parents of the blocks, if `blocks_of` does not find them.
 
     Raises:
-        ToolkitError: the model has no blocks; a measurement has nothing to measure with, or would need more than shapes;
-            no choice meets the budget.
+        ToolkitError: the model has no blocks; a measurement lacks its inputs or needs more than shapes; no choice fits
+            the budget.
     """
     kind = settings.recompute
     if kind == "none":
@@ -69,7 +70,7 @@ def recompute(
             raise ToolkitError(
                 f"recompute = {kind!r} measures the activations of a micro-batch, and none is given",
                 where="train.recompute",
-                fix="give recompute(...) loss_of and micro_batch, or take another kind",
+                fix="pass loss_of and micro_batch to recompute(...), or choose another kind",
             )
         names = _measured_names(settings, _measured(model, loss_of, micro_batch, blocks))
     for name in names:
@@ -83,7 +84,7 @@ def _measured(
     inputs, targets = micro_batch
     refused = on_shapes_alone(
         model, "cannot be measured, as it does not run on shapes alone", where="train.recompute",
-        fix='take "every" or "selective"; or make tensors on the device of the input, and let no branch depend on a value',
+        fix='choose "every" or "selective"; or create tensors on the device of the input, and let no branch depend on a value',
     )  # fmt: skip
     with refused if is_on_meta(model) else nullcontext():
         return measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
@@ -96,7 +97,7 @@ def _measured_names(settings: RecomputeSettings, measured: Activations) -> list[
 
 
 def recompute_block(block: nn.Module, *, selective: bool = False) -> None:
-    """Make one module recompute, in place: its class and the names of its parameters stay.
+    """Make one module recompute, in place: its class and its parameters' names do not change.
 
     `selective` keeps the results of matrix products, convolutions and attention and recomputes what is cheap: norms,
     activations, dropout (Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 5).
@@ -104,7 +105,7 @@ def recompute_block(block: nn.Module, *, selective: bool = False) -> None:
     if is_recomputed(block):
         return
     context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
-    # A partial of a bound method is copied with its module by `copy.deepcopy`; a function in a closure would not be.
+    # `copy.deepcopy` copies a partial of a bound method with its module, but not a function in a closure.
     block.forward = _Recomputed(checkpoint, block.forward, use_reentrant=False, **context)
 
 
@@ -120,14 +121,14 @@ def forget_recompute(model: nn.Module) -> None:
 
 
 class _Recomputed(partial[Any]):
-    """A module's own forward, through torch's checkpoint."""
+    """A module's own forward method, through torch's checkpoint."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Recomputed:
         return _Recomputed(self.func, *copy.deepcopy(self.args, memo), **self.keywords)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **named: Any) -> CheckpointPolicy:
-    """Save what is dear. Attention with dropout draws numbers: all that draws is recomputed, or the next would differ."""
+    """Save expensive results. Attention with dropout is recomputed like all that draws, or later draws would differ."""
     if operation in _dear() and not _draws(operation, args, named):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,10 +1,8 @@
-"""AdaScale: how much faster a larger batch may go, measured from how far its parts agree.
+"""AdaScale: the gain of a larger batch, measured from the agreement of its parts.
 
-Johnson, Agrawal, Gu and Guestrin, AdaScale SGD: A User-Friendly Algorithm for Distributed Training, ICML 2020,
-arXiv 2007.05105. It is made for SGD, and the run is over when `progress`, not the number of steps, reaches its limit.
+Johnson, Agrawal, Gu and Guestrin, AdaScale SGD: A User-Friendly Algorithm for Distributed Training, ICML 2020, arXiv
+2007.05105. For SGD; the run ends when `progress`, not the number of steps, reaches its limit.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ _SMALLEST_VARIANCE = 1e-6  # as in the paper's appendix B: a gain of 0/0 is 1
 
 
 def gain_of(variance: float, square: float, scale: float) -> float:
-    """The gain r in [1, scale]: the paper's equation for r_t, with `scale` for S.
+    """Return the gain r in [1, scale]: the paper's equation for r_t, with `scale` for S.
 
     Args:
         variance: trace of the covariance of a gradient of the reference batch.
@@ -32,15 +30,15 @@ def gain_of(variance: float, square: float, scale: float) -> float:
 
 
 def check_parts(batch: int, micro_batch: int, ranks: int) -> None:
-    """Refuse a batch whose micro-batches AdaScale cannot compare, before it is trained with.
+    """Reject a batch whose micro-batches AdaScale cannot compare, before training starts.
 
     Args:
         batch: samples of all ranks together.
-        micro_batch: samples of a forward pass; 0 is a rank's whole share.
-        ranks: those with different samples.
+        micro_batch: samples per forward pass; 0 is a rank's whole share.
+        ranks: ranks with different samples.
 
     Raises:
-        ToolkitError: they are of several sizes, or there is one alone.
+        ToolkitError: the micro-batches have several sizes, or there is only one.
     """
     if batch % ranks:
         raise ToolkitError(
@@ -63,35 +61,35 @@ def check_parts(batch: int, micro_batch: int, ranks: int) -> None:
 
 def _one_part() -> ToolkitError:
     return ToolkitError(
-        "AdaScale compares the gradients of two or more parts of a batch, and there is one",
+        "AdaScale compares the gradients of two or more parts of a batch, got one",
         where="train.lr_scaling",
         fix="use two or more ranks, or a train.micro_batch of at most half of train.batch",
     )
 
 
 def moments_of(part_squares: float, mean_square: float, parts: int, scale: float) -> tuple[float, float]:
-    """Unbiased variance of a gradient of the reference batch, and the true gradient's squared norm.
+    """Return the unbiased variance of a gradient of the reference batch, and the true gradient's squared norm.
 
     Args:
-        part_squares: mean over the parts (micro-batches of all ranks, equal in size) of their gradients' squared norms.
+        part_squares: mean over the parts (equal micro-batches of all ranks) of their gradients' squared norms.
         mean_square: squared norm of the mean of these gradients.
-        parts: how many there are, 2 or more.
-        scale: the whole batch as a multiple of the reference batch; with as many parts the paper's estimates.
+        parts: their number, 2 or more.
+        scale: the whole batch as a multiple of the reference batch; with as many parts these are the paper's estimates.
 
     Raises:
-        ToolkitError: one part has no variance.
+        ToolkitError: a single part has no variance.
     """
     if parts < 2:
         raise _one_part()
-    of_the_mean = (part_squares - mean_square) / (parts - 1)  # variance of the whole batch's gradient
+    of_the_mean = (part_squares - mean_square) / (parts - 1)  # variance of the gradient of the whole batch
     return scale * of_the_mean, mean_square - of_the_mean
 
 
 @dataclass
 class AdaScale:
-    """A schedule in steps of the reference batch, of which each step takes as many as its gain says.
+    """A schedule in steps of the reference batch; each step counts as many of them as its gain.
 
-    After the backward passes of a step: `observe`, then `rate`, the update, and `advance`.
+    Call `observe` after the backward passes of a step, then `rate`, the update, and `advance`.
     """
 
     schedule: Schedule
@@ -99,20 +97,20 @@ class AdaScale:
     progress: float = 0.0
     variance: float = 0.0
     square: float = 0.0
-    weight: float = 0.0  # how much of the moving averages is filled
+    weight: float = 0.0  # weight of the observations in the moving averages
 
     def __post_init__(self) -> None:
         if self.scale < 1:
             raise ToolkitError(
-                f"AdaScale is for a batch of at least the reference's, and this one is {self.scale:g} times that",
+                f"AdaScale requires a batch of at least the reference's size, got {self.scale:g} times that",
                 where="train.lr_reference_batch",
                 fix="set it to train.batch or less",
             )
 
     def observe(self, part_squares: float, mean_square: float, parts: int) -> None:
-        """Take in a step's gradients, as `moments_of` describes them; the same numbers on all ranks.
+        """Record a step's gradients, as `moments_of` describes them; the same numbers on all ranks.
 
-        The averages forget as in the paper: by 1 - S/1000 a step.
+        The averages decay as in the paper: by 1 - S/1000 per step.
         """
         variance, square = moments_of(part_squares, mean_square, parts, self.scale)
         keep = max(0.0, 1.0 - self.scale / 1000.0)
@@ -121,7 +119,7 @@ class AdaScale:
         self.weight = keep * self.weight + (1.0 - keep)
 
     def gain(self) -> float:
-        """Steps of the reference batch that the next step is worth; 1 before anything was observed."""
+        """Steps of the reference batch that the next step counts; 1 before the first observation."""
         if not self.weight:
             return 1.0
         variance = max(_SMALLEST_VARIANCE, self.variance / self.weight)
@@ -133,7 +131,7 @@ class AdaScale:
 
     @property
     def finished(self) -> bool:
-        """Whether as much is done as `schedule.steps` of the reference batch would do."""
+        """True after the progress of `schedule.steps` steps of the reference batch."""
         return self.progress >= self.schedule.steps
 
     def advance(self) -> None:
@@ -141,19 +139,19 @@ class AdaScale:
         self.schedule.advance()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         own = {name: getattr(self, name) for name in ("progress", "variance", "square", "weight")}
         return self.schedule.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of an earlier life."""
+        """Restore `state_dict()` of an earlier attempt."""
         self.schedule.load_state_dict(state)
         self.progress, self.variance = state["progress"], state["variance"]
         self.square, self.weight = state["square"], state["weight"]
 
 
 class PartGradients:
-    """Squared norms of the gradients of single micro-batches, taken as backward passes make them.
+    """Squared norms of the gradients of single micro-batches, recorded during backward passes.
 
     For models that every rank has whole: `begin` before a micro-batch's backward pass, `moments` after the last one.
     """
@@ -165,7 +163,7 @@ class PartGradients:
                 parameter.register_hook(self._add)
 
     def begin(self) -> None:
-        """The gradients that follow are of another micro-batch."""
+        """Start the next micro-batch."""
         self._squares.append(torch.zeros((), dtype=torch.float64))
 
     def _add(self, gradient: Tensor) -> None:
@@ -174,24 +172,24 @@ class PartGradients:
             self._squares[-1] = self._squares[-1].to(square.device) + square
 
     def mean_square(self, share: float, group: dist.ProcessGroup | None = None) -> tuple[float, int]:
-        """Mean of the squared norms over the micro-batches of all ranks, and how many those are. Collective.
+        """Return the mean of the squared norms over the micro-batches of all ranks, and their number. Collective.
 
         Args:
-            share: what the loss of one micro-batch was multiplied by before its backward pass.
+            share: the factor of one micro-batch's loss before its backward pass.
         """
         mean, parts = mean_over(self._squares, group)
         self.forget()
         return mean / share**2, parts
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._squares = []
 
 
 def mean_over(squares: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> tuple[float, int]:
-    """Mean of the squared norms of this rank's parts and those of the group's other ranks, and how many there are.
+    """Return the mean of the squared norms of all parts in the group, and their number.
 
-    A collective once the process group exists; every rank gets the same bits.
+    A collective if the process group exists; every rank gets the same bits.
     """
     sums = torch.stack([torch.stack(list(squares)).sum(), torch.tensor(len(squares), device=squares[0].device)])
     if dist.is_initialized():

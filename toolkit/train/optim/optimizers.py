@@ -1,8 +1,6 @@
-"""The optimizer that [train] names, with each of a model's parameters in the group where it belongs."""
+"""Create the optimizer that [train] names, with each parameter in its group."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -10,11 +8,62 @@ from torch import nn
 
 from toolkit.errors import ToolkitError
 from toolkit.train.blocks import blocks_of
-from toolkit.train.optim.joint_optimizer import JointOptimizer
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Steps all its `members`, which have no parameter in common.
+
+    `param_groups` are the members' own dicts, and all members share this `state`: setting a rate and filling or
+    clearing a state here applies to them.
+    """
+
+    def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
+        groups = [group for member in members for group in member.param_groups]
+        named = [parameter for group in groups for parameter in group["params"]]
+        if len(set(named)) != len(named):
+            raise ToolkitError(
+                "two of the optimizers have the same parameter",
+                where="optimizer",
+                fix="pass each parameter to one of them",
+            )
+        self.members = tuple(members)
+        super().__init__([{"params": named}], {})
+        self.param_groups = groups
+        for member in members:
+            self.state.update(member.state)
+            member.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step each member."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for member in self.members:
+            member.step()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "param_groups") and self.param_groups:
+            raise ToolkitError(
+                "a joint optimizer does not accept further parameters",
+                where="optimizer",
+                fix="add them to a member before joining",
+            )
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """torch's `load_state_dict` ends here, with new dicts; pass them to the members."""
+        super().__setstate__(state)
+        first = 0
+        for member in self.members:
+            after = first + len(member.param_groups)
+            member.__setstate__({"state": self.state, "param_groups": self.param_groups[first:after]})
+            first = after
 
 
 class OptimizerSettings(Protocol):
-    """What an optimizer needs of the job's table `[train]`."""
+    """The keys of `[train]` that an optimizer uses."""
 
     optimizer: Literal["adamw", "muon", "sgd"]
     lr: float
@@ -26,21 +75,21 @@ class OptimizerSettings(Protocol):
 def optimizer_of(
     model: nn.Module, settings: OptimizerSettings, hidden: Sequence[str] | None = None
 ) -> torch.optim.Optimizer:
-    """AdamW, SGD, or Muon for the hidden matrices and AdamW for the rest. A tied weight is in it once.
+    """Return AdamW, SGD, or Muon for hidden matrices with AdamW for the rest. A tied weight is in it once.
 
-    Matrices decay, vectors (biases, norms) do not. Frozen parameters are omitted.
+    Weight decay applies to matrices, not to vectors (biases, norms). Frozen parameters are omitted.
 
     Args:
-        hidden: for muon: names of parameters, or of modules whose matrices are meant. By default, those of the
-            model's blocks (`blocks_of`).
+        hidden: for muon: names of parameters, or of modules with hidden matrices. By default the model's blocks
+            (`blocks_of`).
 
     Raises:
-        ToolkitError: nothing learns; muon finds no hidden matrix; `hidden` names nothing.
+        ToolkitError: no parameter is trainable; muon finds no hidden matrix; `hidden` matches nothing.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not named:
         raise ToolkitError(
-            "the model has no parameter that learns", where="model", fix="leave requires_grad on for some of them"
+            "the model has no trainable parameter", where="model", fix="keep requires_grad = True for some of them"
         )
     for_muon = hidden_matrices(model, hidden) if settings.optimizer == "muon" else []
     taken = {id(parameter) for parameter in for_muon}
@@ -64,14 +113,14 @@ def optimizer_of(
 
 
 def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> list[nn.Parameter]:
-    """The weights that Muon is for: two-dimensional, of hidden layers, and neither of an embedding nor of a head.
+    """Return the weights for Muon: two-dimensional, of hidden layers, neither embedding nor head.
 
     Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024, which leaves embeddings, heads and
-    vectors to AdamW. An update is scaled as AdamW's are (Liu et al., Muon is Scalable for LLM Training, arXiv
-    2502.16982, section 2.2), so that one learning rate and one decay serve both.
+    vectors to AdamW. Updates are scaled like AdamW's (Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982,
+    section 2.2), so that one learning rate and one decay serve both.
 
     Raises:
-        ToolkitError: there is none; `hidden` names nothing.
+        ToolkitError: there is none; `hidden` matches nothing.
     """
     names = list(blocks_of(model)) if hidden is None else list(hidden)
     inside, outside = _parted(model, names)
@@ -97,7 +146,7 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
 
 
 def _parted(model: nn.Module, names: Sequence[str]) -> tuple[list[nn.Parameter], set[int]]:
-    """Parameters below these names, each once, and the identities of all others; a tied one may be both."""
+    """Return parameters below these names, each once, and the identities of all others; a tied one may be both."""
     inside: dict[int, nn.Parameter] = {}
     outside: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -114,7 +163,7 @@ def _embeddings(model: nn.Module) -> set[int]:
 
 
 def _groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Those that decay and those that do not; no group is empty."""
+    """Return the groups with and without weight decay, without empty ones."""
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

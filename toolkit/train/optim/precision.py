@@ -1,14 +1,27 @@
 """Number formats and determinism of a run."""
 
-from __future__ import annotations
-
 import os
 from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from toolkit.train.optim.compat import found_inf_of
+
+def found_inf_of(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return the scalar in which `scaler.unscale_(optimizer)` records an overflow as a value above 0.
+
+    Changing it changes the decision of `scaler.step`. A rank without gradients gets a 0, which `step` requires. A rank
+    has one device.
+    """
+    found: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    if not found:
+        scale = scaler._scale
+        assert scale is not None, "the loss was not scaled"
+        found[scale.device] = torch.zeros((), dtype=torch.float32, device=scale.device)
+    assert len(found) == 1, f"gradients on several devices: {list(found)}"
+    return next(iter(found.values()))
+
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -16,16 +29,16 @@ _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def computed_in(device: str, precision: Precision) -> torch.dtype:
-    """The type of forward passes: `auto` is bf16 on a GPU, else fp32."""
+    """Return the type of forward passes: `auto` is bf16 on a GPU, else fp32."""
     if precision == "auto":
         return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
     return _TYPES[precision]
 
 
 def autocast(device: str, precision: Precision) -> torch.autocast:
-    """The context of forward passes in the 16 bits that are asked for; parameters stay fp32.
+    """Return the autocast context of forward passes in bf16 or fp16; parameters stay fp32.
 
-    In fp16 gradients need `gradient_scaler`, too.
+    fp16 also needs `gradient_scaler`.
     """
     dtype = computed_in(device, precision)
     if dtype == torch.float32:
@@ -34,12 +47,13 @@ def autocast(device: str, precision: Precision) -> torch.autocast:
 
 
 def gradient_scaler(device: str, precision: Precision, first_scale: float = 65536.0) -> torch.amp.GradScaler:
-    """Dynamic loss scaling: torch's scaler, which is on in fp16 and otherwise lets all through.
+    """Return torch's scaler for dynamic loss scaling; disabled except in fp16.
 
-    fp16 loses gradients below 6e-8, so the loss is scaled up until one overflows: that step is skipped, and the scale
+    fp16 underflows below 6e-8, so the loss is scaled up until a gradient overflows: that step is skipped, and the scale
     halved (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2). After a backward pass:
-    `scaler.unscale_(optimizer)`, `agree_found_inf`, clipping, `scaler.step(optimizer)`, `scaler.update()`. A rank that sees
-    no loss, as the first stage of a pipeline, scales any scalar before, as all ranks need the scale.
+    `scaler.unscale_(optimizer)`, `agree_found_inf`, clipping, `scaler.step(optimizer)`, `scaler.update()`. A rank
+    without a loss, such as the first stage of a pipeline, must scale any scalar first, because all ranks need the
+    scale.
     """
     enabled = computed_in(device, precision) == torch.float16
     return torch.amp.GradScaler(torch.device(device).type, init_scale=first_scale, enabled=enabled)
@@ -48,22 +62,22 @@ def gradient_scaler(device: str, precision: Precision, first_scale: float = 6553
 def agree_found_inf(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Make all ranks of the group skip a step if the gradients of one have overflowed; collective.
+    """Make all ranks of the group skip a step if a gradient overflowed on any of them; collective.
 
-    Call it between `scaler.unscale_(optimizer)` and `scaler.step(optimizer)`. Each rank looks only at the gradients that
-    it holds. DDP's are the same everywhere. torch agrees on DTensor gradients (FSDP2, tensor parallel) by itself, but
-    over the mesh of the first one alone: stages of a pipeline, experts on ranks of their own and parameters on
-    several meshes need this, over all ranks of one copy of the model, or all ranks.
+    Call it between `scaler.unscale_(optimizer)` and `scaler.step(optimizer)`. Each rank checks only its own gradients.
+    DDP's are equal on all ranks. torch agrees on DTensor gradients (FSDP2, tensor parallel), but only over the mesh of
+    the first one: pipeline stages, experts and parameters on several meshes need this call, over the ranks of one model
+    copy or all.
     """
     if scaler.is_enabled() and dist.is_initialized():
         dist.all_reduce(found_inf_of(scaler, optimizer), op=dist.ReduceOp.MAX, group=group)
 
 
 def use_deterministic_kernels() -> None:
-    """Make a rerun on the same ranks give the same bits; torch refuses an operation that cannot.
+    """Make a rerun on the same ranks bitwise identical; torch rejects operations that cannot be.
 
-    Call it before the first CUDA call: cuBLAS reads its workspace setting once. Filling new memory with NaN,
-    which torch adds to find reads of unset values, is left off: it costs a pass over every new tensor.
+    Call it before the first CUDA call, because cuBLAS reads its workspace setting once. torch's filling of new memory
+    with NaN stays off: it costs a pass over every new tensor.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -1,6 +1,4 @@
-"""What another batch makes of a learning rate that was found for a reference batch; and a schedule from [train]."""
-
-from __future__ import annotations
+"""Scale a learning rate from a reference batch to the job's batch, and create the schedule of [train]."""
 
 import math
 from typing import Any, Literal, Protocol
@@ -13,7 +11,7 @@ Rule = Literal["none", "linear", "square_root", "adaptive"]
 
 
 class LearningRate(Protocol):
-    """A schedule, or what makes one of it: `Schedule`, `AdaScale`."""
+    """The interface of `Schedule` and `AdaScale`."""
 
     def rate(self) -> float: ...
 
@@ -25,7 +23,7 @@ class LearningRate(Protocol):
 
 
 class RateSettings(Protocol):
-    """What a schedule needs of the job's table `[train]`."""
+    """The keys of `[train]` that a schedule uses."""
 
     steps: int
     batch: int
@@ -38,11 +36,11 @@ class RateSettings(Protocol):
 
 
 def rate_factor(rule: Rule, batch: int, reference_batch: int) -> float:
-    """What the reference's learning rate is multiplied by from the first step on.
+    """Return the factor of the reference's learning rate.
 
     `linear`: Goyal et al., Accurate, Large Minibatch SGD, arXiv 1706.02677, section 2.1; for SGD. `square_root` keeps
     the variance of an update: Krizhevsky, One weird trick, arXiv 1404.5997; for Adam: Malladi et al., arXiv 2205.10287.
-    `adaptive` starts at 1, as its gain is measured at each step.
+    `adaptive` starts at 1, because its gain is measured at each step.
     """
     if rule in ("none", "adaptive"):
         return 1.0
@@ -51,10 +49,10 @@ def rate_factor(rule: Rule, batch: int, reference_batch: int) -> float:
 
 
 def schedule_of(settings: RateSettings) -> Schedule | AdaScale:
-    """The learning-rate schedule that [train] requests.
+    """Return the learning-rate schedule that [train] requests.
 
-    A rate that `linear` raises warms up from the reference's own rate (Goyal et al., section 2.2), since a step from 0
-    would spend the warm-up below rates that are known to be good.
+    A rate that `linear` increases warms up from the reference's own rate (Goyal et al., section 2.2): a warmup from 0
+    would be spent below rates that are known to work.
     """
     rule = settings.lr_scaling
     peak = settings.lr * rate_factor(rule, settings.batch, settings.lr_reference_batch)

@@ -1,4 +1,4 @@
-"""The state that a checkpoint of a training contains, and when it is saved."""
+"""The training state in a checkpoint, and when it is saved."""
 
 from toolkit.train.state.training_state import TrainingState
 

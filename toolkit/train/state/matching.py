@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds what a job has a place for: by name and shape, all that differs at once."""
+"""Compare the names and shapes in a checkpoint with those of a job, and report all differences at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stored:
         """Read the manifest.
 
         Raises:
-            CorruptCheckpointError, NotFoundError: there is none that is good; there is no such folder.
+            CorruptCheckpointError, NotFoundError: the manifest is damaged; the folder does not exist.
         """
         if not folder.is_dir():
             raise NotFoundError("is not a checkpoint folder", where=str(folder), fix="name a step-… folder")
@@ -40,20 +40,20 @@ class Stored:
         return cls(folder, manifest.step, shapes | dict.fromkeys(manifest.objects))
 
     def below(self, key: str) -> dict[str, Shape]:
-        """What stands below a key, by the rest of its name."""
+        """Return the entries below a key, by the rest of their names."""
         return {name[len(key) + 1 :]: shape for name, shape in self.shapes.items() if name.startswith(f"{key}.")}
 
 
 def left_over(stored: Stored, tensors: Mapping[str, Any], wanted: Collection[str]) -> list[str]:
-    """Compare what was loaded with what was there; the parameters whose optimizer state the checkpoint has not.
+    """Return the parameters without optimizer state in the checkpoint.
 
     Args:
         tensors: what this rank loaded.
-        wanted: the names of all values that any rank has a place for.
+        wanted: the names of all values that any rank can load.
 
     Raises:
-        ToolkitError: the checkpoint holds model or optimizer state that this job has no place for, or lacks a part
-            of what the optimizer keeps of a parameter.
+        ToolkitError: the checkpoint has model or optimizer state that this job cannot load, or lacks part of a
+            parameter's optimizer state.
     """
     keys = ["model", "optimizer", *(f"modules.{name}" for name in tensors["modules"])]
     found = [f"{key}.{name}" for key in keys for name in stored.below(key)]
@@ -70,23 +70,23 @@ def left_over(stored: Stored, tensors: Mapping[str, Any], wanted: Collection[str
         raise ToolkitError(
             difference(lacking=partly, extra=extra),
             where=str(stored.folder),
-            fix="resume with the model and the optimizer that were saved, or begin a run with its weights alone "
+            fix="resume with the model and the optimizer that were saved, or start a run with its weights only "
             '(checkpoint.source and checkpoint.take = "weights")',
         )
     return unfilled
 
 
 def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence[str]) -> None:
-    """Compare a model's tensors with those of a checkpoint, but for the names in `without` and all below them.
+    """Compare a model's tensors with those of a checkpoint, except the names in `without` and all below them.
 
     Raises:
-        ToolkitError: with all that is missing, too much or of another shape, of many the first; when one of `without` names
-            nothing on either side.
+        ToolkitError: lists missing, unknown and differently shaped tensors, of many the first; or a name of `without`
+            matches nothing on either side.
     """
     found = stored.below("model")
     if not found:
         raise ToolkitError(
-            "holds no tensors below `model`", where=str(stored.folder), fix="name a checkpoint of a TrainingState"
+            "has no tensors below `model`", where=str(stored.folder), fix="name a checkpoint of a TrainingState"
         )
     idle = [name for name in without if not any(_is_below(one, {name}) for one in (*found, *wanted))]
     if idle:
@@ -106,20 +106,20 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
         raise ToolkitError(
             difference(lacking, extra, differing),
             where=str(stored.folder),
-            fix="name what is to stay as this job makes it in checkpoint.without",
+            fix="list tensors that keep this job's values in checkpoint.without",
         )
 
 
 def without_names(values: Mapping[str, T], without: Sequence[str]) -> dict[str, T]:
-    """`values` but for these names and all below them."""
+    """Return `values` without these names and all below them."""
     return {name: value for name, value in values.items() if not _is_below(name, without)}
 
 
 def refuse_tied(values: Mapping[str, Any], taken: Collection[str]) -> None:
-    """What is to stay as the job made it must not be the same memory as what is taken.
+    """Reject names of `without` that share memory with tensors to load.
 
     Raises:
-        ToolkitError: it is, as a head is that shares its weights with the embedding.
+        ToolkitError: they do, as a head tied to the embedding.
     """
     places = {place: name for name in taken if (place := _memory(values[name]))}
     for name in values.keys() - taken:
@@ -127,12 +127,12 @@ def refuse_tied(values: Mapping[str, Any], taken: Collection[str]) -> None:
             raise ToolkitError(
                 f"{name} shares its memory with {other}, which is taken",
                 where="checkpoint.without",
-                fix=f"leave {other} out, too, or untie them",
+                fix=f"omit {other}, too, or untie them",
             )
 
 
 def _memory(value: Any) -> int:
-    """Where a tensor's part on this rank lies; 0 where it has none."""
+    """Return the address of a tensor's part on this rank; 0 if it has none."""
     if not isinstance(value, Tensor):
         return 0
     local = value.to_local() if isinstance(value, DTensor) else value
@@ -140,12 +140,12 @@ def _memory(value: Any) -> int:
 
 
 def shapes_of(values: Mapping[str, Any]) -> dict[str, Shape]:
-    """Global shapes by name."""
+    """Return global shapes by name."""
     return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in values.items()}
 
 
 def names_of(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The names of all values in nested dicts, as a checkpoint has them."""
+    """Return the names of all values in nested dicts, as in a checkpoint."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from names_of(value, f"{above}{key}.")
@@ -158,7 +158,7 @@ def _is_below(name: str, keys: Collection[str]) -> bool:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """`a.b.c`, `a.b`, `a`."""
+    """Return `a.b.c`, `a.b`, `a`."""
     while name:
         yield name
         name = name.rpartition(".")[0]

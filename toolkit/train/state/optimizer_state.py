@@ -1,6 +1,4 @@
-"""What of an optimizer a checkpoint holds: tensors by the names of parameters, and what a run changed in its groups."""
-
-from __future__ import annotations
+"""An optimizer's part of a checkpoint: tensors by parameter name, and settings that the run changed."""
 
 from collections.abc import Collection
 from itertools import zip_longest
@@ -13,30 +11,30 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.errors import ToolkitError
 
-Entries = dict[str, Any]  # what an optimizer keeps of one parameter: "exp_avg", "step", ...
+Entries = dict[str, Any]  # an optimizer's state of one parameter: "exp_avg", "step", ...
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Entries]:
-    """The optimizer's own dicts, by the canonical name of the parameter; none before the first step.
+    """Return the optimizer's own dicts by canonical parameter name; empty before the first step.
 
     Filling these tensors fills the optimizer.
     """
-    # torch would take a step of its own to make a state, which an optimizer that has not begun must not have.
+    # torch would step to create a state, which an optimizer before its first step must not have.
     if not optimizer.state:
         return {}
     try:
         state: dict[str, Entries] = get_optimizer_state_dict(model, optimizer)["state"]  # type: ignore[assignment]
     except KeyError:
         raise ToolkitError(
-            "the optimizer has parameters that the model has not",
+            "the optimizer has parameters that the model does not have",
             where="optimizer",
-            fix="make them parameters of the model, so that they have names in a checkpoint",
+            fix="register them in the model, so that they have names in a checkpoint",
         ) from None
     return state
 
 
 def refuse_flat_parameters(model: nn.Module) -> None:
-    """The older FSDP keeps flat parameters, whose state torch hands out as copies."""
+    """Reject the older FSDP, whose flat parameters have copied optimizer state."""
     if FullyShardedDataParallel.fsdp_modules(model):
         raise ToolkitError(
             "FullyShardedDataParallel keeps flat parameters, which are not saved",
@@ -47,9 +45,9 @@ def refuse_flat_parameters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the state that a first step makes, for a load to fill. Gradients and rates stay.
+    """Give every parameter the state that a first step creates, for a load to fill. Gradients and rates stay.
 
-    What the parameters hold may change, as some optimizers step at a rate of 0: load them afterwards, too.
+    Parameter values may change, because some optimizers step at a rate of 0: load them afterwards.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
@@ -78,10 +76,10 @@ def forget(optimizer: torch.optim.Optimizer, unfilled: Collection[Entries]) -> N
 
 
 class GroupSettings:
-    """An optimizer's settings: as the job gave them, and what changed since.
+    """An optimizer's settings: as the job set them, and as the run changed them.
 
-    Settings come from the job, so that a resumed run may have others. What the run itself changed (a scheduler's
-    rate, its `initial_lr`, a cycled momentum) continues from its value.
+    Settings come from the job, so a resumed run may have others. What the run changed (a scheduler's rate, its
+    `initial_lr`, a cycled momentum) continues from its value.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -89,7 +87,7 @@ class GroupSettings:
         self._given = self._now()
 
     def changed(self) -> list[dict[str, Any]]:
-        """What differs from the job's settings, one dict a group."""
+        """Return what differs from the job's settings, one dict per group."""
         nothing: dict[str, Any] = {}
         return [
             {name: value for name, value in now.items() if name not in given or given[name] != value}
@@ -97,10 +95,12 @@ class GroupSettings:
         ]
 
     def take_over(self, changed: list[dict[str, Any]]) -> str:
-        """Go on from `changed()` of an earlier life; returns what could not be taken over."""
+        """Restore `changed()` of an earlier attempt; return what could not be restored."""
         groups = self._optimizer.param_groups
         if len(changed) != len(groups):
-            return f"the optimizer has {len(groups)} groups and not {len(changed)}: their rates begin anew"
+            return (
+                f"the optimizer has {len(groups)} groups and not {len(changed)}: their rates start from the beginning"
+            )
         for group, values in zip(groups, changed, strict=True):
             for name, value in values.items():
                 if isinstance(group.get(name), Tensor):

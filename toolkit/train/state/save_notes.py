@@ -1,6 +1,4 @@
-"""What saves came to, written down by rank 0 in `metrics/checkpoints.jsonl`, from the thread that trains."""
-
-from __future__ import annotations
+"""Records of saves, which rank 0 writes into `metrics/checkpoints.jsonl` from the training thread."""
 
 import time
 from dataclasses import dataclass, field
@@ -34,17 +32,17 @@ class NotedSave:
     _end: _End | None = None
 
     def waited(self) -> None:
-        """Training continues."""
+        """Note that training continues."""
         self.waited_s = time.monotonic() - self.began_at
 
     def ended(self, error: Exception | None) -> None:
-        """It is committed, or has failed. Called in whatever thread saves."""
+        """Note the commit or the failure. Called from the thread that saves."""
         seconds, now = time.monotonic() - self.began_at, utc_now()
         size = _size_of(self.folder) if self.folder is not None and error is None else None
         self._end = _End(seconds, now, size, None if error is None else str(error))
 
     def record(self, attempt: int) -> SaveRecord | None:
-        """Its line; None while it is in progress."""
+        """Return its record; None while it is in progress."""
         end = self._end
         if end is None:
             return None
@@ -72,7 +70,7 @@ class SaveNotes:
         self._open: NotedSave | None = None
 
     def begin(self, step: int, why: str, metric: float | None, began_at: float) -> NotedSave:
-        """Note a save; the one before it has ended."""
+        """Note a new save; the previous one has ended."""
         self.write_ended()
         folder = None
         if self._log is not None and self._world.run_dir is not None:
@@ -81,7 +79,7 @@ class SaveNotes:
         return self._open
 
     def write_ended(self) -> None:
-        """Write the line of the save in the background, if it has ended since."""
+        """Write the record of the background save, if it has ended since."""
         record = self._open.record(self._world.attempt) if self._open is not None else None
         if record is not None:
             self._open = None
@@ -94,7 +92,7 @@ class SaveNotes:
 
 
 def _size_of(folder: Path) -> int | None:
-    """Bytes of a checkpoint that was just committed; None where its disk does not tell, which ends no run."""
+    """Return the bytes of a new checkpoint; None if the disk does not report them, which must not end a run."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
     except OSError as error:

@@ -1,6 +1,4 @@
-"""When a run saves, on which metric, and what each save came to: `metrics/checkpoints.jsonl`."""
-
-from __future__ import annotations
+"""When a run saves, by which metric, and the record of each save: `metrics/checkpoints.jsonl`."""
 
 import math
 import time
@@ -24,12 +22,12 @@ from toolkit.world.facts import World
 from toolkit.world.health import HealthWatch
 from toolkit.world.stop import SAVE
 
-# Measures the state as it is, such as a validation loss: called on all ranks at the same step; rank 0's answer counts.
+# Measures the current state, such as a validation loss: called on all ranks at the same step; rank 0's result counts.
 Measure = Callable[[], float]
 
 
 class SaveSettings(Protocol):
-    """What is read of the job's table `[checkpoint]`."""
+    """The keys of `[checkpoint]` that saves use."""
 
     every_steps: int
     every_s: int
@@ -46,14 +44,14 @@ class SaveSettings(Protocol):
 class Saves:
     """The saves of one run, on all ranks.
 
-    Make it when the state was resumed: the clock of `every_s` starts here, and the best metric so far is the state's.
+    Create it after the state is resumed: the clock of `every_s` starts here, and the best metric comes from the state.
 
     Args:
-        measures: metrics that `settings.best` may name, beside the training loss.
-        saved: is told of each checkpoint on all ranks: its folder, None where it is still being written.
+        measures: metrics that `settings.best` may name, in addition to the training loss.
+        saved: called for each checkpoint on all ranks with its folder, or None while it is being written.
 
     Raises:
-        ToolkitError: `settings.best` names none of them, or nothing where `keep_best` needs it.
+        ToolkitError: `settings.best` names an unknown metric, or none although `keep_best` needs it.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Saves:
         self._ended_at = time.monotonic()
 
     def asked(self) -> int:
-        """The request of this rank at the start of a step: as `World.stop_asked`, plus saves of its own."""
+        """Return this rank's request at the start of a step: `World.stop_asked`, plus saves of its own."""
         if self._health is not None and (failing := self._health.look()):
             say_beside(f"rank {self._world.rank} on {self._world.host} requests a save: {failing}")
             self._world.stop_watch.ask_save("health")
@@ -83,20 +81,20 @@ class Saves:
         if self._world.rank == 0 and 0 < self._settings.every_s <= time.monotonic() - self._ended_at:
             self._own_reason = self._own_reason or "every_s"
             return max(asked, SAVE)
-        # A save fails on all ranks, but each sees it at another moment: at the end of this step all look.
+        # Ranks notice a failed save at different times; all check at the end of this step.
         return max(asked, SAVE) if self._checkpointer.save_failed else asked
 
     def after_step(self, loss: Tensor, *, stop: bool, last: bool) -> bool:
-        """Save on all ranks if required; True if that, or a check of the metric, took time.
+        """Save on all ranks if required; return True if that, or a check of the metric, took time.
 
         Args:
             loss: of the step, the same on all ranks.
-            stop: all ranks are to save and return.
+            stop: all ranks must save and return.
             last: the run ends with this step.
 
         Raises:
-            ToolkitError: a save failed, this one or one in the background, and `on_error` or the end does not let the
-                run go on.
+            ToolkitError: this save or one in the background failed, and `on_error` or the end does not allow the run to
+                continue.
         """
         looked = self._best.after_step(loss, last=last)
         self._notes.write_ended()
@@ -109,13 +107,13 @@ class Saves:
         return True
 
     def roll_back(self, next_sample: int) -> bool:
-        """Go back to the run's newest checkpoint, and on from the sample `next_sample`; false where there is none."""
+        """Load the run's newest checkpoint and continue from `next_sample`; False without a checkpoint."""
         try:
             self._settle()
         except ToolkitError as error:
-            if isinstance(error, RanksLostError):  # without them no step is made
+            if isinstance(error, RanksLostError):  # without them no step is performed
                 raise
-            self._tell(f"the checkpoint that was being written is lost, and the one before it taken: {error}")
+            self._tell(f"the checkpoint in progress is lost, loading the previous one: {error}")
         if from_rank_zero(self._world, self._checkpointer.latest) is None:
             return False
         self._state.resume(self._checkpointer, self._world)
@@ -127,15 +125,15 @@ class Saves:
         return self._best.is_new or (every > 0 and self._state.step % every == 0)
 
     def _why(self) -> str:
-        """The first of the reasons to save now. That there is one, all ranks agree on."""
+        """Return the first reason to save now. All ranks agree that there is one."""
         if self._best.is_new:
             return "best"
         if self._world.should_save() and self._own_reason != "every_s":
-            return self._own_reason or "health"  # another rank asked, which they do for their health alone
+            return self._own_reason or "health"  # another rank asked, which only health checks do
         return "every_steps" if self._is_due_by_step() else "every_s"
 
     def _save_at_end(self, why: str) -> None:
-        """Save and wait. That a save in the background failed matters no more when this one succeeds."""
+        """Save and wait. An earlier failure in the background does not matter if this save succeeds."""
         began_at = time.monotonic()
         try:
             self._settle()
@@ -180,12 +178,12 @@ class Saves:
             self._notes.write_ended()
 
     def _go_on_after(self, error: ToolkitError) -> None:
-        if self._settings.on_error == "end" or isinstance(error, RanksLostError):  # without them no step is made
+        if self._settings.on_error == "end" or isinstance(error, RanksLostError):  # without them no step is performed
             raise error
         self._tell(f"the run continues without this checkpoint: {error}")
 
     def _ask_again(self) -> None:
-        """No save was made now; the request is repeated at the next step."""
+        """Repeat the request at the next step, because nothing was saved now."""
         if self._own_reason not in ("", "every_s"):
             self._world.stop_watch.ask_save(self._own_reason)
 
@@ -211,12 +209,12 @@ class Saves:
         self._saved(folder)
 
     def _advise(self, run_dir: Path) -> None:
-        """Say in the run's log when another interval would have lost far less."""
+        """Log a better interval if it would have lost far less."""
         if line := warning_line(run_dir):
             say_beside(line)
 
     def _tell(self, text: str) -> None:
-        """What all ranks know, rank 0 says."""
+        """Log on rank 0 what all ranks know."""
         if self._world.rank == 0:
             say_beside(text)
 
@@ -239,7 +237,7 @@ class _BestMetric:
         if name and name not in known:
             likely = nearest(name, known) or known
             raise ToolkitError(
-                f"this job measures no {name!r}, only {', '.join(known)}",
+                f"this job does not measure {name!r}, only {', '.join(known)}",
                 where="checkpoint.best",
                 fix=f"write {' or '.join(map(repr, likely))}",
             )
@@ -249,14 +247,14 @@ class _BestMetric:
         before = state.metric or {}
         self._best = before.get("best") if before.get("name") == name else None
         self._best_before = self._best
-        self.value: float | None = None  # of the state as it is now, where it was measured
+        self.value: float | None = None  # of the current state, if measured
 
     def after_step(self, loss: Tensor, *, last: bool) -> bool:
-        """Check the metric if required; True if it was."""
+        """Check the metric if required; return True if it was."""
         self.value = None
         if not self._settings.best:
             return False
-        # Added up where it is: reading a number of a GPU's would wait for the GPU at every step.
+        # Added up on the device: reading it would wait for the GPU at every step.
         self._sum = loss.detach() if self._sum is None else self._sum + loss.detach()
         self._steps += 1
         if not last and self._state.step % self._settings.best_every_steps:
@@ -272,7 +270,7 @@ class _BestMetric:
 
     @property
     def is_new(self) -> bool:
-        """The value is better than all that were saved as the best."""
+        """True if the value is better than all that were saved as the best."""
         if self.value is None or math.isnan(self.value):
             return False
         if self._best is None:
@@ -280,7 +278,7 @@ class _BestMetric:
         return self.value < self._best if self._settings.best_mode == "min" else self.value > self._best
 
     def to_save(self) -> dict[str, str | float] | None:
-        """What a checkpoint keeps: the value where the state was measured, and the best so far for who resumes."""
+        """Return the current value, if measured, and the best so far, for a resume."""
         if not self._settings.best:
             return None
         best = self.value if self.is_new else self._best
@@ -288,13 +286,13 @@ class _BestMetric:
         return {"name": self._settings.best} | {name: value for name, value in kept.items() if value is not None}
 
     def saved(self) -> None:
-        """A value that is saved, or is being saved, is the best from now on."""
+        """Record a value that is saved, or being saved, as the best."""
         self._best_before = self._best
         if self.is_new:
             self._best = self.value
 
     def could_not_be_saved(self) -> None:
-        """The last save failed in the background: a value as good as its own may come again."""
+        """Forget the value of a failed background save: an equal one may be saved again."""
         self._best = self._best_before
 
 

@@ -1,18 +1,16 @@
-"""Things of a job with a state that JSON can hold: schedules, scalers, samplers, counters, plain values."""
-
-from __future__ import annotations
+"""State of a job's objects that JSON can hold: schedules, scalers, samplers, counters, plain values."""
 
 from collections import Counter, OrderedDict
 from typing import Any, Protocol, runtime_checkable
 
 from toolkit.errors import ToolkitError
 
-_DICTS = (Counter, OrderedDict)  # kinds of dict that come back as what they were
+_DICTS = (Counter, OrderedDict)  # dict types that are restored
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What torch's learning rate schedulers, gradient scalers and data loaders are."""
+    """The interface of torch's learning-rate schedulers, gradient scalers and data loaders."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -20,15 +18,15 @@ class Stateful(Protocol):
 
 
 def values_of(things: dict[str, Any]) -> dict[str, Any]:
-    """The state of each thing, a plain value its own; what JSON cannot hold is refused when it is saved."""
+    """Return the state of each object, or a plain value itself; saving rejects what JSON cannot hold."""
     return {name: _plain(_state_of(thing)) for name, thing in things.items()}
 
 
 def take_state(name: str, thing: Stateful, saved: Any) -> bool:
-    """Give a thing its saved state; True when there is none.
+    """Load an object's saved state; return True if there is none.
 
     Raises:
-        ToolkitError: the state is that of another kind of thing.
+        ToolkitError: the state belongs to another kind of object.
     """
     fresh = thing.state_dict()
     if not saved:
@@ -44,7 +42,7 @@ def take_state(name: str, thing: Stateful, saved: Any) -> bool:
 
 
 def take_extra(things: dict[str, Any], name: str, saved: dict[str, Any]) -> bool:
-    """Give `things[name]` its saved state; a plain value is replaced. True when there is none."""
+    """Load the saved state of `things[name]`; a plain value is replaced. Return True if there is none."""
     if name not in saved:
         return True
     thing = things[name]
@@ -65,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_before(value: Any, fresh: Any) -> Any:
-    """A saved value with the kinds of dict that a fresh one has at the same places."""
+    """Return a saved value with the dict types of a new value at the same places."""
     if type(value) is dict and type(fresh) in (dict, *_DICTS):
         return type(fresh)({key: _as_before(item, fresh.get(key)) for key, item in value.items()})
     if type(value) is list and type(fresh) is list and len(value) == len(fresh):

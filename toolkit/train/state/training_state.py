@@ -1,6 +1,4 @@
-"""All that decides the next step of a run: what a checkpoint holds and a resumed run gets back."""
-
-from __future__ import annotations
+"""Everything that decides the next step of a run: the contents of a checkpoint, restored by a resume."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +35,7 @@ from toolkit.train.state.optimizer_state import (
 from toolkit.train.state.stateful import Stateful, take_extra, take_state, values_of
 from toolkit.world.facts import World
 
-# Below these keys a checkpoint may lack tensors: new ranks and new streams, parameters that had no state yet.
+# A checkpoint may lack tensors below these keys: of new ranks and streams, and of parameters without state.
 _OPTIONAL = ("random", "optimizer")
 
 
@@ -45,22 +43,22 @@ _OPTIONAL = ("random", "optimizer")
 class TrainingState:
     """Model, optimizer, schedule, step, data cursor, random streams, and what else the job names.
 
-    Names in a checkpoint are those of the model alone, whatever wraps it (DDP, FSDP2, torch.compile, activation
-    checkpoints), so that any layout on any number of ranks can go on.
+    Names in a checkpoint are those of the bare model, without wrappers (DDP, FSDP2, torch.compile, activation
+    checkpoints), so that any layout on any number of ranks can resume.
 
     Args:
         model, optimizer: `model` may be wrapped or not.
-        schedule: of the learning rate; one of torch's own will do.
-        seed: of which ranks without a saved random stream derive a new one.
-        data: what the order of samples depends on (JSON values), so that a resume can see a change.
-        step, samples, epoch: optimizer steps, samples read by all ranks, and passes, all since the run began.
+        schedule: of the learning rate; torch's own are accepted.
+        seed: from which ranks without a saved random stream derive one.
+        data: what the order of samples depends on (JSON values), so that a resume can detect a change.
+        step, samples, epoch: optimizer steps, samples read by all ranks, and passes, since the start of the run.
         scaler: of the gradients.
-        streams: the job's own random generators, by name. torch's, Python's and numpy's global ones are always kept.
+        streams: the job's own random generators, by name. torch's, Python's and numpy's global ones are always saved.
         modules: further modules by name, such as an average of the weights.
-        extra: JSON values, and objects whose `state_dict()` is one, by name; rank 0's are saved.
-        metric: what tells how good this state is, as `{"name": "loss", "value": 1.23}`; None where nothing does.
-        stream: which random stream this rank draws from, and how many there are (`DistributedModel.stream`): ranks that
-            must draw the same have one together. By default each rank has its own.
+        extra: JSON values, and objects with a JSON `state_dict()`, by name; rank 0's are saved.
+        metric: quality of this state, as `{"name": "loss", "value": 1.23}`, or None.
+        stream: index and number of the random streams (`DistributedModel.stream`): ranks that must draw the same share
+            one. By default each rank has its own.
     """
 
     model: nn.Module
@@ -80,11 +78,11 @@ class TrainingState:
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
-        RandomStreams("cpu", self.streams)  # refuses what it cannot save now, and not at the first save
+        RandomStreams("cpu", self.streams)  # rejects what it cannot save now, instead of at the first save
         self._settings = GroupSettings(self.optimizer)
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
-        """Save on all ranks. Each adds its own random streams; the rest is the same everywhere."""
+        """Save on all ranks. Each adds its own random streams; everything else is the same on all ranks."""
         return checkpointer.save(self.step, *self._to_save(world))
 
     def save_in_background(
@@ -95,7 +93,7 @@ class TrainingState:
         when_busy: Literal["wait", "skip"] = "wait",
         on_end: OnEnd | None = None,
     ) -> bool:
-        """As `save`, from a copy that is taken now: `Checkpointer.save_in_background`. False where it was skipped."""
+        """Like `save`, from a copy made now: `Checkpointer.save_in_background`. False if it was skipped."""
         tensors, state = self._to_save(world)
         return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
 
@@ -121,29 +119,28 @@ class TrainingState:
         take: Literal["all", "weights"] = "all",
         without: Sequence[str] = (),
     ) -> str:
-        """Go on, on all ranks, from the run's newest checkpoint, else begin.
+        """Resume on all ranks from the run's newest checkpoint, or start.
 
-        With `source` the run continues from what it saved since, if that is good: it began from there and crashed.
-        Else from `source`, and from nothing older. A rank without a saved stream draws from a new one, derived
-        from seed, step and rank.
+        With `source` the run resumes from its own newest good checkpoint since; otherwise from `source`, and from
+        nothing older. A rank without a saved stream draws from a new one, derived from seed, step and rank.
 
         Args:
-            source: a checkpoint folder of this run or another; it is only read.
-            take: "weights" takes the model's tensors of `source` and begins with them at step 0.
-            without: with "weights", names of tensors or modules that stay as the job made them; `source` may lack
-                them, or hold others.
+            source: a checkpoint folder of this run or another; read only.
+            take: "weights" loads the model's tensors of `source` and starts with them at step 0.
+            without: with "weights", names of tensors or modules that keep the job's values; `source` may lack them.
 
         Returns:
-            One line with the point where the run continues and what could not be restored.
+            One line with the step of the resume and what could not be restored.
 
         Raises:
             CorruptCheckpointError: `source` is damaged.
-            OwnFailureError: a damaged checkpoint may have written into what the next one lacks; another attempt succeeds.
-            ToolkitError: the checkpoint is of another model or optimizer; all names that do not fit are given.
+            OwnFailureError: a damaged checkpoint may have overwritten what the next one lacks; another attempt
+                succeeds.
+            ToolkitError: the checkpoint is of another model or optimizer; names all differences.
         """
         own = from_rank_zero(world, checkpointer.latest) is not None
         if source is None and not own:
-            checkpointer.load({})  # raises where only damaged ones are left
+            checkpointer.load({})  # raises if only damaged ones are left
             return "starting at step 0: the run has no checkpoint"
         if source is not None and take == "weights":
             _refuse_own(source, world)
@@ -178,23 +175,23 @@ class TrainingState:
         return RandomStreams(world.device, self.streams)
 
     def _take_over(self, tensors: dict[str, Any], loaded: LoadedCheckpoint, world: World) -> list[str]:
-        """Go on from what was loaded; returns what is not as it was.
+        """Restore what was loaded; return what could not be restored.
 
         Raises:
-            ToolkitError: it holds no training to go on with.
+            ToolkitError: the checkpoint has no training state.
         """
-        if not {"step", "cursor"} <= loaded.state.keys():  # imported, or saved by a script of its own
+        if not {"step", "cursor"} <= loaded.state.keys():  # imported, or saved by another script
             raise ToolkitError(
-                "holds no state of a training that could go on",
+                "has no training state to resume from",
                 where=str(loaded.path),
-                fix='set checkpoint.take = "weights" to begin with its weights',
+                fix='set checkpoint.take = "weights" to start with its weights',
             )
         stored = from_rank_zero(world, lambda: Stored.of(loaded.path))
         named = names_of({key: tensors[key] for key in ("model", "optimizer", "modules")})
         wanted = of_all_ranks(world, dict.fromkeys(named))
         unfilled = left_over(stored, tensors, wanted)
         forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
-        # The optimizer's tensors are its own. A model may keep more than tensors, or change what it is given.
+        # The optimizer's own tensors are filled already. A model may keep more than tensors, or convert them.
         set_model_state_dict(self.model, tensors["model"])
         for name, module in self.modules.items():
             set_model_state_dict(module, tensors["modules"][name])
@@ -207,41 +204,41 @@ class TrainingState:
             *self._go_on_drawing(tensors["random"][self._stream_key(world)], loaded, stored, world),
         ]
         if self.step and unfilled and len(unfilled) == len(tensors["optimizer"]):
-            changes.append("the checkpoint has no state of the optimizer, which begins anew")
+            changes.append("the checkpoint has no optimizer state, and the optimizer starts without one")
         others = {name.split(".")[0] for name in stored.below("modules")} - self.modules.keys()
-        changes += [f"the module {name} of the checkpoint is not taken" for name in sorted(others)]
+        changes += [f"the module {name} of the checkpoint is ignored" for name in sorted(others)]
         before = saved["cursor"]["data"]
         differing = sorted(key for key in before | self.data if before.get(key) != self.data.get(key))
         if differing:
-            changes.append(f"the data is not what it was ({', '.join(differing)}): samples may come again")
+            changes.append(f"the data has changed ({', '.join(differing)}): samples may repeat")
         return [change for change in changes if change]
 
     def _take_values(self, saved: dict[str, Any]) -> list[str]:
-        """The state of schedule, scaler and extras; returns what could not be taken over."""
+        """Restore schedule, scaler and extras; return what could not be restored."""
         changes = []
         if self.schedule is not None and take_state("schedule", self.schedule, saved.get("schedule")):
-            changes.append("the schedule begins anew, as the checkpoint has none")
+            changes.append("the schedule starts from its beginning, because the checkpoint has none")
         scale = saved.get("scaler")
         if self.scaler is not None and self.scaler.is_enabled():
-            if scale:  # its other values are settings, which come from the job
+            if scale:  # other values are settings, which come from the job
                 kept = {name: scale[name] for name in ("scale", "_growth_tracker")}
                 self.scaler.load_state_dict(self.scaler.state_dict() | kept)
             else:
-                changes.append("the gradient scaler begins anew, as the checkpoint has none")
+                changes.append("the gradient scaler starts from its initial scale, because the checkpoint has none")
         elif scale:
-            changes.append("the gradient scaler of the checkpoint is not taken")
+            changes.append("the gradient scaler of the checkpoint is ignored")
         extra = saved.get("extra", {})
         begun = [name for name in self.extra if take_extra(self.extra, name, extra)]
         if begun:
             changes.append(f"the checkpoint has no {', '.join(begun)}")
         if idle := sorted(extra.keys() - self.extra.keys()):
-            changes.append(f"not taken from the checkpoint: {', '.join(idle)}")
+            changes.append(f"not restored from the checkpoint: {', '.join(idle)}")
         return changes
 
     def _go_on_drawing(
         self, drawn: dict[str, Tensor], loaded: LoadedCheckpoint, stored: Stored, world: World
     ) -> list[str]:
-        """Restore this rank's streams, and derive those that the checkpoint has not."""
+        """Restore this rank's streams, and derive those that the checkpoint lacks."""
         number, count = self.stream or (world.rank, world.size)
         saved = len({name.partition(".")[0] for name in stored.below("random")})
         streams = self._streams(world)
@@ -251,7 +248,7 @@ class TrainingState:
         streams.derive(new, self.seed, self.step, number)
         if count > saved and (number >= saved or not new):
             return [f"{'ranks' if count == world.size else 'shares'} from {saved} on draw new random streams"]
-        return [f"all ranks draw new random streams ({', '.join(new)}), as the checkpoint has none"] if new else []
+        return [f"all ranks draw new random streams ({', '.join(new)}), because the checkpoint has none"] if new else []
 
     def _stream_key(self, world: World) -> str:
         number, _ = self.stream or (world.rank, world.size)
@@ -281,7 +278,7 @@ def _refuse_own(source: Path, world: World) -> None:
     """A run that began anew beside its own later steps could not tell which checkpoint is its newest."""
     if world.run_dir is not None and source.resolve().is_relative_to(world.run_dir.resolve()):
         raise ToolkitError(
-            f"{source.name} is a checkpoint of this run, which cannot begin anew with its weights",
+            f"{source.name} is a checkpoint of this run, which cannot restart with its weights",
             where="checkpoint.take",
             fix='submit a new run with this checkpoint as its source, or set checkpoint.take to "all"',
         )

@@ -1,10 +1,8 @@
-"""submitit's executors, with toolkit's script instead of theirs and without their pickles.
+"""submitit's executors with toolkit's script, without pickles. The only file that uses private names of submitit.
 
 `sbatch` gets the rendered script of a run; where there is no Slurm, the same script runs in the background of this
 machine.
 """
-
-from __future__ import annotations
 
 import os
 import signal
@@ -34,9 +32,9 @@ _START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log
 
 
 class SlurmScriptExecutor(SlurmExecutor):
-    """Submits a run's rendered script with sbatch, as one job, even if the answer of sbatch is lost.
+    """Submits a run's rendered script with sbatch, as one job, even if sbatch's response is lost.
 
-    `options` win over the script's, and `arguments` are the script's own.
+    `options` override the script's; `arguments` are the script's own.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class SlurmScriptExecutor(SlurmExecutor):
 
 
 def submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, slurm: Slurm) -> tuple[str, list[Part]]:
-    """Submit the script of a start; return its job id, and the parts of an array that Slurm holds as several jobs.
+    """Submit the script of a start; return its job id, and the parts of an array that Slurm has as several jobs.
 
     Raises:
         SchedulerRefusedError: sbatch refused it.
@@ -123,7 +121,7 @@ def ignore_interrupts() -> None:
 
 
 def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:
-    """Start a script on this machine, in a session of its own: no terminal's Ctrl-C or hang-up reaches it."""
+    """Start a script on this machine in its own session, which a terminal's Ctrl-C or hang-up does not reach."""
     return subprocess.Popen(
         ["bash", "-c", _START_LOCAL, "toolkit", str(run.path), str(script)],
         env={**without_job(os.environ), "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
