@@ -1,16 +1,16 @@
-"""Seconds from the command to 1,000 tasks in the queue, beside submitit's map_array; and the files of a run.
+"""Measure the seconds until 1,000 array tasks are in the queue, against submitit's map_array, and count a run's files.
 
     toolkit devcluster up --option MaxJobCount=50000  # Slurm remembers cancelled tasks for five minutes
     export SLURM_CONF=~/.toolkit/devcluster/etc/slurm.conf
     TOOLKIT_RUNS=~/runs python benchmarks/array_submit.py [--pairs 5]
 
-Ours is a sweep: each of its tasks is resolved and checked. submitit pickles a function for each of its tasks. Both are
-processes of their own, and both arrays are held, so that no task begins. `seconds` are those of the whole command. The
-ratio is ours / submitit of the submission alone, without Python's start and the imports of either, since submitit is a
-library and has no command; `process_ratio` is that of the processes, and `cpu_ratio` that of the seconds which they and
-Slurm's commands compute. The pairs are interleaved, the order alternates, and medians are compared. One pair before is
-not counted: it compiles our modules, as pip has compiled submitit's. Then a sweep of 40 tasks is run to its end, and its
-files are counted. Prints one JSON object; exit code 1 where a limit is not kept.
+toolkit ("ours") submits a sweep, and resolves and checks each of its tasks. submitit pickles a function for each task.
+Each submission is a separate process, and both arrays are held, so that no task starts. `seconds` is the time of the
+whole toolkit command. `ratio` is ours / submitit for the submission only, without the start of Python and the imports,
+since submitit is a library without a command. `process_ratio` compares whole processes, `cpu_ratio` their CPU time
+including Slurm commands. Pairs are interleaved in alternating order, and medians are compared. A first pair is not
+counted: it compiles bytecode, as pip has done for submitit. Finally the benchmark runs a sweep of 40 tasks, and counts
+its files. It prints one JSON object; the exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ print(time.monotonic() - began)
 
 
 def main() -> int:
-    """Run the pairs, then the tasks."""
+    """Measure the pairs of submissions, then run a sweep and count its files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=1000)
-    parser.add_argument("--finish", type=int, default=40, help="Tasks that are run to their end.")
+    parser.add_argument("--finish", type=int, default=40, help="Number of tasks in the sweep that is run.")
     options = parser.parse_args()
     folder = Path(os.environ.get("TOOLKIT_RUNS", "runs")).absolute() / "array_submit-benchmark"
     folder.mkdir(parents=True)
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def measure(folder: Path, pairs: int, tasks: int) -> dict[str, object]:
-    """Submit with both methods, alternating."""
+    """Submit with both methods in alternating order."""
     (folder / "held.toml").write_text(JOB.format(options='"--hold"'))
     (folder / "ours.py").write_text(OURS)
     (folder / "peer.py").write_text(PEER)
@@ -107,7 +107,7 @@ def measure(folder: Path, pairs: int, tasks: int) -> dict[str, object]:
 
 
 def command_of(way: str, folder: Path, run: Path, tasks: int) -> list[str]:
-    """The command that submits `tasks` tasks."""
+    """Return the command that submits an array of `tasks` tasks."""
     if way == "submitit":
         return [sys.executable, str(folder / "peer.py"), str(run), str(tasks)]
     values = ",".join(f"{number}e-6" for number in range(1, tasks + 1))
@@ -118,7 +118,7 @@ def command_of(way: str, folder: Path, run: Path, tasks: int) -> list[str]:
 
 
 class Submission(NamedTuple):
-    """Seconds of the submission alone, of the whole process, and of its processor."""
+    """The times in seconds of the submission only, of the whole process, and of its CPU use."""
 
     call_s: float
     process_s: float
@@ -126,7 +126,7 @@ class Submission(NamedTuple):
 
 
 def submit(command: list[str], tasks: int) -> Submission:
-    """Submit once, and take the tasks out of the queue again."""
+    """Submit once, measure the times, and cancel the tasks."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before, began = os.times(), time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -138,7 +138,7 @@ def submit(command: list[str], tasks: int) -> Submission:
 
 
 def drop(job_id: str, tasks: int) -> None:
-    """See that all tasks are in the queue, and take them out again."""
+    """Check that all tasks are in the queue, and cancel them."""
     rows = subprocess.run(
         ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={job_id}"],
         check=True,
@@ -146,12 +146,12 @@ def drop(job_id: str, tasks: int) -> None:
         text=True,
     ).stdout.split()
     if len(rows) != tasks:
-        sys.exit(f"{len(rows)} of {tasks} tasks of job {job_id} are in the queue")
+        sys.exit(f"expected {tasks} tasks of job {job_id} in the queue, got {len(rows)}")
     subprocess.run(["scancel", job_id], check=True)
 
 
 def finish(folder: Path, tasks: int) -> dict[str, object]:
-    """Run some tasks, and count what each leaves below the run's folder, its log among it."""
+    """Run a sweep, and count the files, including logs, that each task leaves in the run directory."""
     job, runs = folder / "real.toml", folder / "finished"
     job.write_text(JOB.format(options=""))
     values = ",".join(map(str, range(tasks)))

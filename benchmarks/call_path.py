@@ -1,10 +1,10 @@
-"""How many files of toolkit a reader passes through: from `toolkit submit` to sbatch, `toolkit status`, a save.
+"""Count the toolkit files that `toolkit submit` (up to sbatch), `toolkit status` and saving a checkpoint run through.
 
     python benchmarks/call_path.py [CHECKOUT] [--files]
 
-Counts the files of CHECKOUT/toolkit of which a function runs, in all threads; what runs only because a module is being
-imported does not count, and the files below a folder `preflight` count as one. Small programs answer for Slurm's
-commands. CHECKOUT may be any commit with a `.venv`; the default is this one. Prints a table, with `--files` the names.
+A file of CHECKOUT/toolkit counts if one of its functions is called in any thread, except during an import. Files below
+a folder `preflight` count as one. Small scripts replace the Slurm commands. CHECKOUT may be any commit with a `.venv`;
+the default is this one. Prints a table; --files also prints the file names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Runs under CHECKOUT's own Python: sys.argv is CHECKOUT, the folder of the run, and which path to follow.
+# Runs under CHECKOUT's own Python. sys.argv is CHECKOUT, a working folder, and the path to follow.
 PROBE = r"""
 import json, os, sys, threading
 from pathlib import Path
 
 checkout, folder, path = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 package, seen, files, is_on = str(checkout / "toolkit") + os.sep, set(), [], False
-FUNCTION = 1  # CO_OPTIMIZED: neither a module's nor a class's body
+FUNCTION = 1  # CO_OPTIMIZED: set for functions, not for module and class bodies
 
 def imports(frame):
     while frame is not None:
@@ -106,7 +106,7 @@ print("".join(cell + mark[1] for cell in cells) if mark else "")
 
 
 def install_slurm(folder: Path) -> None:
-    """Programs that answer for a cluster of one node, and take one job."""
+    """Write scripts that replace the Slurm commands of a cluster with one node, and accept one job."""
     folder.mkdir()
     for thing, text in (("config", CONFIG), ("node", NODE), ("partition", PARTITION)):
         (folder / f"{thing}.txt").write_text(text)
@@ -127,7 +127,7 @@ def install_slurm(folder: Path) -> None:
 
 
 def follow(checkout: Path, folder: Path, path: str, *argv: str) -> list[str]:
-    """The files that one path runs through, in the order in which it first reaches them."""
+    """Return the files that one path runs through, in the order of the first call."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "TOOLKIT"))
     }
@@ -146,7 +146,7 @@ def follow(checkout: Path, folder: Path, path: str, *argv: str) -> list[str]:
 
 
 def as_counted(files: list[str]) -> list[str]:
-    """With the files below each folder `preflight` as one."""
+    """Replace the files below each folder `preflight` by one entry."""
     counted = []
     for file in files:
         before, found, _ = file.partition("/preflight/")
@@ -172,7 +172,7 @@ def measure(checkout: Path) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, nargs="?", default=Path(__file__).parents[1])
-    parser.add_argument("--files", action="store_true", help="print the names, in the order of the first call")
+    parser.add_argument("--files", action="store_true", help="also print file names, in the order of the first call")
     asked = parser.parse_args()
     found = measure(asked.checkout.resolve())
     print("| path | files |\n|---|---|")

@@ -1,8 +1,8 @@
-"""Loading a checkpoint on other ranks, or along another dimension, against loading it as it was saved.
+"""Compare the time to load a checkpoint on other ranks, or sharded along another dimension, with loading it unchanged.
 
-Prints one JSON object: medians in seconds, ours and DCP's own files, and the ratio of each way to `same mesh`, ours to
-ours and DCP's to DCP's, and of ours to DCP's (below 1 is faster). Every load is compared with what was saved, bit by
-bit. Files come from the page cache.
+Prints one JSON object: medians in seconds for toolkit ("ours") and DCP's own format; the ratio of each target to
+`same mesh` within each format; and the ratio of ours to DCP (below 1 is faster). Every loaded state is compared bit by
+bit with the saved state. Files are read from the page cache.
 
     python benchmarks/checkpoint_reshard.py [--mib 256] [--ranks-from 4] [--ranks-to 2] [--rounds 5] [--folder DIR]
 """
@@ -34,7 +34,7 @@ TENSORS, COLUMNS = 16, 1024
 
 @dataclass(frozen=True)
 class Way:
-    """How a state lies: over the ranks of `group`, along `dimension`. `expected` are this rank's parts."""
+    """A sharding of the state over the ranks of `group`. `expected` contains this rank's shards."""
 
     name: str
     group: dist.ProcessGroup
@@ -47,7 +47,7 @@ class Way:
 
 
 def way(name: str, ranks: int, dimension: int, mib: int) -> Way:
-    """Float32 tensors of together `mib` MiB, the same for every way; empty on ranks that take no part."""
+    """Create float32 tensors of `mib` MiB in total, the same for every sharding; empty on ranks outside the group."""
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return Way(name, group, {}, {})
@@ -61,7 +61,7 @@ def way(name: str, ranks: int, dimension: int, mib: int) -> Way:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The time until the last rank is done."""
+    """Return the seconds until the last rank has finished."""
     dist.barrier()
     start = time.perf_counter()
     work()
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--ranks-from", type=int, default=4)
     parser.add_argument("--ranks-to", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder to write to (default: the temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         mp.spawn(one_rank, (options, Path(folder)), nprocs=max(options.ranks_from, options.ranks_to))

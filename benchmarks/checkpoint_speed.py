@@ -1,12 +1,12 @@
-"""Saving and loading: ours against DCP's own files, torch.save and safetensors, the same state in the same run.
+"""Compare saving and loading with toolkit ("ours"), DCP's own format, torch.save and safetensors, for the same state.
 
-Prints one JSON object: medians in seconds until the last rank is done, and ratios (ours / theirs; below 1 is faster).
-All ways bring their files to the disk; rounds are interleaved, Python's collector rests for all, every load is compared
-with what was saved bit by bit. docs/checkpoints.md, "Speed", says what each way is.
+Prints one JSON object: medians in seconds until the last rank has finished, and ratios (ours / theirs; below 1 is
+faster). All methods sync their files to disk, rounds are interleaved, Python's garbage collector is off, and every
+loaded state is compared bit by bit with the saved one. docs/checkpoints.md, "Speed", describes the methods.
 
     python benchmarks/checkpoint_speed.py [--cases 1x256 2x256 4x256] [--shapes large many]
         [--folders tmpfs disk] [--disk DIR] [--rounds 5] [--plan 1024] [--markdown]
-    python benchmarks/checkpoint_speed.py --write-docs    # the tables of evidence/checkpoint_speed.json into the docs
+    python benchmarks/checkpoint_speed.py --write-docs    # write evidence/checkpoint_speed.json to the docs as tables
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEGIN, END = "<!-- begin: benchmarks/checkpoint_speed.py --write-docs -->", "<!-
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All that was asked for. Every file that it made is removed, whatever happens."""
+    """Measure all requested cases. Files are removed even after an error."""
     began = time.monotonic()
     bases = {"tmpfs": Path("/dev/shm"), "disk": options.disk}
     machine = {
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_ranks(case: Case, store: Path) -> None:
-    """Run the ranks; none of them is left when this ends, else it would go on writing into what is removed."""
+    """Run the ranks, and kill the remaining ones at the end: they would write to folders that are being removed."""
     context = mp.spawn(one_rank, (case, store), nprocs=case.ranks, join=False)
     try:
         while not context.join():
@@ -80,13 +80,13 @@ def run_ranks(case: Case, store: Path) -> None:
 
 
 def case_of(text: str) -> tuple[int, int]:
-    """ "2x256": ranks, and MB that they save together."""
+    """Parse a case such as "2x256": the number of ranks, and the MB that they save together."""
     ranks, _, megabytes = text.partition("x")
     return int(ranks), int(megabytes)
 
 
 def write_docs() -> None:
-    """Replace the tables between the marks."""
+    """Replace the tables between the markers in the docs."""
     text = DOCS.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -99,16 +99,16 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", type=case_of, default=list(map(case_of, cases)), metavar="RANKSxMB")
     parser.add_argument("--shapes", nargs="+", choices=("large", "many"), default=["large", "many"])
     parser.add_argument("--folders", nargs="+", choices=("tmpfs", "disk"), default=["tmpfs", "disk"])
-    parser.add_argument("--disk", type=Path, default=Path.home(), help="a folder on a disk (default: the home folder)")
+    parser.add_argument("--disk", type=Path, default=Path.home(), help="folder on a disk (default: the home folder)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plan", type=int, default=0, help="also simulate the planning of this many ranks")
-    parser.add_argument("--markdown", action="store_true", help="tables in place of the JSON")
-    parser.add_argument("--write-docs", action="store_true", help="measure nothing, write the tables of the evidence")
+    parser.add_argument("--plan", type=int, default=0, help="also simulate the planning of a save on N ranks")
+    parser.add_argument("--markdown", action="store_true", help="print tables instead of JSON")
+    parser.add_argument("--write-docs", action="store_true", help="write recorded results to the docs; measure nothing")
     options = parser.parse_args()
     if options.write_docs:
         write_docs()
         return
-    for number in (signal.SIGTERM, signal.SIGINT):  # so that the folders go, quietly
+    for number in (signal.SIGTERM, signal.SIGINT):  # so that the folders are removed, without a traceback
         signal.signal(number, lambda got, _: sys.exit(128 + got))
     result = measure(options)
     print(tables(result) if options.markdown else json.dumps(result))

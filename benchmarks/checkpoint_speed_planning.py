@@ -1,10 +1,10 @@
-"""What planning costs at every save of very many ranks when nothing changed: ours against DCP's kept plan.
+"""Compare the cost of planning a repeated save on very many ranks: toolkit ("ours") against DCP with a cached plan.
 
-One process plays each rank's part, with real DTensors on a mesh of N ranks (torch's "fake" process group) and the
-functions that a save calls. Included: each rank's inspection of its own state, what it packs for rank 0, and all that rank 0
-does with what the ranks sent until the checkpoint is committed, its metadata written and synced, and the inspection of what
-may be removed (DCP removes nothing). Not included: the data, and the network, which carries ours 49 bytes from a rank
-and DCP a pickle both ways, whose bytes are reported.
+One process plays the part of each rank, with real DTensors on a mesh of N ranks (torch's "fake" process group) and the
+functions that a save calls. Included are each rank's check of its own state, the data that it packs for rank 0, and all
+work of rank 0 from receiving these data until the checkpoint is committed: writing and syncing metadata, and finding
+checkpoints to remove (DCP removes none). The tensor data and the network are not included. Over the network, ours sends
+49 bytes per rank, and DCP a pickle in each direction, whose size is reported.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ZERO, EVERY = "rank 0", "every rank"
 
 
 class Clock:
-    """Seconds by name, all rounds."""
+    """Collects the seconds of all rounds by name."""
 
     def __init__(self) -> None:
         self.took: dict[str, list[float]] = defaultdict(list)
@@ -66,7 +66,7 @@ class Clock:
 
 
 def planning(ranks: int, folder: Path, rounds: int) -> dict[str, Any]:
-    """Medians in seconds: rank 0's and every other rank's, ours and DCP's."""
+    """Return medians in seconds, for rank 0 and for each other rank, of ours and of DCP."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     state = {
@@ -86,7 +86,7 @@ def planning(ranks: int, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def _total(medians: dict[str, float], who: str, rank: str) -> float:
-    """What a rank does, one thing after the other. Rank 0 does what every rank does, too."""
+    """Return the total time of a rank. Rank 0 also does the work of every other rank."""
     parts = (EVERY, ZERO) if rank == ZERO else (EVERY,)
     return sum(
         seconds for name, seconds in medians.items() if name.startswith(tuple(f"{who}, {one}:" for one in parts))
@@ -94,7 +94,7 @@ def _total(medians: dict[str, float], who: str, rank: str) -> float:
 
 
 def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> None:
-    """Each rank compares its state's shape. Rank 0 takes in the files' digests, looks for the files, and commits."""
+    """Time ours: each rank compares the shape of its state; rank 0 receives digests, checks files, and commits."""
     plan: Any = SavePlanning(SimpleNamespace(rank=0))  # type: ignore[arg-type]
     plan._shape = plan.flatten(state).shape  # as after the first save
     shards = [shard_name(rank, ranks) for rank in range(ranks)]
@@ -112,7 +112,7 @@ def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> 
     for number in range(rounds):
         description = Description(folder / f"step-{number:08}", "benchmark", number)
         part = open_part(description.final, 0, description.token)
-        for shard in shards:  # as large as a manifest says, and empty
+        for shard in shards:  # sparse files of the size that the manifest states
             for name, size in ((shard, SHARD_BYTES), (digest_name(shard), DIGEST_BYTES)):
                 with (part / name).open("wb") as file:
                     file.truncate(size)
@@ -125,7 +125,7 @@ def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> 
 
 
 def _of_dcp(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> dict[str, int]:
-    """As `dcp.save` does it with a plan that is kept. Returns the bytes that go through the network."""
+    """Time the steps of `dcp.save` with a cached plan; return the number of bytes sent over the network."""
     _keep_plan(state, ranks)
     unchanged = SavePlan([], usable=False)
     results = _results(state, 0)
@@ -161,7 +161,7 @@ def _of_dcp(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -
 
 
 def _keep_plan(state: State, ranks: int) -> None:
-    """What DCP's planner has kept after the first save, on rank 0."""
+    """Fill the cache of DCP's planner as after the first save on rank 0."""
     planner = CachingPlanner(KEY)
     planner.set_up_planner(state, is_coordinator=True)
     planner.finish_plan(planner.create_local_plan())
@@ -178,7 +178,7 @@ def _keep_plan(state: State, ranks: int) -> None:
 
 
 def _results(state: State, rank: int) -> list[WriteResult]:
-    """What `FileSystemWriter.write_data` gives on a rank."""
+    """Return what `FileSystemWriter.write_data` returns on a rank."""
     file = f"__{rank}_0.distcp"
     return [
         WriteResult(MetadataIndex(name, torch.Size([rank, 0]), rank), 1200, _StorageInfo(file, number * 1200, 1200))

@@ -1,4 +1,4 @@
-"""What one rank of `checkpoint_speed.py` does: round after round, one way after the other, each timed and checked."""
+"""The program of one rank of `checkpoint_speed.py`: in each round it times and checks all methods sequentially."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from toolkit.checkpoint.loading.planned import PlannedLoad
 from toolkit.checkpoint.saving import prepared as saves
 from toolkit.world.facts import World
 
-WARM_UP = 3  # rounds: ours writes over older files from the third save on
-STAY_AFTER_WARM_UP = 2  # of each group, the fastest
-COPIES = 11  # of the state, in files at a time
+WARM_UP = 3  # rounds: ours overwrites older files from the third save on
+STAY_AFTER_WARM_UP = 2  # methods per group, the fastest ones
+COPIES = 11  # of the state that exist as files at the same time
 
 
 @dataclass(frozen=True)
 class Case:
-    """Ranks, and the size of what they save together."""
+    """The number of ranks, and the size of the state that they save together."""
 
     ranks: int
     megabytes: int
     shapes: tuple[str, ...]
-    folders: dict[str, Path]  # by kind
+    folders: dict[str, Path]  # by kind: tmpfs or disk
     rounds: int
 
 
 def shapes_of(shape: str, megabytes: int) -> dict[str, tuple[int, ...]]:
-    """Tensors of float32 of about the given total size in MB, rows divisible by 4: 16 large ones, or those of an LLM.
+    """Return shapes of float32 tensors of about `megabytes` MB, with rows divisible by 4: 16 large ones, or an LLM.
 
-    The LLM has 37 layers of nine tensors, two embeddings and a norm, and two moments of each: 1,008 tensors.
+    The LLM has 37 layers of nine tensors, two embeddings and a norm, and two moments of each of them: 1,008 tensors.
     """
     if shape == "large":
         return {f"layer.{number}": (megabytes * 10**6 // 16 // 4 // 4096 * 4, 1024) for number in range(16)}
@@ -73,9 +73,9 @@ def state_of(shapes: dict[str, tuple[int, ...]], mesh: DeviceMesh, fill: Callabl
 
 
 def one_rank(rank: int, case: Case, store: Path) -> None:
-    """Measure a case; rank 0 leaves the results as JSON beside the store."""
+    """Measure a case; rank 0 writes the results as JSON next to the store."""
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")  # DCP warns of what it was told to do
+    warnings.filterwarnings("ignore")  # DCP warns about requested settings
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks)
     mesh = init_device_mesh("cpu", (case.ranks,))
     results = []
@@ -114,7 +114,7 @@ def world_of(rank: int, ranks: int) -> World:
 
 
 def room_missing(folder: Path, size_bytes: int, *, is_memory: bool) -> str:
-    """Why a case is skipped, the same on every rank; "" if it runs."""
+    """Return why a case is skipped, the same on every rank; "" if it runs."""
     free = shutil.disk_usage(folder).free
     if is_memory:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -126,7 +126,7 @@ def room_missing(folder: Path, size_bytes: int, *, is_memory: bool) -> str:
 
 
 class Measuring:
-    """All ways of one case. Collective."""
+    """Measures all methods of one case. Collective."""
 
     def __init__(self, place: Place, *, on_disk: bool) -> None:
         self._place = place
@@ -136,11 +136,11 @@ class Measuring:
         self._span = 0.0
 
     def run(self, rounds: int) -> dict[str, Any]:
-        """Medians in seconds, by what was done and in which way, and which of each group was the fastest."""
+        """Return medians in seconds by operation and method, and the fastest method of each group."""
         tried = ways(self._place)
         gc.collect()
         gc.freeze()
-        gc.disable()  # for all alike
+        gc.disable()  # for all methods
         with self._spans():
             for number in range(1, WARM_UP + rounds + 1):
                 if number == WARM_UP + 1:
@@ -175,7 +175,7 @@ class Measuring:
         self._raw_round(number)
 
     def _raw_round(self, number: int) -> None:
-        """The bytes alone. Its times are of the slowest rank's own work, as those of our phases."""
+        """Write and read only the raw bytes. Times are those of the slowest rank's own work, as for our phases."""
         raw = self._raw
         for name, what in ((f"new-{number}", "raw write, new files"), ("same", "raw write, same files")):
             self._timed("raw", what, self._spanned(lambda: raw.write(name)))  # noqa: B023
@@ -201,16 +201,16 @@ class Measuring:
         self._check(found[0] or {})
 
     def _check(self, found: dict[str, Tensor]) -> None:
-        """Bit by bit."""
+        """Compare the loaded tensors with the saved ones bit by bit."""
         for name, tensor in self._place.saved.items():
             loaded = found[name] if found else self._place.target[name].to_local()
             assert torch.equal(loaded.view(torch.int32), tensor.to_local().view(torch.int32)), name
 
     def _timed(self, what: str, name: str, work: Callable[[], object]) -> None:
-        """Note the time until the last rank is done."""
+        """Record the seconds until the last rank has finished."""
         gc.collect()
         if self._on_disk and self._place.world.rank == 0:
-            os.sync()  # so that no case pays for files that an earlier one removed
+            os.sync()  # else this case would include the removal of earlier files
         self._span = 0.0
         dist.barrier()
         start = time.perf_counter()
@@ -225,7 +225,7 @@ class Measuring:
         self._took[what][name].append(seconds)
 
     def _spanned(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same work, with its own time in `_span`."""
+        """Return the same function, which also stores its own duration in `_span`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -237,7 +237,7 @@ class Measuring:
 
     @contextmanager
     def _spans(self) -> Iterator[None]:
-        """Time what writes a rank's files, and what reads them by a plan."""
+        """Time the functions that write a rank's files, and that read them by a plan."""
         places: list[tuple[Any, str]] = [(saves, "write_shard"), (saves, "write_digests"), (PlannedLoad, "read")]
         before = [getattr(owner, name) for owner, name in places]
         for (owner, name), work in zip(places, before, strict=True):
@@ -254,7 +254,7 @@ class Measuring:
             drop_from_memory(path)
 
     def _fastest(self, tried: list[Way]) -> list[Way]:
-        """Of each group those that were fastest in the warm-up, in the old order; the same on all ranks."""
+        """Return the fastest methods of each group in the warm-up, in the old order; the same on all ranks."""
         groups: dict[str, list[Way]] = defaultdict(list)
         for way in tried:
             groups[way.group].append(way)

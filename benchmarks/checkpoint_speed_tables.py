@@ -1,4 +1,4 @@
-"""The ratios of `checkpoint_speed.py`, and its figures as tables for the docs."""
+"""Compute the ratios of `checkpoint_speed.py`, and format its results as tables for the docs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Cells = list[tuple[str, Callable[[dict[str, Any]], str]]]
 
 
 def ratios(case: dict[str, Any]) -> dict[str, float]:
-    """Ours to theirs, and shares of ours; below 1 is faster. Of theirs the fastest of each group counts."""
+    """Return ratios of ours to the fastest method of each other group (below 1 is faster), and fractions of ours."""
     if "left_out" in case:
         return {}
     save, phase = case["median_s"]["save"], case["median_s"]["phase"]
@@ -40,12 +40,12 @@ def ratios(case: dict[str, Any]) -> dict[str, float]:
 
 
 def fastest_load(load: dict[str, float], group: str) -> float:
-    """Of the ways of that name, or whose names begin so."""
+    """Return the fastest load among methods whose name is `group`, or starts with it and a comma."""
     return min(seconds for name, seconds in load.items() if name == group or name.startswith(f"{group},"))
 
 
 def tables(result: dict[str, Any]) -> str:
-    """All figures as markdown."""
+    """Return all results as Markdown tables."""
     cases = [case for case in result["cases"] if "left_out" not in case]
     machine = result["machine"]
     about = (

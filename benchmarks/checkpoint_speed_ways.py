@@ -1,4 +1,4 @@
-"""The ways to save and load that `checkpoint_speed.py` compares. Every one brings its bytes to the disk (fsync)."""
+"""The methods to save and load that `checkpoint_speed.py` compares. All of them sync their files to disk (fsync)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Load = Callable[[Path], dict[str, Tensor] | None]  # fills the target, or return
 
 @dataclass(frozen=True)
 class Place:
-    """What a rank saves, what it loads into, and where; `threads` of it write or read at a time."""
+    """What a rank saves, the target that it loads into, and the folder, with `threads` threads for reads and writes."""
 
     world: World
     folder: Path
@@ -44,16 +44,16 @@ class Place:
 
     @property
     def local(self) -> dict[str, Tensor]:
-        """This rank's parts of what is saved."""
+        """The shards that this rank saves."""
         return {name: tensor.to_local() for name, tensor in self.saved.items()}
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to save, and ways to load what it saved. Of a `group` the fastest counts.
+    """A method to save, with methods to load the result. Results report the fastest method of each `group`.
 
-    save: is given a number, one higher each time, and returns what it made.
-    stays: what it made is there at its next save: it is overwritten, or this method removes it itself.
+    save: receives a number that increases by one each time, and returns the path that it has written.
+    stays: the files remain until the next save, which overwrites them, or this method removes them itself.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Way:
 
 
 class CachingPlanner(DefaultSavePlanner):
-    """DCP's planner that keeps its plan, and says whether the last save did with the kept one."""
+    """DCP's planner with plan caching, which also records whether the last save used the cached plan."""
 
     def __init__(self, shape: str) -> None:
         super().__init__(enable_plan_caching=True)
@@ -78,11 +78,11 @@ class CachingPlanner(DefaultSavePlanner):
 
 
 def ways(place: Place) -> list[Way]:
-    """All of them. Collective."""
+    """Return all methods. Collective."""
     return [*_ours(place), *_of_dcp(place), *_of_files(place)]
 
 
-# ---- ours
+# ---- toolkit
 
 
 def _ours(place: Place) -> Iterator[Way]:
@@ -106,10 +106,10 @@ def _checkpointer(
     keep_last: int = 1,
     around: Callable[[], Any] = nullcontext,
 ) -> Way:
-    """With `keep_last` 1 each save writes over the files that the one before last left, as in a run."""
+    """With `keep_last` 1, each save overwrites the files of the save before the last one, as in a run."""
     folder = place.folder / name.replace(" ", "-")
     saver = Checkpointer(folder, place.world, keep_last=keep_last)
-    loader = Checkpointer(folder, place.world)  # another one: what a run has loaded stays, and would not be recycled
+    loader = Checkpointer(folder, place.world)  # separate, since a checkpointer does not recycle what it has loaded
 
     def save(number: int) -> Path:
         with around():
@@ -151,7 +151,7 @@ class _NoDigest:
 
 @contextmanager
 def no_digests() -> Iterator[None]:
-    """In this process blocks have no digests, and every digest is right: what is left is the time of all else."""
+    """Disable the digests of blocks and their verification in this process, to time everything else."""
     modules: tuple[Any, ...] = (shard_writer, shard_reader)
     for module in modules:
         module.xxhash = SimpleNamespace(xxh3_128=_NoDigest)
@@ -162,7 +162,7 @@ def no_digests() -> Iterator[None]:
             module.xxhash = xxhash
 
 
-# ---- DCP's own
+# ---- DCP
 
 
 def _of_dcp(place: Place) -> Iterator[Way]:
@@ -182,13 +182,13 @@ def _of_dcp(place: Place) -> Iterator[Way]:
 
 
 def _tuned(place: Place, group: str, *, threads: int, in_place: bool, crc: bool) -> Way:
-    """With the plan kept. In place: into the folder of the last save, whose files are opened anew and cut first."""
+    """DCP with a cached plan. `in_place`: into the folder of the last save, whose files it truncates and rewrites."""
     name = f"{group}, {threads} thread{'s'[: threads - 1]}, {'same folder' if in_place else 'new folder'}"
     stem = f"dcp-tuned-{threads}"
 
     def save(number: int) -> Path:
         path = place.folder / (stem if in_place else f"{stem}-{number}")
-        planner = CachingPlanner(place.shape)  # the plans are kept by its class
+        planner = CachingPlanner(place.shape)  # its class caches the plans
         writer = dcp.FileSystemWriter(
             path, single_file_per_rank=True, sync_files=True, thread_count=threads, overwrite=True
         )
@@ -202,7 +202,7 @@ def _tuned(place: Place, group: str, *, threads: int, in_place: bool, crc: bool)
 
 @contextmanager
 def torch_crc(wanted: bool) -> Iterator[None]:
-    """Whether torch.save works out CRC-32, which torch.load never reads."""
+    """Set whether torch.save computes CRC-32, which torch.load never checks."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(wanted)
     try:
@@ -211,7 +211,7 @@ def torch_crc(wanted: bool) -> Iterator[None]:
         torch.serialization.set_crc32_options(before)
 
 
-# ---- one file of each rank's own part: nothing is planned, and nothing says how the parts make a whole
+# ---- one file per rank with its own shards: without planning, and without metadata to combine them
 
 
 def _of_files(place: Place) -> Iterator[Way]:
@@ -226,7 +226,7 @@ def _of_files(place: Place) -> Iterator[Way]:
 
     def safetensors_mapped(path: Path) -> None:
         for name, tensor in safetensors.torch.load_file(path / f"{rank}").items():
-            place.target[name].to_local().copy_(tensor)  # else no byte would have been read
+            place.target[name].to_local().copy_(tensor)  # else no data would be read from the mapped file
 
     of_safetensors = {"safetensors, pread": safetensors_pread, "safetensors, mapped and copied": safetensors_mapped}
     for group, write, loads in (
@@ -260,11 +260,11 @@ def _sync(path: Path) -> None:
     os.close(descriptor)
 
 
-# ---- the bytes alone
+# ---- only the raw bytes
 
 
 class RawFiles:
-    """This rank's bytes as blocks of 4 MiB, written and read by the system's calls and nothing else."""
+    """This rank's data in blocks of 4 MiB, written and read only by system calls."""
 
     def __init__(self, place: Place) -> None:
         self._threads = place.threads
@@ -278,7 +278,7 @@ class RawFiles:
         return self._folder / f"raw-{name}-{self._rank}"
 
     def write(self, name: str) -> None:
-        """Write over the file of that name, or a new one, and bring it to the disk."""
+        """Overwrite the file with this name, or create it, and sync it to disk."""
         descriptor = os.open(self.path(name), os.O_WRONLY | os.O_CREAT)
         os.ftruncate(descriptor, self.size_bytes)
         self._each(lambda number, block: _whole(os.pwritev(descriptor, block, number * BLOCK_BYTES), block), self._out)
@@ -292,7 +292,7 @@ class RawFiles:
         os.close(descriptor)
 
     def digest(self) -> None:
-        """Digest the bytes as our files are digested."""
+        """Compute the same digests as for toolkit's files."""
 
         def work(_: int, block: list[memoryview]) -> None:
             digest = xxhash.xxh3_128()
@@ -315,7 +315,7 @@ class RawFiles:
 
 
 def blocks_of(state: State) -> list[list[memoryview]]:
-    """The bytes of this rank's parts, in order, cut into blocks."""
+    """Return the bytes of this rank's shards, in order, split into blocks."""
     blocks: list[list[memoryview]] = [[]]
     room = BLOCK_BYTES
     for tensor in state.values():
@@ -331,11 +331,11 @@ def blocks_of(state: State) -> list[list[memoryview]]:
 
 
 def _whole(count: int, block: list[memoryview]) -> None:
-    assert count == sum(map(len, block)), "the system took only a part of a block"
+    assert count == sum(map(len, block)), "a system call processed only part of a block"
 
 
 def drop_from_memory(path: Path) -> None:
-    """Let the system forget its pages of a file, or of a folder's files, which are on the disk (posix_fadvise)."""
+    """Drop a file, or the files of a folder, from the page cache (posix_fadvise); they must be synced to disk."""
     for file in path.iterdir() if path.is_dir() else [path]:
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

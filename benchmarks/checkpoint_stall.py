@@ -1,13 +1,13 @@
-"""What a save in the background costs the training: the wait for its copy, and slower steps while it is written.
+"""Measure what a background save costs the training: the wait for its copy, and slower steps while it is written.
 
     python benchmarks/checkpoint_stall.py [--mb 256 1000] [--rounds 7] [--folder DIR]
 
-One rank with one thread on two cores, a state of 300 tensors. In every round by turns: a plain memcpy of the state into
-memory that is there, our `save_in_background`, and DCP's `async_save` on a gloo group of its own with a stager that keeps
-its memory. Then steps of some 20 ms (matmuls), with and without a save under way by turns. The first save of each, which
-takes its memory from the system, is not counted. Where two cores share their
-units, or others use them, steps are slower beside anything: `beside_spinning` is that ratio beside a process that only
-counts. Prints one JSON object; times are medians in seconds.
+One rank with one thread on two cores saves a state of 300 tensors. Each round times a plain memcpy of the state into
+allocated memory, toolkit's `save_in_background`, and DCP's `async_save` with its own gloo group and a stager that
+reuses its memory. Then it times steps of about 20 ms (matmuls) with and without a running save. The first save of each
+method, which allocates the memory, is not counted. On cores that share execution units, or that others use, any second
+process slows steps: `beside_spinning` is that ratio for a process that only counts. Prints one JSON object; times are
+medians in seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ State = dict[str, torch.Tensor]
 
 
 def state_of(megabytes: int) -> State:
-    """300 float32 tensors: matrices that take nearly all, and vectors of 4 kB."""
+    """Create 300 float32 tensors: matrices with nearly all of the bytes, and vectors of 4 kB."""
     rows = (megabytes * 10**6 // 4 - VECTORS * WIDTH) // MATRICES // WIDTH
     tensors = {f"layer.{number}.weight": torch.randn(rows, WIDTH) for number in range(MATRICES)}
     return tensors | {f"layer.{number}.vector": torch.randn(WIDTH) for number in range(VECTORS)}
@@ -55,7 +55,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 class PlainCopy:
-    """`memcpy` of every tensor into memory that is there."""
+    """Copies every tensor into memory that is already allocated."""
 
     def __init__(self, state: State) -> None:
         self._copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -112,7 +112,7 @@ class Dcp:
 def stalls(plain: PlainCopy, ways: dict[str, Ours | Dcp], rounds: int) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {"memcpy": [], **{name: [] for name in ways}}
     for number in range(rounds + 1):
-        plain()  # as warm as it gets
+        plain()  # so that caches are warm
         took["memcpy"].append(seconds(plain))
         for name, save in ways.items():
             stall = seconds(save)
@@ -123,7 +123,7 @@ def stalls(plain: PlainCopy, ways: dict[str, Ours | Dcp], rounds: int) -> dict[s
 
 
 def compute_step() -> Callable[[], object]:
-    """Matmuls that take some `STEP_S`."""
+    """Return a function that runs matmuls for about `STEP_S`."""
     left, right, out = torch.randn(512, 512), torch.randn(512, 512), torch.empty(512, 512)
     one = min(seconds(lambda: torch.mm(left, right, out=out)) for _ in range(20))
     times = max(1, round(STEP_S / one))
@@ -136,7 +136,7 @@ def compute_step() -> Callable[[], object]:
 
 
 def step_times(save: Ours | Dcp, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of steps at rest, and of those that lie wholly within a save."""
+    """Return the seconds of steps without a save, and of steps that run entirely during one."""
     step = compute_step()
     at_rest, disturbed = [], []
     for _ in range(rounds):
@@ -153,13 +153,13 @@ def step_times(save: Ours | Dcp, rounds: int) -> tuple[list[float], list[float]]
 
 
 def beside_spinning(rounds: int) -> float:
-    """How much slower a step is when another process uses the other core, and no memory."""
+    """Return the slowdown of a step when another process uses the other core, but no memory."""
     step = compute_step()
     alone, beside = [], []
     for _ in range(rounds):
         alone += [seconds(step) for _ in range(STEPS_AT_REST)]
         spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        time.sleep(0.2)  # it starts
+        time.sleep(0.2)  # wait until it runs
         beside += [seconds(step) for _ in range(STEPS_AT_REST)]
         spinning.kill()
         spinning.wait()
@@ -190,9 +190,9 @@ def measure(megabytes: int, options: argparse.Namespace, folder: Path) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, nargs="+", default=[256, 1000], help="sizes of the state")
+    parser.add_argument("--mb", type=int, nargs="+", default=[256, 1000], help="sizes of the state in MB")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder to write to (default: the temporary folder)")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     torch.set_num_threads(1)

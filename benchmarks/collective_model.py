@@ -1,12 +1,13 @@
-"""All-reduce times by the model against measured ones, at sizes that the model was not fitted on; and what its choice is worth.
+"""Compare all-reduce times of the model with measured ones, at sizes that it was not fitted on, and rate its choices.
 
 Run it on two or more nodes with two or more ranks each:
 
     srun -N4 --ntasks-per-node=2 python benchmarks/collective_model.py [--rounds 5] [--most-mib 16]
 
-Rank 0 prints one JSON object: for each size and algorithm the predicted seconds and the median of the slowest rank's, and
-in `summary` the errors |predicted / measured - 1| from 256 KiB on, in how many sizes the algorithm with the least
-predicted time takes at most 1.1 times that of the fastest, and how it compares to the backend's own.
+Rank 0 prints one JSON object: for each size and algorithm, the predicted seconds and the median seconds of the slowest
+rank. `summary` contains the errors |predicted / measured - 1| from 256 KiB on, the number of sizes at which the
+algorithm with the least predicted time takes at most 1.1 times the fastest, and its time relative to the backend's
+all-reduce.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from toolkit.topology.gather import gather_topology
 from toolkit.world.discover import discover
 from toolkit.world.rendezvous import start_groups
 
-# None of them is a size that calibration tries, nor one that its tries add up to on nodes of two ranks.
+# Calibration measures none of these sizes, nor a size that adds up to one of them on nodes with two ranks.
 SIZES_BYTES = (1_500, 12_000, 96_000, 300_000, 700_000, 1_500_000, 3_000_000, 6_000_000, 11_000_000, 16_000_000)
 BARRED_BYTES = 256 * 1024
 
@@ -46,7 +47,7 @@ def measure(communicator: Communicator, rounds: int, sizes: list[int]) -> dict[i
         for number in range(rounds + 1):
             for name in communicator.algorithms:
                 seconds = slowest(communicator, name, torch.ones(size // 4))
-                if number:  # the first round opens connections
+                if number:  # the first round opens connections, and is not counted
                     taken[name].append(seconds)
         found[size] = {name: statistics.median(values) for name, values in taken.items()}
     return found

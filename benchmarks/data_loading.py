@@ -1,11 +1,11 @@
-"""Seconds to read batches with our loader, beside torch's DataLoader over a map dataset of the same samples.
+"""Measure the seconds to read batches with toolkit's loader, against torch's DataLoader on the same samples.
 
     python benchmarks/data_loading.py [--batches 400] [--batch 32] [--context 1024] [--workers 0 1 2]
 
-The samples are windows of a token file, mapped into memory by both. Torch's dataset makes one window a call, as one
-writes it by hand, with a DistributedSampler and the usual collation; ours takes the batch as a whole. The same is done
-with a map dataset under both. Runs of the one and of the other take turns. Prints one JSON object; `ratio` is ours /
-torch's, of the medians of 5 runs each, below 1 where ours is faster.
+Samples are windows of a token file that both map into memory. torch's dataset returns one window per call, as users
+usually write it, with a DistributedSampler and the default collation; toolkit reads a whole batch. A second comparison
+uses the same map dataset for both. Runs alternate. Prints one JSON object; `ratio` is ours / torch of the medians of
+5 runs each, and below 1 if toolkit is faster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFETCH = 2
 
 
 class WindowsByHand(Dataset[Any]):
-    """What one writes without a toolkit."""
+    """The dataset that a user would write without toolkit."""
 
     def __init__(self, path: Path, context: int) -> None:
         self.tokens = map_tokens(path)
@@ -70,7 +70,7 @@ def ours(source: Any, options: argparse.Namespace, workers: int) -> float:
 
 
 def seconds_of(read: Callable[[], Any], batches: int) -> float:
-    """Once all workers are at work."""
+    """Return the seconds for `batches` batches, after a warm-up in which all workers start."""
     for _ in range(10):
         inputs, targets = read()
     assert inputs.dtype == targets.dtype == torch.int64
@@ -104,7 +104,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         text, tokens = Path(name) / "text", Path(name) / "text.tokens"
-        # An epoch of what is read, so that both read every window once.
+        # One epoch contains exactly the batches that are read, so that both read every window once.
         windows = (options.batches + 20 + PREFETCH * max(options.workers)) * options.batch
         text.write_bytes(np.random.default_rng(0).bytes(windows * options.context + 1))
         pack([text], tokens)

@@ -1,11 +1,11 @@
-"""Seconds from srun's start to a working process group, beside torchrun in the same allocation.
+"""Measure the seconds from the start of srun to a working process group, against torchrun in the same allocation.
 
     salloc -N 4 --ntasks-per-node 2 python benchmarks/group_start.py [--pairs 5]
 
-Both start 8 torch ranks on 4 nodes and end the clock when the last rank has finished its first all-reduce. Ours is the
-whole way of a job: srun with PMIx, a guard a rank, discovery over MPI, rank 0's store, gloo, the job's `main`.
-torchrun is started once a node by srun, with its c10d rendezvous on the first node. The pairs are interleaved, the
-order alternates, and the ratio is ours / torchrun pair by pair. Prints one JSON object.
+Both start 8 torch ranks on 4 nodes, and the time ends when the last rank has finished its first all-reduce. For toolkit
+("ours") it includes all of a job's start: srun with PMIx, one guard per rank, discovery over MPI, rank 0's store, gloo,
+and the job's `main`. srun starts one torchrun per node, with a c10d rendezvous on the first node. Pairs are interleaved
+in alternating order; the ratio is ours / torchrun of each pair. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ JOB = '[job]\nname = "group_start"\nentry = "ours.py:main"\n[restart]\ncrashes =
 
 
 def last_stamp(folder: Path, ranks: int) -> float:
-    """The time at which the slowest rank was ready."""
+    """Return the time at which the last rank was ready."""
     stamps = [float(path.read_text()) for path in folder.iterdir()]
     if len(stamps) != ranks:
-        sys.exit(f"{len(stamps)} of {ranks} ranks were ready in {folder}")
+        sys.exit(f"expected {ranks} ranks to become ready, got {len(stamps)} in {folder}")
     return max(stamps)
 
 
 def time_torchrun(folder: Path, nodes: int, per_node: int, port: int) -> float:
-    """srun starts one torchrun a node."""
+    """Start one torchrun per node with srun; return the seconds until the last rank was ready."""
     head = first_host(os.environ["SLURM_JOB_NODELIST"])
     address = subprocess.run(
         ["srun", "-N1", "-n1", "-w", head, "--mpi=none", "bash", "-c", "hostname -I"],
@@ -71,7 +71,7 @@ def time_torchrun(folder: Path, nodes: int, per_node: int, port: int) -> float:
 
 
 def time_ours(folder: Path, nodes: int, per_node: int) -> float:
-    """`toolkit run` inside the allocation; the clock begins when the supervisor starts srun."""
+    """Run `toolkit run` inside the allocation; return the seconds from the supervisor's srun to the last ready rank."""
     runs = folder.parent / "runs"
     subprocess.run(
         [str(BIN / "toolkit"), "run", str(folder.parent / "ours.toml"), "-N", str(nodes), "--ntasks-per-node", str(per_node),
@@ -88,9 +88,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs
     if "SLURM_JOB_NODELIST" not in os.environ:
-        sys.exit("run me inside an allocation: salloc -N 4 --ntasks-per-node 2 python benchmarks/group_start.py")
+        sys.exit("run this inside an allocation: salloc -N 4 --ntasks-per-node 2 python benchmarks/group_start.py")
     nodes, per_node = int(os.environ["SLURM_JOB_NUM_NODES"]), 2
-    # The nodes of a dev cluster have a /tmp of their own; the home folder is shared.
+    # Each node of a dev cluster has its own /tmp, but they share the home folder.
     root = Path.home() / f".group-start-{os.getpid()}"
     root.mkdir()
     (root / "plain.py").write_text(PLAIN)

@@ -1,11 +1,11 @@
-"""All-reduce of one gradient, flat against hierarchical: same tensor, same ranks, interleaved.
+"""Compare flat and hierarchical all-reduce of one gradient, with the same tensor on the same ranks, interleaved.
 
 Run it on two or more nodes with two or more ranks each:
 
     srun -N4 --ntasks-per-node=2 python benchmarks/hierarchical_reduction.py [--mb 20] [--rounds 5]
 
-Rank 0 prints one JSON object: medians in seconds of the slowest rank, and the ratio (ours / flat; below 1 is
-faster). `stages` are rank 0's seconds a reduction; stages overlap, so that they do not add up.
+Rank 0 prints one JSON object: median seconds of the slowest rank, and the ratio (ours / flat; below 1 is faster).
+`stages` are the seconds of each stage per reduction on rank 0. Stages overlap, so their sum exceeds the total.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from toolkit.world.rendezvous import start_groups
 
 
 def slowest(reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> float:
-    """Seconds that the slowest rank needs."""
+    """Return the seconds that the slowest rank needs."""
     dist.barrier()
     start = time.monotonic()
     reduce(tensor)
@@ -37,7 +37,7 @@ def slowest(reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> f
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both methods, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, default=20.0, help="size of the gradient in MB, float32")
     parser.add_argument("--rounds", type=int, default=5)
@@ -55,7 +55,7 @@ def main() -> None:
     for measured in range(options.rounds + 1):
         for name, reduce in ways.items():
             taken = slowest(reduce, gradient.clone())
-            if measured:  # the first round opens connections
+            if measured:  # the first round opens connections, and is not counted
                 seconds[name].append(taken)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     if world.rank == 0:

@@ -1,10 +1,10 @@
-"""How fast `toolkit history` answers over very many runs: with an empty cache, and later.
+"""Measure how fast `toolkit history` lists very many runs, first with an empty cache and then with a filled one.
 
     python -m benchmarks.history_scale --runs FOLDER [--count 300000] [-o FILE.json]
 
-makes run directories in FOLDER, all in jobs of 100,000 runs, measures the command as a user starts it, and removes them.
-One run is made by the toolkit's own code; the others have its files as hard links, so that they cost folders alone.
-Of a hundred runs one failed and one was cancelled.
+The benchmark creates run directories in FOLDER, at most 100,000 per job, times the command as a user starts it, and
+removes the directories. toolkit creates one run; the others consist of hard links to its files, so that they need only
+folders on disk. Of every hundred runs, one failed and one was cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toolkit.site.load import load_site
 from toolkit.submission.create import make_run
 
 RUNS_PER_JOB = 100_000
-LINKS_PER_FILE = 20_000  # ext4 takes 65,000
+LINKS_PER_FILE = 20_000  # ext4 allows 65,000
 QUESTIONS = {
     "newest 50": (),
     "newest 50 failed": ("--state", "failed"),
@@ -40,7 +40,7 @@ QUESTIONS = {
 
 
 def make_runs(runs: Path, count: int) -> None:
-    """Run directories of `count` runs that have ended, made a second apart."""
+    """Create directories of `count` ended runs, with start times one second apart."""
     samples: dict[RunState, RunDirectory] = {}
     began = datetime(2020, 1, 1, tzinfo=UTC)
     for number in range(count):
@@ -78,7 +78,7 @@ def _link(sample: Path, path: Path) -> None:
 
 
 def ask(runs: Path, *options: str) -> dict[str, Any]:
-    """One `toolkit history` as a process: seconds by the clock and of the processor, lines, and what it said."""
+    """Run `toolkit history` in a process; return wall and CPU seconds, the number of lines, and its messages."""
     before, began = os.times(), time.monotonic()
     argv = [str(Path(sys.executable).with_name("toolkit")), "history", "--runs", str(runs), *options]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -101,7 +101,7 @@ def main() -> None:
     given.runs.mkdir(parents=True)
     try:
         make_runs(given.runs, given.count)
-        print(f"{given.count} runs are made", file=sys.stderr)
+        print(f"created {given.count} runs", file=sys.stderr)
         told: dict[str, Any] = {"runs": given.count, "first newest 50": ask(given.runs)}
         told["first listing of all"] = ask(given.runs, "--state", "preempted")
         told |= {name: ask(given.runs, *options) for name, options in QUESTIONS.items()}

@@ -1,10 +1,10 @@
-"""What small passes cost: processor time of a sample, forward and backward, by the samples of a pass.
+"""Measure what small micro-batches cost: CPU time per sample, forward and backward, by the number of samples in a pass.
 
     OMP_NUM_THREADS=1 python benchmarks/pass_size.py [--rounds 9]
 
-The model of `jobs/train_lm.py` in three sizes; a sample is 128 tokens. All sizes of a pass come by turns, round after round.
-The rule of `toolkit bench step` about small passes rests on this. Prints one JSON object: for each model the median time of
-a sample by the samples of its pass, as a multiple of that of the largest pass.
+Uses the model of `jobs/train_lm.py` in three sizes; a sample is 128 tokens. Each round runs all sizes of a pass. The
+advice of `toolkit bench step` about small micro-batches is based on these results. Prints one JSON object: for each
+model, the median time per sample by the samples in a pass, relative to the largest pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def seconds_of_a_sample(model: torch.nn.Module, samples: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="5 or more")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds, at least 5")
     options = parser.parse_args()
     torch.set_num_threads(1)
     models = {}

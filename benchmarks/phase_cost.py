@@ -1,10 +1,10 @@
-"""What a phase of the step profile costs: off, on, and torch.profiler.record_function beside it.
+"""Measure what a phase of the step profile costs, off and on, and torch.profiler.record_function for comparison.
 
     OMP_NUM_THREADS=1 python benchmarks/phase_cost.py [--rounds 9] [--calls 20000]
 
-Each way is called by turns, round after round, so that noise of the machine meets all of them; an empty loop's time is
-taken off. `record_function` is timed in a program without a profiler, and under torch.profiler. Processor
-time, so that other programs do not count. Prints one JSON object; microseconds are medians over the rounds.
+Each round runs all methods, so that noise affects all of them, and the time of an empty loop is subtracted.
+`record_function` is timed without a profiler and under torch.profiler. Times are CPU times, which exclude other
+programs. Prints one JSON object; microseconds are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def seconds_of_nothing(calls: int) -> float:
 
 
 def one_round(calls: int) -> dict[str, float]:
-    """Microseconds of a call, each way."""
+    """Return the microseconds per call of each method."""
     ours = Profile(most_spans=0)
     loop = seconds_of_nothing(calls)
     found = {"phase_off": seconds_of(ours.phase, calls)}
@@ -53,7 +53,7 @@ def one_round(calls: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="5 or more")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds, at least 5")
     parser.add_argument("--calls", type=int, default=20_000)
     options = parser.parse_args()
     one_round(1000)

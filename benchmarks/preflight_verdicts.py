@@ -1,14 +1,14 @@
-"""What `toolkit preflight` and `sbatch --test-only` say of 144 requests, beside what Slurm then really does.
+"""Compare the verdicts of `toolkit preflight` and `sbatch --test-only` on 144 requests with what Slurm really does.
 
     python benchmarks/preflight_verdicts.py [--only WORD] [--json FILE]
 
-Brings a dev cluster with accounting up (six nodes, one drained and two reserved; eight more partitions, QOS, accounts), and
-takes it down. Each request is rendered by `toolkit render`, and the directives of that very script are given to `sbatch
---test-only` and to `sbatch`, with a job that ends at once. A request is `good` where that job came to a good end, `bad`
-where sbatch refused it, Slurm failed it, or it still waited after some seconds on a cluster without any other job. A verdict
-is wrong where a good request is refused, or a bad one let pass; a warning counts as a refusal only where the job waits for
-nodes or a partition that are down: those may come back. Prints a table and the counts, in some 15 minutes. The exit code
-is 1 where preflight is wrong.
+Starts a dev cluster with accounting (six nodes, one of them drained and two reserved; eight more partitions, QOS,
+accounts), and removes it at the end. `toolkit render` renders each request, and its directives are passed to `sbatch
+--test-only` and to `sbatch`, with a job that exits immediately. A request is `good` if that job completes. It is `bad`
+if sbatch rejects it, Slurm fails it, or it still waits after some seconds on the otherwise empty cluster. A verdict is
+wrong if it rejects a good request or accepts a bad one. A warning counts as a rejection only if the job waits for nodes
+or a partition that are down, since they may come back. Prints a table and the counts, in about 15 minutes. The exit
+code is 1 if preflight is wrong.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
 
 NAME = "verdicts"
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
-PATIENCE_S, LONG_PATIENCE_S = 5.0, 12.0  # the scheduler looks every 2 s
+PATIENCE_S, LONG_PATIENCE_S = 5.0, 12.0  # the scheduler runs every 2 s
 POLL_S = 0.2
-VAGUE = ("None", "Priority", "Resources", "BeginTime")  # reasons that jobs have which only wait for others to end
+VAGUE = ("None", "Priority", "Resources", "BeginTime")  # reasons of jobs that only wait for other jobs to end
 MAY_COME_BACK = ("PartitionDown", "Unavailable", "DOWN")
 PARTITIONS = (
     "PartitionName=tight Nodes=ALL MaxTime=20 MaxNodes=2 MaxCPUsPerNode=4 MaxMemPerNode=4000",
@@ -84,7 +84,7 @@ REQUESTS = """
 
 @dataclass(frozen=True)
 class Row:
-    """One request: the verdicts of both, and what Slurm did. `truth` begins with good or bad."""
+    """A request, the verdicts of both programs, and what Slurm did. `truth` starts with `good` or `bad`."""
 
     request: str
     preflight: str
@@ -109,7 +109,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Site:
-    """The cluster with a site file that names no partition, so that nothing but the cluster tells limits."""
+    """The cluster, and a site file without partitions, so that all limits come from the cluster."""
 
     layout: Layout
 
@@ -145,7 +145,7 @@ class Site:
             self.call(*account, "add", "qos", name)
             if limits:
                 self.call(*account, "modify", "qos", name, "set", *limits.split())
-        lent = "lent"  # a QOS that is not the user's
+        lent = "lent"  # a QOS that the user may not use
         allowed = ",".join(["normal", *(name for name in QOS if name != lent)])
         for name, parent in (("spare", "root"), ("theirs", "root"), ("capped", "root"), ("child", "theirs")):
             self.call(*account, "add", "account", name, f"parent={parent}")
@@ -154,7 +154,7 @@ class Site:
         self.call(*account, "add", "user", "nobody", "account=spare")
         self.call(*account, "modify", "user", "root", "set", f"qos={allowed}", "defaultqos=normal")
         self.call(*account, "modify", "user", "root", "where", "account=capped", "set", "MaxWall=5", "GrpTRES=node=1")
-        with self.layout.slurm_conf.open("a") as stream:  # not before, since slurmctld knows the QOS by now
+        with self.layout.slurm_conf.open("a") as stream:  # only now, because slurmctld must know the QOS first
             stream.write("\n".join(PARTITIONS) + "\n")
         self.call("scontrol", "reconfigure")
         self.call("scontrol", "update", "nodename=node1", "features=fast")
@@ -176,9 +176,9 @@ class Site:
             self.call(*reserve, f"reservationname={name}", whose, f"nodes=node{node}")
 
     def verdicts(self, request: str) -> tuple[str, str, str]:
-        """Preflight's and sbatch's verdict, and the script that both looked at.
+        """Return the verdicts of preflight and sbatch, and the script that both checked.
 
-        Words that our own command line does not take go to sbatch as they stand.
+        Options that toolkit's command line rejects are passed to sbatch unchanged.
         """
         words = shlex.split(request)
         said = self.call(TOOLKIT, "preflight", "job.toml", "--json", *words, check=False)
@@ -199,7 +199,7 @@ class Site:
         return "starts" if "to start at" in said.stderr else "refuses"
 
     def truth(self, script: str) -> str:
-        """Submit it, and see what becomes of it."""
+        """Submit the script; return `good`, or `bad` with the reason."""
         sent = subprocess.run(
             ["sbatch", "--parsable"], input=script, env=self.environment, capture_output=True, text=True, check=False
         )
@@ -230,8 +230,8 @@ class Site:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="requests with this word")
-    parser.add_argument("--json", type=Path, help="write the rows there, too")
+    parser.add_argument("--only", default="", help="only requests that contain WORD")
+    parser.add_argument("--json", type=Path, help="also write the rows to FILE")
     arguments = parser.parse_args()
     requests = [one.strip() for one in REQUESTS.replace("\n", " ").split(";") if arguments.only in one]
     layout = make_layout(NAME, Path.home() / ".toolkit" / NAME)
@@ -251,7 +251,7 @@ def main() -> None:
     good = sum(row.truth.startswith("good") for row in rows)
     wrong, test_only = sum(row.ours_is_wrong for row in rows), sum(row.theirs_is_wrong for row in rows)
     print(
-        f"{len(rows)} requests, {good} good: preflight is wrong of {wrong} (!), sbatch --test-only of {test_only} (?)"
+        f"{len(rows)} requests, {good} good: preflight is wrong on {wrong} (!), sbatch --test-only on {test_only} (?)"
     )
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

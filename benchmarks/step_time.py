@@ -1,11 +1,11 @@
-"""Seconds of a step of our loop, beside a plain DDP loop written by hand.
+"""Measure the seconds per step of toolkit's training loop, against a plain DDP loop written by hand.
 
     OMP_NUM_THREADS=1 python benchmarks/step_time.py [--pairs 200] [--ranks 2] [--width 128]
 
-Both train the model of `jobs/train_lm.py` at its shipped sizes, in the same process group, one step of the one and
-one step of the other by turns, so that noise of the machine meets both. The plain loop neither sums its loss over
-the ranks, nor writes metrics, nor can be stopped; ours does all of it, with checkpoints out of the way of both.
-A step's time is that of the slowest rank. Prints one JSON object; `median_ratio` is ours / plain, pair by pair.
+Both train the model of `jobs/train_lm.py` at its default sizes in the same process group. Their steps alternate, so
+that noise affects both. The plain loop does not reduce its loss over ranks, write metrics or check for stop requests;
+toolkit's loop does. Neither saves checkpoints. The time of a step is that of the slowest rank. Prints one JSON object;
+`median_ratio` is the median of ours / plain over the pairs.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from toolkit.world.stop import StopWatch
 
 JOB = Path(train_lm.__file__).with_name("train_lm.toml")
 TARGET = 1.03
-WARM_UP = 3  # pairs that are not counted: DDP lays out its buckets, allocators fill
+WARM_UP = 3  # pairs that are not counted: DDP builds its buckets, and allocators grow
 
 
 def plain_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes) -> Iterator[float]:
-    """What one writes without a toolkit; every line of it is torch."""
+    """A training loop that a user would write with torch only."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     base = train_lm.GPT(args)
@@ -82,7 +82,7 @@ def plain_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes) -
 
 
 def our_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run: RunDirectory) -> Iterator[float]:
-    """What `jobs/train_lm.py` does, in a real run directory: heartbeat, control files and metrics are written."""
+    """The loop of `jobs/train_lm.py` in a real run directory, with heartbeat, control files and metrics."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     watch = StopWatch(run=run, attempt=run.attempt(0))
     world = World(rank, rank, ranks, ranks, 0, 1, "", "cpu", "local", "benchmark", run_dir=run.path, stop_watch=watch)
@@ -118,7 +118,7 @@ def measure(rank: int, folder: Path, run: RunDirectory, options: argparse.Namesp
     plain, ours = plain_steps(args, SimpleNamespace(**vars(train)), text), our_steps(args, train, text, run)
 
     def our_step() -> None:
-        use_deterministic_kernels()  # ours pays for determinism, the plain loop does not
+        use_deterministic_kernels()  # only toolkit's loop uses deterministic kernels
         next(ours)
         torch.use_deterministic_algorithms(False)
 
@@ -136,7 +136,7 @@ def measure(rank: int, folder: Path, run: RunDirectory, options: argparse.Namesp
 
 def report(pairs: list[list[float]], options: argparse.Namespace) -> None:
     ratios = sorted(ours / plain for ours, plain in pairs)
-    # The median's interval by order statistics: Conover, Practical Nonparametric Statistics, section 3.2.
+    # Confidence interval of the median by order statistics: Conover, Practical Nonparametric Statistics, section 3.2.
     reach = 0.98 * math.sqrt(len(ratios))
     low, high = int(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
     result = {
@@ -155,7 +155,7 @@ def report(pairs: list[list[float]], options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=200, help="20 or more")
+    parser.add_argument("--pairs", type=int, default=200, help="number of pairs, at least 20")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     options = parser.parse_args()

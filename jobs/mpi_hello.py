@@ -1,4 +1,4 @@
-"""Every rank prints its place and how it found it. Works under toolkit, mpirun, srun, torchrun, or alone."""
+"""Every rank prints its number, node and device. Works under toolkit, mpirun, srun, torchrun, or alone."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Every rank prints one line of JSON: its place, MPI's view, and the GPUs, network and shared folder that it sees.
+"""Every rank prints one line of JSON: its rank and node, an MPI test, and the GPUs, network and shared folder it sees.
 
-`toolkit site check` starts it in each partition of a site and evaluates the lines.
+`toolkit site check` submits this job to each partition of a site and evaluates the lines.
 """
 
 import argparse
@@ -24,8 +24,8 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--token", default="alone", help="what rank 0 writes into the shared file")
-    parser.add_argument("--folder", type=Path, default=Path(), help="the folder that all nodes should see")
+    parser.add_argument("--token", default="alone", help="string that rank 0 writes to the shared file")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder that all nodes should share")
     asked = parser.parse_args()
     try:
         world = discover()
@@ -41,7 +41,7 @@ def main():
         "shared": read_shared(shared), **over_mpi(world),
     }  # fmt: skip
     print(LINE + json.dumps(report), flush=True)
-    if world.rank == 0 and not report["mpi"]["error"]:  # all have read it, because all passed MPI's barrier
+    if world.rank == 0 and not report["mpi"]["error"]:  # all ranks have read it, since they all passed the MPI barrier
         shared.unlink()
 
 
@@ -49,7 +49,7 @@ def over_mpi(world):
     """Sum the rank numbers over all ranks, read the clock after a barrier, and send from the first node to another."""
     nothing = {"size": 0, "sum": 0, "library": "", "path": "", "error": ""}
     if not world.discovered_by.startswith("MPI"):
-        said = f"ranks were found by {world.discovered_by}: the launcher started them without MPI"
+        said = f"the launcher started the ranks without MPI: they were discovered by {world.discovered_by}"
         return {"mpi": {**nothing, "error": said}, "clock_s": time.time(), "rate_mb_per_s": 0.0}
     from mpi4py import MPI
 
@@ -65,7 +65,7 @@ def over_mpi(world):
 
 
 def rate_between_nodes(everybody, world):
-    """Return MB/s from rank 0 to the first rank of the next node; 0 on other ranks, and on one node."""
+    """Return the MB/s from rank 0 to the first rank on another node; 0 on other ranks, or if there is only one node."""
     nodes = everybody.allgather(world.node)
     other = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
     if other is None or world.rank not in (0, other):
@@ -89,7 +89,7 @@ def rate_between_nodes(everybody, world):
 
 
 def library_path():
-    """Return the path of the MPI library in this process's memory."""
+    """Return the path of the MPI library that this process has loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if match := re.search(r"(/\S*/libmpi[^/]*\.so\S*)$", line):
             return match[1]
@@ -97,13 +97,13 @@ def library_path():
 
 
 def visible_gpus():
-    """Return the number of GPUs that Slurm assigned to this node's ranks, by the first variable that states it."""
+    """Return the number of GPUs that Slurm assigned to this rank, from the first variable that lists them."""
     lists = (os.environ[name] for name in VISIBLE if os.environ.get(name))
     return len(next(lists, "").replace(",", " ").split())
 
 
 def gpus_of_driver():
-    """Return the number of GPUs of NVIDIA's driver; None without a driver."""
+    """Return the number of GPUs that the NVIDIA driver reports; None without a driver."""
     import pynvml
 
     try:
@@ -114,7 +114,7 @@ def gpus_of_driver():
 
 
 def read_shared(path):
-    """Return the content of the shared file; empty if it does not appear in time."""
+    """Return the contents of the shared file; "" if it does not appear in time."""
     deadline = time.monotonic() + FILE_S
     while time.monotonic() < deadline:
         if path.exists() and (text := path.read_text()):

@@ -1,7 +1,7 @@
-"""A small convolutional network that reads handwritten digits. Copy this file to start your own.
+"""Train a small convolutional network on handwritten digits. Copy this file to start your own job.
 
-`toolkit run train_image` starts it on this machine, `toolkit submit train_image` on a cluster. The 1,797 images of 8 x
-8 pixels come with scikit-learn; a fifth of them is held out for validation.
+`toolkit run train_image` starts it on this host, `toolkit submit train_image` on a cluster. scikit-learn contains the
+1,797 images of 8 x 8 pixels; a fifth of them is held out for validation.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Arguments:
     """The table `[args]` of this job."""
 
     blocks: Annotated[int, Field(ge=1)] = 3
-    channels: Annotated[int, Field(ge=4, multiple_of=4)] = 32  # normalized in four groups
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2  # the share of images for validation
+    channels: Annotated[int, Field(ge=4, multiple_of=4)] = 32  # GroupNorm uses four groups
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2  # fraction of the images for validation
 
 
 class Block(nn.Module):
-    """Two convolutions, each after a norm, added to the residual stream."""
+    """A norm and two convolutions, whose output is added to the residual stream."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Images (batch, 1, 8, 8) to logits of the digits (batch, 10)."""
+    """Maps images (batch, 1, 8, 8) to logits of the digits (batch, 10)."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def initialise(name: str, tensor: Tensor) -> None:
 
 
 def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Return the validation measurements of each image."""
+    """Return the validation loss and accuracy of each image."""
     images, digits = samples
     logits = model(images).float()
     return {
@@ -90,18 +90,18 @@ def read_digits() -> MapSource:
         from sklearn.datasets import load_digits
     except ImportError:
         raise ToolkitError(
-            "scikit-learn, which provides the images, is not installed",
+            "scikit-learn is not installed, but this job uses its images",
             where="train_image",
             fix="pip install 'toolkit[image]'",
         ) from None
     images, digits = load_digits(return_X_y=True)
-    mixed = np.random.default_rng(0).permutation(len(images))  # the attempts append to one file
+    mixed = np.random.default_rng(0).permutation(len(images))  # shuffled, since validation uses the last ones
     pixels = torch.tensor(images[mixed], dtype=torch.float32).view(-1, 1, 8, 8) / 16
     return MapSource(TensorDataset(pixels, torch.tensor(digits[mixed])))
 
 
 def main(world: World, config: ResolvedJob) -> None:
-    """Train until `train.steps` or a stop request; the last step is in a checkpoint."""
+    """Train until `train.steps` or a stop request, and save the last step."""
     args = read_arguments(Arguments, config.args)
     images = read_digits()
     learned, held_out = hold_out(images, args.held_out)

@@ -1,7 +1,7 @@
-"""A small GPT that learns text byte by byte. Copy this file to start your own.
+"""Train a small GPT on text, byte by byte. Copy this file to start your own job.
 
-`toolkit run train_lm` starts it on this machine, `toolkit submit train_lm` on a cluster. By default it reads the
-sources of Python's standard library; name your own text in `[data] paths`.
+`toolkit run train_lm` starts it on this host, `toolkit submit train_lm` on a cluster. By default it reads the sources
+of Python's standard library; `[data] paths` selects your own text.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Arguments:
     dropout: Share = 0.1
     tied: bool = True  # the head reuses the embedding's weights
     max_bytes: Count = 4_000_000  # bytes of text to read
-    held_out: Share = 0.0  # the share of the text, at its end, for validation
+    held_out: Share = 0.0  # fraction of the text, at its end, for validation
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each after a norm, added to the residual stream."""
+    """Pre-norm attention and a two-layer perceptron, whose outputs are added to the residual stream."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
         return stream + self._drop(self.perceptron_out(hidden))
 
     def _attention(self, stream: Tensor) -> Tensor:
-        # Heads come first, so that tensor-parallel ranks get whole ones; a rank sees its own.
+        # Heads are the outer dimension, so that each tensor-parallel rank gets whole heads.
         by_head = self.query_key_value(stream).unflatten(2, (-1, 3, self.head_width))
         query, key, value = by_head.permute(3, 0, 2, 1, 4)  # each (batch, heads, context, width / heads)
         dropout = self.dropout if self.training else 0.0
@@ -77,7 +77,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (batch, context) to logits of each next token (batch, context, vocabulary)."""
+    """Maps tokens (batch, context) to logits of each next token (batch, context, vocabulary)."""
 
     def __init__(self, args: Arguments, vocabulary: int = BYTES) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class GPT(nn.Module):
         return nn.functional.dropout(stream, self.dropout, self.training)
 
 
-# A pipeline stage gets the stream of the previous one, and lacks the modules of others.
+# A pipeline stage receives the stream of the previous stage. Modules of other stages are None.
 OUTLINE = Outline(
     blocks="blocks",
     before=("token_embedding", "place_embedding"),
@@ -141,7 +141,7 @@ def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tenso
 
 
 def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSource, int]:
-    """Return the text that `[data] paths` names, packed by `toolkit data pack` or plain; and the size of its
+    """Return the text in `[data] paths`, either plain or packed by `toolkit data pack`, and the size of its
     vocabulary.
     """
     paths = config.data.paths
@@ -152,14 +152,14 @@ def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSour
             raise ToolkitError(
                 f"{unnamed[0].name} does not state the size of its vocabulary",
                 where=str(unnamed[0]),
-                fix="pack the text again, with toolkit data pack --vocabulary N",
+                fix="pack the text again with `toolkit data pack --vocabulary N`",
             )
         return TokenSource(files, args.context), max(header.vocabulary for header in packed.values())
     return Windows(read_bytes(files, max_bytes=args.max_bytes), args.context), BYTES
 
 
 def main(world: World, config: ResolvedJob) -> None:
-    """Train until `train.steps` or a stop request; the last step is in a checkpoint."""
+    """Train until `train.steps` or a stop request, and save the last step."""
     args = read_arguments(Arguments, config.args)
     text, vocabulary = read_text(args, config)
     check_same_text(text.digest)

@@ -1,7 +1,7 @@
-"""List phrases that CONTRIBUTING.md's language rules replace, with file and line. Standard library only.
+"""List phrases that the language rules in CONTRIBUTING.md replace, with file and line. Standard library only.
 
-python3 scripts/check_language.py                 every file that the rules cover
-python3 scripts/check_language.py toolkit/comm    files below these paths only
+python3 scripts/check_language.py                 all files that the rules cover
+python3 scripts/check_language.py toolkit/comm    only files below these paths
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COVERED = ("toolkit", "jobs", "scripts", "benchmarks", "templates", "site_configs", "docs", "README.md", "Makefile")
-# These files quote the phrases themselves, or record what earlier releases printed.
+# These files quote the phrases, or record messages of earlier releases.
 EXEMPT = ("CONTRIBUTING.md", "CHANGELOG.md", "scripts/check_language.py")
 SUFFIXES = {".py", ".md", ".toml", ".j2", ".cfg", ".svg", ""}
 
@@ -33,7 +33,7 @@ _PHRASES = r"""(?<!\w)(
     | waited\ for | tried\ again | is\ due | wins\ over | its\ own\ business
     | nearest\ name | a\ text(?!\ file)
     )(?!\w)"""
-# A space of a phrase may be a line break, also inside a comment.
+# A space in a phrase also matches a line break, even between two comment lines.
 _SPACED = _PHRASES.replace(r"\ ", r"\s+(?:\#\s+)?")
 PATTERN = re.compile(_SPACED, re.IGNORECASE | re.VERBOSE)
 
@@ -45,14 +45,14 @@ class Phrase(NamedTuple):
 
 
 def covered_files(paths: list[str]) -> list[str]:
-    """The tracked files below `paths`, relative to the repository's root, that the rules cover."""
+    """Return the tracked files below `paths` that the rules cover, relative to the repository root."""
     listed = subprocess.run(["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True)
     names = [name for name in listed.stdout.decode().split("\0") if name]
     return [name for name in names if name not in EXEMPT and Path(name).suffix in SUFFIXES]
 
 
 def find_phrases(text: str, path: str) -> Iterator[Phrase]:
-    """Every phrase in `text`, also one that a line break splits."""
+    """Yield every phrase in `text`, even if a line break splits it."""
     for match in PATTERN.finditer(text):
         yield Phrase(path, text.count("\n", 0, match.start()) + 1, " ".join(match[1].split()))
 

@@ -1,4 +1,4 @@
-"""The main job on this machine: train on 4 ranks, then continue from the checkpoint on 2. Run by `make demo`."""
+"""Run the main job on this host: train on 4 ranks, then continue from the checkpoint on 2. Called by `make demo`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ STAGES = (
 
 
 def main() -> None:
-    environment = {
-        **os.environ,
-        "TOOLKIT_RUNS": str(ROOT / "runs"),
-    }  # `last` is this demo's run, independent of the shell
+    environment = {**os.environ, "TOOLKIT_RUNS": str(ROOT / "runs")}  # so that `last` is the run of this demo
     for number, (text, arguments) in enumerate(STAGES, start=1):
         print(f"\n[demo {number}/{len(STAGES)}] {text}: toolkit {' '.join(arguments)}", flush=True)
         code = subprocess.run([str(TOOLKIT), *arguments], cwd=ROOT, env=environment, check=False).returncode
@@ -34,7 +31,7 @@ def main() -> None:
         f"""
 [demo] done. All files of this run are in {run.relative_to(ROOT)}:
     loss.png             the loss, with the change from 4 to 2 ranks
-    checkpoints/         sharded HDF5; open index.h5 of any step with plain h5py
+    checkpoints/         sharded HDF5; plain h5py opens the index.h5 of any step
     metrics/train.jsonl  every step
     attempts/            logs, heartbeats and results of each attempt
 

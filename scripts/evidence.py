@@ -1,6 +1,6 @@
-"""Run the full counts and the benchmarks, and write their results, stamped with the commit, under `evidence/`.
+"""Run the full-size tests and the benchmarks, and write their results with the commit below `evidence/`.
 
-`python scripts/evidence.py` runs all checks, `python scripts/evidence.py fuzz torture_tests` only the named ones.
+`python scripts/evidence.py` runs all checks; `python scripts/evidence.py fuzz torture_tests` runs only these two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEVCLUSTER = [str(BIN / "toolkit"), "devcluster", "--name", "evidence"]
 
 @dataclass(frozen=True)
 class Check:
-    """One command. Some need a real Slurm on this machine, and one of them a running dev cluster."""
+    """A command to run. `needs_slurm`: it needs Slurm on this host; `on_devcluster`: it runs on a dev cluster."""
 
     name: str
     argv: list[str]
@@ -40,7 +40,7 @@ class Check:
     on_devcluster: bool = False
 
 
-# Lines that a check's tests append to; they are emptied first.
+# Files to which the tests of a check append lines; they are removed first.
 LEDGERS = {"torture_tests": "torture.jsonl", "checkpoint_torture_tests": "checkpoint_torture.jsonl"}
 
 CHECKS = (
@@ -48,7 +48,7 @@ CHECKS = (
     Check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], {"TOOLKIT_FUZZ_CASES": "20000"}),
     Check("step_time", [sys.executable, "benchmarks/step_time.py"]),
     Check("data_loading", [sys.executable, "benchmarks/data_loading.py"]),
-    # Kills, damage, power cuts, full disks and second writers; then the table of results.
+    # Kills, damage, power cuts, full disks and second writers; then a table of the results.
     Check("checkpoint_torture_tests", CHECKPOINT_TORTURE, {"TOOLKIT_CHECKPOINT_TORTURE": "full"}),
     Check("checkpoint_torture", [sys.executable, "tests/checkpoint/torture/torture_tally.py"]),
     Check("checkpoint_speed", [sys.executable, "benchmarks/checkpoint_speed.py", "--plan", "1024"]),
@@ -60,7 +60,7 @@ CHECKS = (
         needs_slurm=True,
         on_devcluster=True,
     ),
-    # Kills, preemptions and lost nodes, ten times each, then once with accounting; then the table of results.
+    # Kills, preemptions and lost nodes, ten times each, then once with accounting; then a table of the results.
     Check("torture_tests", TORTURE, {"TOOLKIT_TORTURE_REPEATS": "10"}, needs_slurm=True),
     Check("torture_tests_accounting", [*TORTURE, "-k", "not local and not torchrun"], ACCOUNTING, needs_slurm=True),
     Check("torture", [sys.executable, "tests/torture/ledger.py"]),
@@ -74,7 +74,7 @@ def commit() -> str:
 
 
 def json_of(text: str) -> Any:
-    """The last JSON object in the output that starts at a line's start, on one line or many; None without one."""
+    """Return the last JSON object in the output that starts at the beginning of a line; None if there is none."""
     lines = text.splitlines()
     value = None
     for number, line in enumerate(lines):
@@ -85,7 +85,7 @@ def json_of(text: str) -> Any:
 
 
 def run(check: Check, environment: Mapping[str, str], version: str) -> bool:
-    """Run one check; its last JSON object goes into `evidence/NAME.json`, everything else into the log."""
+    """Run one check; write the last JSON object that it prints to `evidence/NAME.json`, and print all its output."""
     print(f"== {check.name}: {' '.join(check.argv)}", flush=True)
     began = time.monotonic()
     done = subprocess.run(
@@ -103,7 +103,7 @@ def run(check: Check, environment: Mapping[str, str], version: str) -> bool:
 
 @contextmanager
 def devcluster(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The environment of a user of a dev cluster."""
+    """Start a dev cluster, and yield the environment for its users."""
     subprocess.run([*DEVCLUSTER, "up", "--nodes", "4", "--gpus", "4"], env=environment, check=True)
     try:
         yield {**environment, "SLURM_CONF": str(Path.home() / ".toolkit" / DEVCLUSTER[-1] / "etc" / "slurm.conf")}
@@ -118,7 +118,7 @@ def main(names: list[str]) -> int:
         )
         return 2
     EVIDENCE.mkdir(exist_ok=True)
-    version = commit()  # once: the checkout may change while this runs
+    version = commit()  # read once, since the checkout may change meanwhile
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     has_slurm = os.geteuid() == 0 and shutil.which("slurmctld") is not None
     good = True
@@ -126,7 +126,7 @@ def main(names: list[str]) -> int:
         if names and check.name not in names:
             continue
         if check.needs_slurm and not has_slurm:
-            print(f"== {check.name}: skipped: it needs root and Slurm (`make packages`)", flush=True)
+            print(f"== {check.name}: skipped, because it needs root and Slurm (`make packages`)", flush=True)
             good = False
             continue
         if check.name in LEDGERS:

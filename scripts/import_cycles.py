@@ -1,9 +1,9 @@
-"""Print the import cycles between a package's files, with imports inside functions.
+"""Print the import cycles between the files of a package, including imports inside functions.
 
     python scripts/import_cycles.py [toolkit]
 
-A cycle is a strongly connected component of two or more files. Imports under `if TYPE_CHECKING:` do not count, and a
-package's `__init__` counts only if an import names something that it defines or imports.
+A cycle is a strongly connected component of two or more files. Imports under `if TYPE_CHECKING:` do not count. An
+import from a package counts for its `__init__` only if the imported name is not a submodule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def import_cycles(package: Path) -> list[list[str]]:
-    """The cycles of a package, each as the sorted names of its modules."""
+    """Return the import cycles of a package, each as a sorted list of module names."""
     files = {module_name(file, package): file for file in sorted(package.rglob("*.py"))}
     graph = {name: imported_modules(name, file, files) - {name} for name, file in files.items()}
     return sorted(sorted(component) for component in components(graph) if len(component) > 1)
@@ -27,7 +27,7 @@ def module_name(file: Path, package: Path) -> str:
 
 
 def imported_modules(name: str, file: Path, files: Mapping[str, Path]) -> set[str]:
-    """The modules of `files` that a file imports, anywhere in it."""
+    """Return the modules in `files` that a file imports, at its top level or inside functions."""
     found = set()
     for node in running_nodes(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -49,7 +49,7 @@ def absolute_name(node: ast.ImportFrom, importer: str, *, is_package: bool) -> s
 
 
 def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, but those that only a type checker sees."""
+    """Yield all nodes except those under `if TYPE_CHECKING:`."""
     yield tree
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
@@ -60,7 +60,7 @@ def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
-    """Strongly connected components: of the nodes that a node reaches, those that reach it."""
+    """Yield the strongly connected components: sets of nodes that reach each other."""
     reached = {node: reachable(graph, node) for node in graph}
     done: set[str] = set()
     for node in graph:

@@ -1,8 +1,9 @@
-"""Unpack Debian sid's Apptainer to ~/.toolkit/apptainer, separate from the system's packages, for the tests of containers.
+"""Unpack Apptainer from Debian sid to ~/.toolkit/apptainer, separate from system packages, for the container tests.
 
-Debian 12 has no Apptainer, and sid's needs a newer C library. So apt downloads and verifies sid's packages with separate
-lists, the packages are unpacked into one folder, and Apptainer's two programs load the C library from there. The system
-gets only `patchelf` and `squashfs-tools`. If this fails, the tests that need Apptainer are skipped, with the reason.
+Debian 12 has no Apptainer, and the one in sid needs a newer C library. So apt downloads and verifies the sid packages
+with separate package lists, they are unpacked into one folder, and Apptainer's two programs load the C library from
+there. Only `patchelf` and `squashfs-tools` are installed in the system. If this fails, tests that need Apptainer are
+skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def run(*argv: str | Path, folder: Path | None = None) -> str:
 
 
 def download(folder: Path) -> list[Path]:
-    """The packages of sid as files; the system's own lists of packages stay unchanged."""
+    """Download the sid packages and return their files, without changing the package lists of the system."""
     (folder / "sid.list").write_text(SOURCE)
     (folder / "status").touch()
     (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
@@ -47,13 +48,13 @@ def download(folder: Path) -> list[Path]:
 def unpack(packages: list[Path], tree: Path) -> None:
     for package in packages:
         run("dpkg-deb", "-x", package, tree)
-    # Outside of /usr, the program's prefix is usr, and that of its starter usr/lib.
+    # When not in /usr, apptainer looks for its files relative to usr, and its starter relative to usr/lib.
     (tree / "var/lib/apptainer/mnt/session").mkdir(parents=True, exist_ok=True)
     for link, target in (("usr/etc", "../etc"), ("usr/var", "../var"), ("usr/lib/etc", "../../etc"), ("usr/lib/var", "../../var")):  # fmt: skip
         (tree / link).symlink_to(target)
     configuration = tree / "etc/apptainer/apptainer.conf"
     text = configuration.read_text()
-    # Root of a virtual machine or a container may lack some of root's rights; "full" requests all of them.
+    # root in a container or virtual machine may lack some capabilities, but "full" requests all of them.
     full, none = "root default capabilities = full", "root default capabilities = no"
     if full not in text:
         raise OSError(f"expected {full!r} in {configuration}")
@@ -61,7 +62,7 @@ def unpack(packages: list[Path], tree: Path) -> None:
 
 
 def use_own_libraries(tree: Path, home: Path) -> None:
-    """Make programs of `tree`, which will be renamed to `home`, load the libraries that were unpacked with them."""
+    """Make the programs in `tree`, which is later renamed to `home`, load the libraries unpacked with them."""
     (loader,) = tree.glob("usr/lib/*/ld-linux-*.so.*")
     libraries = home / loader.parent.relative_to(tree)
     for program in (tree / "usr/bin/apptainer", *tree.glob("usr/lib/*/apptainer/bin/starter")):
@@ -85,12 +86,12 @@ def install() -> str:
 def main() -> None:
     present = shutil.which("apptainer") or (str(PROGRAM) if PROGRAM.exists() else None)
     if present:
-        print(f"[apptainer] {present} is installed", flush=True)
+        print(f"[apptainer] already installed: {present}", flush=True)
         return
     try:
-        print(f"[apptainer] installed {install()} of Debian sid in {HOME}", flush=True)
+        print(f"[apptainer] installed {install()} from Debian sid in {HOME}", flush=True)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        print(f"[apptainer] not installed, tests that need it are skipped: {error}", file=sys.stderr, flush=True)
+        print(f"[apptainer] not installed, so tests that need it are skipped: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

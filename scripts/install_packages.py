@@ -1,4 +1,4 @@
-"""Install the Debian packages of the dev cluster and of the tests, without starting any of their services."""
+"""Install the Debian packages for the dev cluster and the tests, without starting their services."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ sys.path.insert(0, str(ROOT))
 
 from toolkit.devcluster.packages import PACKAGES  # noqa: E402
 
-# strace interrupts the processes that save checkpoints, mkfs.ext4 makes the small disks that they fill, tmux keeps the
-# shells of sessions, and zsh and fish test completion.
+# The tests use strace to interrupt processes that save checkpoints, mkfs.ext4 for small disks that become full, tmux
+# for shells of sessions, and zsh and fish for shell completion.
 NEEDED = (*PACKAGES, "strace", "e2fsprogs", "tmux", "zsh", "fish")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def missing() -> list[str]:
-    """The packages that dpkg does not list as installed."""
+    """Return the packages that dpkg does not list as installed."""
     query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *NEEDED]
     lines = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
     installed = {line.split()[0] for line in lines if line.endswith(" installed")}
@@ -29,11 +29,11 @@ def missing() -> list[str]:
 def main() -> None:
     names = missing()
     if not names:
-        print("[packages] Slurm, MPI, MariaDB and the tools of the tests are installed", flush=True)
+        print("[packages] Slurm, MPI, MariaDB and the test tools are already installed", flush=True)
         return
     print(f"[packages] apt-get install {' '.join(names)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Debian's method to install a daemon without starting it: a policy that denies it.
+    # In Debian, a policy-rc.d that denies every action keeps packages from starting their daemons.
     own_policy = not POLICY.exists()
     if own_policy:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
@@ -44,7 +44,7 @@ def main() -> None:
             ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names], env=environment, check=True
         )
     except subprocess.CalledProcessError as error:
-        sys.exit(f"[packages] {' '.join(error.cmd[:2])} failed with code {error.returncode}")
+        sys.exit(f"[packages] {' '.join(error.cmd[:2])} exited with code {error.returncode}")
     finally:
         if own_policy:
             POLICY.unlink()

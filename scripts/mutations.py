@@ -1,16 +1,16 @@
-"""Draw mutations of functions, apply them in another version of the tree, and run the tests that should notice.
+"""Draw random mutations of functions, apply them in another version of the tree, and run the tests that should fail.
 
     python scripts/mutations.py draw OLD_TREE -o mutations.json --seed 471 --count 40
     python scripts/mutations.py check mutations.json --tree TREE --renames renames.json
     python scripts/mutations.py run mutations.json --tree TREE --renames renames.json --only 3 17
 
-`run` changes one file of TREE at a time, which must equal its committed version, and restores it. A mutation is `caught`
-when a test of the mirrored folder (toolkit/rundir -> tests/rundir) fails, `survived` when all pass, `unfinished` when none
-has failed at the time limit. `check` only says where each one applies.
+`run` changes one file of TREE at a time, which must equal its committed version, and restores it. The verdict is
+`caught` if a test in the mirrored folder (toolkit/rundir -> tests/rundir) fails, `survived` if all pass, `unfinished`
+if none has failed at the time limit. `check` only prints where each mutation applies.
 
 renames.json: {"modules": {"toolkit.batch.living": "toolkit.runs.slurm_state"}, "names": {"slurm_word": "state_from_slurm"},
-"functions": {"toolkit.batch.resume:take_back": "toolkit.submission.undo:undo_resume"}}. A module may be a package: the rest
-of the path stays. `names` apply to qualified names and to lines. `--since ad6182e` adds the renames that git finds.
+"functions": {"toolkit.batch.resume:take_back": "toolkit.submission.undo:undo_resume"}}. A module may be a package;
+the rest of the path stays. `names` apply to qualified names and lines. `--since ad6182e` adds renames that git finds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OPPOSITES: dict[type[ast.AST], tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """One changed line of one function. `kind` and `index` find its place again where the line reads differently."""
+    """One changed line of one function. `kind` and `index` locate it if the line differs in the other tree."""
 
     number: int
     file: str
@@ -71,7 +71,7 @@ class Renames:
     functions: dict[str, str] = field(default_factory=dict)
 
     def module(self, old: str) -> str:
-        """The new module: of the module itself, else of the closest package above that was renamed."""
+        """Return the new name of a module, if it or a package that contains it was renamed; the closest one counts."""
         parts = old.split(".")
         for length in range(len(parts), 0, -1):
             if new := self.modules.get(".".join(parts[:length])):
@@ -82,7 +82,7 @@ class Renames:
         return re.sub(r"\b[A-Za-z_]\w*\b", lambda match: self.names.get(match[0], match[0]), old)
 
     def function(self, file: str, qualname: str) -> tuple[str, str]:
-        """The new file and qualified name."""
+        """Return the new file and qualified name of a function."""
         module = module_of(file)
         moved = self.functions.get(f"{module}:{qualname}") or f"{self.module(module)}:{self.text(qualname)}"
         new_module, _, new_name = moved.partition(":")
@@ -90,11 +90,11 @@ class Renames:
 
 
 class NotApplicableError(Exception):
-    """A mutation has no place in a tree."""
+    """A mutation cannot be applied to a tree."""
 
 
 def functions_of(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """The functions and methods of a module, each with its qualified name; functions inside functions belong to theirs."""
+    """Yield the functions and methods of a module with their qualified names, except nested functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield from functions_of(node, f"{above}{node.name}.")
@@ -103,7 +103,7 @@ def functions_of(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.Func
 
 
 def edits_of(function: ast.AST, lines: list[str]) -> list[Edit]:
-    """The possible edits of a function's body, in the order of the text."""
+    """Return the possible edits of a function body, in source order."""
     found = [edit for statement in getattr(function, "body", []) for edit in _edits_below(statement, lines)]
     return sorted(found, key=lambda edit: (edit.line, edit.start))
 
@@ -122,12 +122,12 @@ def _edits_below(top: ast.AST, lines: list[str]) -> Iterator[Edit]:
             new = str(not node.value) if isinstance(node.value, bool) else str(node.value + 1)
             kind = "bool" if isinstance(node.value, bool) else "int"
             start, end = _columns(lines, node.lineno, node.col_offset, node.end_col_offset)
-            if lines[node.lineno - 1][start:end] == str(node.value):  # inside f-strings Python 3.11 gives wrong columns
+            if lines[node.lineno - 1][start:end] == str(node.value):  # wrong columns inside f-strings (Python 3.11)
                 yield Edit(kind, node.lineno, start, end, new)
 
 
 def _operator(kind: type[ast.AST], left: ast.expr, right: ast.expr, lines: list[str]) -> Iterator[Edit]:
-    """The edit of an operator that is on one line with what follows and precedes it."""
+    """Yield the edit of an operator if both operands are on the same line."""
     if kind not in OPPOSITES or left.end_lineno != right.lineno or left.end_col_offset is None:
         return
     old, new = OPPOSITES[kind]
@@ -146,7 +146,7 @@ def _within_line(kind: str, line: int, column: int, operand: ast.expr, lines: li
 
 
 def _columns(lines: list[str], line: int, start: int, end: int | None) -> tuple[int, int]:
-    """Columns in characters: ast counts bytes of UTF-8."""
+    """Convert columns of ast, which are UTF-8 bytes, to characters."""
     raw = lines[line - 1].encode()
     return len(raw[:start].decode()), len(raw[:end].decode())
 
@@ -156,7 +156,7 @@ def edited(line: str, edit: Edit) -> str:
 
 
 def draw(tree: Path, seed: int, count: int) -> list[Mutation]:
-    """As many mutations of each package, each in a function of its own."""
+    """Draw the same number of mutations from each package, each in a different function."""
     chance = random.Random(seed)
     found: list[Mutation] = []
     for place, package in enumerate(PACKAGES):
@@ -182,10 +182,10 @@ def draw(tree: Path, seed: int, count: int) -> list[Mutation]:
 
 
 def locate(mutation: Mutation, tree: Path, renames: Renames) -> tuple[Path, int, str]:
-    """The file, the line's number from 0, and its new text.
+    """Return the file, the line number (from 0), and the new line.
 
     Raises:
-        NotApplicableError: the function is not there, or neither its line nor its number of such operators is.
+        NotApplicableError: the function is missing, or has neither the line nor the same number of such operators.
     """
     file, qualname = renames.function(mutation.file, mutation.qualname)
     path = tree / file
@@ -197,7 +197,7 @@ def locate(mutation: Mutation, tree: Path, renames: Renames) -> tuple[Path, int,
     lines = text.splitlines()
     function = dict(functions_of(ast.parse(text))).get(qualname)
     if function is None:
-        raise NotApplicableError(f"{file} has no function {qualname}; add it to the renames")
+        raise NotApplicableError(f"{file} does not contain the function {qualname}; add it to the renames")
     edits = edits_of(function, lines)
     same = [edit for edit in edits if edit.kind == mutation.kind]
     before, after = renames.text(mutation.before), renames.text(mutation.after)
@@ -209,40 +209,45 @@ def locate(mutation: Mutation, tree: Path, renames: Renames) -> tuple[Path, int,
         edit = same[mutation.index]
         return path, edit.line - 1, edited(lines[edit.line - 1], edit)
     raise NotApplicableError(
-        f"{file}:{qualname} has {len(same)} of {mutation.kind!r}, expected {mutation.same_kind}, and not the line {before!r}"
+        f"expected {mutation.same_kind} {mutation.kind!r} or the line {before!r} in {file}:{qualname}, got {len(same)}"
     )
 
 
 def mirrored_tests(path: Path, tree: Path) -> Path:
-    """The closest folder below tests/ with the path of a module below toolkit/."""
+    """Return the folder below tests/ that mirrors a module's package, or the closest parent that exists."""
     inside = path.relative_to(tree / "toolkit").parent
     while not (tree / "tests" / inside).is_dir():
         inside = inside.parent
     return tree / "tests" / inside
 
 
-def run_tests(folder: Path, tree: Path, limit_s: float) -> str:
-    """`caught`, `survived` or `unfinished`; pytest is interrupted first, so that fixtures end what they started."""
+def tests_named_after(path: Path, tree: Path) -> list[Path]:
+    """The test files with the module's name: they run first, because they most likely notice the mutation."""
+    return sorted((tree / "tests").rglob(f"test_{path.stem}*.py"))
+
+
+def run_tests(tests: list[Path], tree: Path, limit_s: float) -> str:
+    """Return `caught`, `survived` or `unfinished`. SIGINT lets fixtures clean up at the time limit."""
     argv = [tree / ".venv" / "bin" / "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    argv += ["-m", "not cluster and not evidence", folder]
+    argv += ["-m", "not cluster and not evidence", *tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    tests = subprocess.Popen(argv, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pytest = subprocess.Popen(argv, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        code = tests.wait(limit_s)
+        code = pytest.wait(limit_s)
     except subprocess.TimeoutExpired:
         code = None
     finally:
-        if tests.poll() is None:
-            tests.send_signal(signal.SIGINT)
+        if pytest.poll() is None:
+            pytest.send_signal(signal.SIGINT)
             try:
-                tests.wait(30)
+                pytest.wait(30)
             except subprocess.TimeoutExpired:
-                tests.kill()
-                tests.wait()
+                pytest.kill()
+                pytest.wait()
     if code is None:
         return "unfinished"
-    if code not in (0, 1, 2, 3):  # 2 and 3: an import that fails ends the collection
-        raise SystemExit(f"pytest of {folder} exited with {code}, expected 0 (all pass) or 1 (a test fails)")
+    if code not in (0, 1, 2, 3):  # 2 and 3: the mutation breaks an import, which ends the collection
+        raise SystemExit(f"expected pytest of {tests[-1]} to exit with 0 (all pass) or 1 (a test fails), got {code}")
     return "caught" if code else "survived"
 
 
@@ -252,7 +257,7 @@ def run_one(mutation: Mutation, tree: Path, renames: Renames, limit_s: float) ->
     except NotApplicableError as error:
         return {"number": mutation.number, "verdict": "not applicable", "detail": str(error)}
     if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", path], cwd=tree, check=False).returncode:
-        raise SystemExit(f"{path} has changes that are not committed. Fix: commit them, or give another --tree")
+        raise SystemExit(f"{path} has uncommitted changes. Fix: commit them, or choose another --tree")
     original = path.read_text(encoding="utf-8")
     lines = original.splitlines(keepends=True)
     before = lines[number].strip()
@@ -261,7 +266,7 @@ def run_one(mutation: Mutation, tree: Path, renames: Renames, limit_s: float) ->
     started = time.monotonic()
     try:
         path.write_text("".join(lines), encoding="utf-8")
-        verdict = run_tests(folder, tree, limit_s)
+        verdict = run_tests([*tests_named_after(path, tree), folder], tree, limit_s)
     finally:
         path.write_text(original, encoding="utf-8")
     return {
@@ -276,13 +281,13 @@ def read_mutations(path: Path) -> list[Mutation]:
 
 
 def read_renames(path: Path | None, since: str, tree: Path) -> Renames:
-    """The renames of a file, which override those that git finds."""
+    """Read renames from a file; they override those that git finds."""
     found = Renames(**json.loads(path.read_text(encoding="utf-8"))) if path else Renames()
     return Renames({**(git_renames(since, tree) if since else {}), **found.modules}, found.names, found.functions)
 
 
 def git_renames(since: str, tree: Path) -> dict[str, str]:
-    """The modules that were renamed between a commit and HEAD, by the similarity of their files."""
+    """Return the modules that git reports as renamed between a commit and HEAD, based on file similarity."""
     argv = ["git", "diff", "-M40%", "-l0", "--diff-filter=R", "--name-status", since, "HEAD", "--", "toolkit"]
     output = subprocess.run(argv, cwd=tree, capture_output=True, text=True, check=True).stdout
     rows = (line.split("\t") for line in output.splitlines())
@@ -294,7 +299,7 @@ def module_of(file: str) -> str:
 
 
 def check_all(mutations: list[Mutation], tree: Path, renames: Renames) -> int:
-    """Print where each mutation applies; the number of those that do not."""
+    """Print where each mutation applies; return the number of those that do not apply."""
     missing = 0
     for mutation in mutations:
         try:
@@ -307,7 +312,7 @@ def check_all(mutations: list[Mutation], tree: Path, renames: Renames) -> int:
 
 
 def run_all(mutations: list[Mutation], tree: Path, renames: Renames, limit_s: float) -> Mapping[str, int]:
-    """Print a JSON line for each mutation; how many there are of each verdict."""
+    """Run the mutations, and print a JSON line for each; return the number of mutations by verdict."""
     counts: dict[str, int] = {}
     for mutation in mutations:
         report = run_one(mutation, tree, renames, limit_s)
@@ -329,9 +334,9 @@ def main() -> None:
         command.add_argument("mutations", type=Path)
         command.add_argument("--tree", type=Path, default=Path())
         command.add_argument("--renames", type=Path)
-        command.add_argument("--since", default="", metavar="COMMIT", help="add the renames that git finds since then")
+        command.add_argument("--since", default="", metavar="COMMIT", help="add renames that git finds since then")
         command.add_argument("--only", type=int, nargs="+", help="numbers of mutations")
-        command.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for the tests of one mutation")
+        command.add_argument("--limit", type=float, default=LIMIT_S, help="time limit per mutation in seconds")
     asked = parser.parse_args()
     if asked.command == "draw":
         drawn = draw(asked.tree.resolve(), asked.seed, asked.count)

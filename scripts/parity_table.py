@@ -1,4 +1,4 @@
-"""Write the table of `evidence/parity.json` into docs/parity.md: every layout compared to one process.
+"""Write `evidence/parity.json` as a table to docs/parity.md: the differences of every layout from a single process.
 
 python scripts/parity_table.py [evidence/parity.json]
 """
@@ -19,12 +19,12 @@ BEGIN, END = "<!-- parity: make parity -->", "<!-- end -->"
 
 
 def worst_of(row: dict[str, Any]) -> float:
-    """The largest of the three differences; infinite if the run failed."""
+    """Return the largest difference (loss, gradient, parameter); infinite if the run failed."""
     return math.inf if "error" in row else max(row["loss"], row["gradient"], row["parameter"])
 
 
 def cell(row: dict[str, Any] | None) -> str:
-    """The largest of the three differences; "=" if there is none, bold if it is above the bound."""
+    """Format the largest difference; "=" if there is none, bold if it is above the bound."""
     if row is None:
         return ""
     worst = worst_of(row)

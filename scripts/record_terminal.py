@@ -1,4 +1,4 @@
-"""Record commands in a terminal of 100 columns, and draw what they printed as an SVG file.
+"""Record commands in a terminal of 100 columns, and write their output as an SVG file.
 
 .venv/bin/python scripts/record_terminal.py docs/terminal.svg "toolkit run train_lm -n 2" "toolkit status last"
 """
@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS = 100
-# Cursor movements, as of a progress bar that rewrites its line.
+# Cursor movements, such as those of a progress bar that rewrites its line.
 _MOVEMENTS = re.compile(r"\x1b\[[0-9;?]*[A-HJ-KST-ln-z]|\x1b[()][A-Z0-9]")
 
 
 def record(command: str) -> str:
-    """What a command prints on a terminal; a line that is overwritten keeps its last content."""
+    """Run a command on a pseudo-terminal; return its output, with only the last contents of overwritten lines."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
     process = subprocess.Popen(command, shell=True, stdin=follower, stdout=follower, stderr=follower, env=environment)
@@ -47,7 +47,7 @@ def main() -> None:
     for command in commands:
         console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
         console.print(Text.from_ansi(record(command)))
-    # The viewer's own monospace font is used: rich's font would be fetched from a content network.
+    # Use the monospace font of the viewer; rich would make it download a font from a CDN.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="toolkit"), flags=re.DOTALL)
     Path(target).write_text(svg.replace("Fira Code", "monospace"), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Write the table of `evidence/reshard_matrix.json` into docs/resharding.md: the crossings, and their results.
+"""Write `evidence/reshard_matrix.json` as a table to docs/resharding.md: the results for each pair of layouts.
 
 python scripts/reshard_matrix.py [evidence/reshard_matrix.json]
 """
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- reshard matrix: python scripts/reshard_matrix.py -->", "<!-- 
 
 
 def cell(crossings: list[dict[str, Any]]) -> str:
-    """The result of loading one layout's state in another."""
+    """Format the result of loading the state of one layout in another."""
     if not crossings:
         return ""
     if any(one["differing"] for one in crossings):

@@ -1,7 +1,7 @@
-"""Make `.venv` with the pinned set, and report the progress every few seconds. Standard library only.
+"""Create `.venv` with the pinned packages, and report progress every few seconds. Standard library only.
 
-python3 scripts/setup_environment.py train,mpi,plot          the demo
-python3 scripts/setup_environment.py train,mpi,plot,dev      the tests
+python3 scripts/setup_environment.py train,mpi,plot          for the demo
+python3 scripts/setup_environment.py train,mpi,plot,dev      for the tests
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def wanted(extras: str) -> str:
-    """The inputs of the environment; a stamp with this string marks it as up to date."""
+    """Return a digest of the inputs; a stamp file with this string marks the environment as up to date."""
     parts = [(ROOT / name).read_bytes() for name in ("setup.cfg", "constraints.txt", "pyproject.toml")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest() + " " + ",".join(sorted(extras.split(",")))
 
@@ -56,7 +56,7 @@ def run_pip(extras: str) -> None:
             say(f"packages: {progress}, {time.monotonic() - began:.0f} s")
     if process.returncode:
         lines = log_path.read_text(errors="replace").splitlines()
-        sys.exit("\n".join([*lines[-15:], f"[set-up] pip failed; its full output is in {log_path}"]))
+        sys.exit("\n".join([*lines[-15:], f"[set-up] pip failed; for its full output see {log_path}"]))
 
 
 def main() -> None:
@@ -68,9 +68,9 @@ def main() -> None:
         say("nothing to do: .venv is up to date")
         return
     if not (VENV / "bin" / "python").exists():
-        say(f"making .venv with Python {sys.version.split()[0]}")
+        say(f"creating .venv with Python {sys.version.split()[0]}")
         venv.create(VENV, with_pip=True, symlinks=True)
-    say("installing the pinned packages; torch is the largest")
+    say("installing the pinned packages; torch takes longest")
     os.environ.pop("PYTHONPATH", None)
     run_pip(extras)
     stamp.write_text(wanted(extras))

@@ -1,4 +1,4 @@
-"""Print the size figures of a checkout as a table: lines, words, files, cycles, names, time of `toolkit --help`.
+"""Print a table of size figures of a checkout: files, lines, words, import cycles, names, time of `toolkit --help`.
 
 python scripts/tree_figures.py [CHECKOUT]
 """
@@ -19,7 +19,7 @@ HELP_CALLS = 10
 
 
 def names_of(tree: ast.Module) -> Iterator[str]:
-    """The names that a module defines at its top level; imports are not among them."""
+    """Yield the names that a module defines at its top level, without imports."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -30,7 +30,7 @@ def names_of(tree: ast.Module) -> Iterator[str]:
 
 
 def exported_names(tree: ast.Module) -> int:
-    """The number of names in `__all__`, as far as it is written as a list or tuple."""
+    """Return the number of names in `__all__`; 0 unless it is a literal list or tuple."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and "__all__" in [ast.unparse(target) for target in node.targets]:
             return len(node.value.elts) if isinstance(node.value, ast.List | ast.Tuple) else 0
@@ -39,7 +39,7 @@ def exported_names(tree: ast.Module) -> int:
 
 def help_seconds(checkout: Path) -> list[float]:
     command, found = [checkout / ".venv" / "bin" / "toolkit", "--help"], []
-    for _ in range(HELP_CALLS + 1):  # the first one compiles
+    for _ in range(HELP_CALLS + 1):  # the first call compiles bytecode
         began = time.perf_counter()
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         found.append(time.perf_counter() - began)

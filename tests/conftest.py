@@ -208,13 +208,13 @@ class Terminal:
     def interrupt(self) -> None:
         self.type("\x03")
 
-    def until(self, words: str, timeout_s: float = 60.0) -> None:
+    def until(self, words: str, timeout_s: float = 120.0) -> None:
         """Read until the screen shows `words`."""
         deadline = time.monotonic() + timeout_s
         while words not in self.screen:
             assert self._read() and time.monotonic() < deadline, f"no {words!r} on the screen: {self.screen[-3000:]}"
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         """The command's exit code, after everything that it wrote was read."""
         deadline = time.monotonic() + timeout_s
         while self._read() or self.process.poll() is None:
@@ -257,7 +257,7 @@ def note_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 def wait_until() -> Callable[..., None]:
     """Wait for a condition, at most `timeout_s`."""
 
-    def wait(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    def wait(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"

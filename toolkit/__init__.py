@@ -1,4 +1,4 @@
-"""Batch work on Slurm and MPI clusters, from a job file to a trained and resumed model."""
+"""Run batch jobs on Slurm and MPI clusters, from a job file to a trained and resumed model."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = ["AutoExecutor", "Run", "RunFailedError", "ToolkitError", "list_runs", "resume", "run", "submit"]
 
-# The module of each public name. It is imported at the first use, so that `import toolkit` stays light in every rank.
+# The module of each public name. It is imported on first use, so that `import toolkit` stays fast in every rank.
 _MODULES = {
     "AutoExecutor": "toolkit.submission.executor",
     "Run": "toolkit.submission.run_handle",
@@ -27,7 +27,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name from its module."""
+    """Import the module of a public name, and return the object with this name."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,7 +1,7 @@
-"""The family of errors that a user may see.
+"""The exceptions that a user may see.
 
-Each states what is wrong, where (file:line:key if there is one) and the fix. The command line prints it as one line
-and exits with `exit_code`; a traceback is only for bugs in toolkit.
+Each states what is wrong, where (such as file:line:key) and the fix. The command line prints it as one line and exits
+with `exit_code`. It prints a traceback only for a bug in toolkit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = [
     "counted",
 ]  # fmt: skip
 
-# The exit codes of every command; docs/contract.md contains the table.
+# The exit codes of all commands, as listed in docs/contract.md.
 CHECK_FAILED = 1
 WRONG_USE = 2
 SCHEDULER_REFUSED = 3
@@ -22,7 +22,7 @@ NOT_FOUND = 4
 OWN_FAILURE = 125
 INTERRUPTED = 130
 
-LONGEST_QUOTE = 1000  # characters; most paths are shorter
+LONGEST_QUOTE = 1000  # characters, more than most paths have
 
 
 class ToolkitError(Exception):
@@ -30,8 +30,8 @@ class ToolkitError(Exception):
 
     Args:
         message: what is wrong, in one line, with the offending value.
-        where: the place, as `file:line:key`, a path or a host name.
-        fix: what exactly to do.
+        where: the location: `file:line:key`, a path or a host name.
+        fix: what the user can do about it.
         others: further errors in the same place, each on its own line.
     """
 
@@ -50,25 +50,25 @@ class ToolkitError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """The string with its middle cut out, if it is so long that it would push the fix out of view."""
+    """Remove the middle of a string that is so long that the user might overlook the fix."""
     return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE // 2]} [...] {text[-LONGEST_QUOTE // 2 :]}"
 
 
 def all_of(errors: Sequence[ToolkitError]) -> ToolkitError:
-    """Several errors as one, one line each; the exit code is the first one's."""
+    """Combine errors into one, printed on one line each; the exit code is that of the first error."""
     first, *rest = errors
     first.others = (*first.others, *rest)
     return first
 
 
 class CheckFailedError(ToolkitError):
-    """A check ran, and its result is negative."""
+    """A check has run and failed."""
 
     exit_code = CHECK_FAILED
 
 
 class SchedulerRefusedError(ToolkitError):
-    """Slurm answered and rejected the request."""
+    """Slurm rejected a request."""
 
     exit_code = SCHEDULER_REFUSED
 
@@ -84,17 +84,17 @@ class DamagedFileError(ToolkitError):
 
 
 class InterruptedWaitError(ToolkitError):
-    """Ctrl-C ended a wait; the message reports the last known state."""
+    """Ctrl-C interrupted a wait; the message reports the last known state."""
 
     exit_code = INTERRUPTED
 
 
 class OwnFailureError(ToolkitError):
-    """Toolkit itself, not the user's program, could not continue."""
+    """toolkit itself failed, not the user's program."""
 
     exit_code = OWN_FAILURE
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 node", "2 nodes", "4,096 nodes": a number with its noun."""
+    """Format a count with its noun: "1 node", "2 nodes", "4,096 nodes"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,4 +1,4 @@
-"""Durations and byte counts as people write them."""
+"""Format and parse durations and byte counts."""
 
 import re
 
@@ -10,7 +10,7 @@ _BYTES = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(?:([KMGT])(i)?)?B?", re.I
 
 
 def format_duration(seconds: float) -> str:
-    """Two units, rounded down: `8.2 s`, `12 s`, `3 min 20 s`, `4 h 5 min`, `2 d 3 h`."""
+    """Format a duration with up to two units, rounded down: `8.2 s`, `12 s`, `3 min 20 s`, `4 h 5 min`, `2 d 3 h`."""
     for size, name, small, small_name in (
         (_DAY_S, "d", _HOUR_S, "h"), (_HOUR_S, "h", _MINUTE_S, "min"), (_MINUTE_S, "min", 1, "s"),
     ):  # fmt: skip
@@ -21,7 +21,7 @@ def format_duration(seconds: float) -> str:
 
 
 def round_duration(seconds: float) -> str:
-    """Rounded to minutes from 90 s on, and to hours from 2 days on: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    """Format a duration in minutes from 90 s on, in hours from 2 days on: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / _MINUTE_S)
@@ -34,7 +34,7 @@ def round_duration(seconds: float) -> str:
 
 
 def shorten_duration(seconds: float) -> str:
-    """One unit with two significant digits: `0.35 s`, `4.2 min`, `1.6 h`."""
+    """Format a duration with one unit and two significant digits: `0.35 s`, `4.2 min`, `1.6 h`."""
     for unit, size in (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
@@ -42,7 +42,7 @@ def shorten_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A count in the largest binary unit below it: `512 B`, `64 KiB`, `1.5 MiB`."""
+    """Format a byte count in the largest binary unit that does not exceed it: `512 B`, `64 KiB`, `1.5 MiB`."""
     for unit, size in _BINARY.items():
         if count >= size:
             return f"{count / size:g} {unit}"
@@ -50,18 +50,20 @@ def format_bytes(count: float) -> str:
 
 
 def format_bytes_in(count: float, unit: str, *, digits: int) -> str:
-    """A count in "KiB", "MiB" or "GiB", with a fixed number of digits after the point: `0.25 GiB`, `1,200 MiB`."""
+    """Format a byte count in KiB, MiB or GiB, with a fixed number of decimals: `0.25 GiB`, `1,200 MiB`."""
     return f"{count / _BINARY[unit]:,.{digits}f} {unit}"
 
 
 def parse_bytes(text: str, *, binary: bool = False) -> int | None:
-    """The count that `5GB` (10^9), `2GiB` (2^30), `64K` or `8` means; None if the string has another form.
+    """Parse a byte count such as `5GB` (10^9), `2GiB` (2^30), `64K` or `8`; return None for any other form.
 
-    `binary` reads K, M, G and T without an `i` as powers of 1024, too.
+    With `binary`, K, M, G and T without an `i` are powers of 1024, too.
     """
     match = _BYTES.fullmatch(text.strip())
     if match is None:
         return None
     number, power, is_binary = match.groups()
+    if not (number.isdigit() or power):
+        return None
     size = (1024 if binary or is_binary else 1000) ** " KMGT".index((power or " ").upper())
     return int(number) * size if number.isdigit() else int(float(number) * size)

@@ -1,4 +1,4 @@
-"""The version of toolkit, in a module without imports, so that no part of the package imports its public API."""
+"""The version of toolkit. This module has no imports, so that other modules need not import the public API for it."""
 
 __all__ = ["VERSION"]
 

@@ -20,13 +20,13 @@ from toolkit.checkpoint.advice import (
     failure_bounds,
     lost_share,
     measured,
-    span,
     warning_line,
     young_interval,
 )
 from toolkit.cli.main import cli
 from toolkit.metrics.checkpoints import SaveRecord
 from toolkit.rundir.layout import RunDirectory
+from toolkit.units import shorten_duration
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -134,9 +134,10 @@ def test_a_save_in_the_background_costs_what_was_waited_for(tmp_path):
 def test_a_good_interval_is_told_and_no_change_asked_for(tmp_path):
     run = a_run(tmp_path / "run", gap_s=590, cost_s=10, lives=[("crashed", 36_000.0, False)] * 2)
     assert advice_lines(run) == [
-        "saves: 120 of 10 s, after 9.8 min of work (medians)",
-        "failures: 2 in 20 h (crashed: 2): one in 10 h (95 %: in 2.8 h to 3.4 d)",
-        "the best interval is 14 min of work (Daly 2006; Young 1974: 14 min): 2.3 % of the time, now 2.5 %",
+        "saves: 120 at 10 s each, one per 9.8 min of work (medians)",
+        "failures: 2 in 20 h (crashed: 2): one per 10 h (95 % interval: 2.8 h to 3.4 d)",
+        "the best interval is 14 min of work (Daly 2006; Young 1974: 14 min), "
+        "which loses 2.3 % of the time (now 2.5 %)",
     ]
     assert warning_line(run) == ""
 
@@ -156,8 +157,8 @@ def test_saves_that_are_far_too_few_are_said(tmp_path):
 def test_without_a_failure_nobody_is_told_to_save_more_often(tmp_path):
     rare = a_run(tmp_path / "rare", gap_s=9990, cost_s=10, lives=[("completed", 36_000.0, False)])
     assert advice_lines(rare)[1:] == [
-        "failures: none in 10 h: fewer than one in 3.3 h (95 %, rule of three)",
-        "no need to save before 8.1 min of work (Daly 2006; Young 1974: 8.2 min); saves take 0.1 % now",
+        "failures: none in 10 h, so at most one per 3.3 h (95 %, rule of three)",
+        "no need to save more often than every 8.1 min of work (Daly 2006; Young 1974: 8.2 min); saves now take 0.1 %",
     ]
     often = a_run(tmp_path / "often", gap_s=20, cost_s=10, lives=[("completed", 36_000.0, False)])
     assert warning_line(often).startswith("save less often")
@@ -196,7 +197,7 @@ def test_damaged_files_of_a_run_are_said_and_raise_nothing(tmp_path_factory, nam
     [(0.12, "0.12 s"), (12, "12 s"), (89, "89 s"), (150, "2.5 min"), (9000, "2.5 h"), (400_000, "4.6 d"), (36_000, "10 h")],
 )  # fmt: skip
 def test_times_are_said_in_their_unit(seconds, said):
-    assert span(seconds) == said
+    assert shorten_duration(seconds) == said
 
 
 def test_the_list_of_checkpoints_says_what_saves_cost(tmp_path):

@@ -40,5 +40,5 @@ def test_copies_and_other_dimensions_keep_out_of_it():
 
 
 def test_a_stride_that_is_no_sharding_is_refused():
-    with pytest.raises(OwnFailureError, match="is not one box"):
+    with pytest.raises(OwnFailureError, match="a strided shard is more than one box"):
         strided_box((8,), (2, 2), (0, 0), (_StridedShard(0, split_factor=4), Shard(0)))

@@ -50,7 +50,7 @@ def test_the_last_few_are_kept_and_the_newest_always(tmp_path):
         (spare,) = set(directory.glob("step-*")) - set(committed_steps(directory).values())
         assert ".removed-" in spare.name
         assert checkpoints.latest() == 40
-    with pytest.raises(ToolkitError, match="keep_last is 0"):
+    with pytest.raises(ToolkitError, match="keep_last: expected at least 1, got 0"):
         Checkpointer(tmp_path, world(), keep_last=0)
 
 
@@ -138,11 +138,11 @@ def test_a_script_that_ends_gives_the_last_deletion_time(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((1, [torch.ones(1)], {}), "rank 0: tensors: expected a dict, got a list; there is no earlier checkpoint. Fix: pass a dict by name, as in "),
-        ((1, torch.ones(1), {}), "rank 0: tensors: expected a dict, got a Tensor; "),
-        ((1, x(1), [1]), "rank 0: state: expected a dict, got a list; "),
-        ((1, x(1), None), "rank 0: state: expected a dict, got a NoneType; "),
-        (("1", x(1), {}), "step: expected a step number, got '1'. Fix: pass the optimizer steps done, 0 or more"),
+        ((1, [torch.ones(1)], {}), "rank 0: tensors: expected a dict, got list; there is no earlier checkpoint. Fix: pass a dict of tensors, as in "),
+        ((1, torch.ones(1), {}), "rank 0: tensors: expected a dict, got Tensor; "),
+        ((1, x(1), [1]), "rank 0: state: expected a dict, got list; "),
+        ((1, x(1), None), "rank 0: state: expected a dict, got NoneType; "),
+        (("1", x(1), {}), "step: expected a step number, got '1'. Fix: pass the number of completed steps"),
         ((1.0, x(1), {}), "step: expected a step number, got 1.0. Fix: "),
     ],
 )  # fmt: skip
@@ -152,7 +152,9 @@ def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, g
         with pytest.raises(ToolkitError) as refused:
             save(*given)
         assert type(refused.value) is ToolkitError and said in str(refused.value)
-    with pytest.raises(ToolkitError, match=r"when_busy: expected \"wait\" or \"skip\", got 'later'\. Fix: choose "):
+    with pytest.raises(
+        ToolkitError, match=r"when_busy: expected \"wait\" or \"skip\", got 'later'\. Fix: pass one of these two"
+    ):
         checkpoints.save_in_background(1, x(1), {}, when_busy="later")
     assert not list(tmp_path.glob("step-*"))
 
@@ -161,7 +163,7 @@ def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, g
 def test_a_load_into_no_dict_is_refused_with_the_fix(tmp_path, source):
     saved = Checkpointer(tmp_path, world()).save(1, x(1), {})
     with pytest.raises(
-        ToolkitError, match=r"tensors: expected a dict, got a list\. Fix: pass a dict by name"
+        ToolkitError, match=r"tensors: expected a dict, got list\. Fix: pass a dict of tensors, as in "
     ) as refused:
         Checkpointer(tmp_path, world()).load([torch.ones(1)], source=saved if source else None)
     assert type(refused.value) is ToolkitError

@@ -120,7 +120,7 @@ def test_a_full_disk_is_said_with_a_way_out_that_helps(run, tmp_path):
         done = typed("index", disk / "run")
         assert (done.returncode, done.stdout) == (125, "") and done.stderr.count("\n") == 1
         assert f"toolkit: {folder / 'index.h5'}: cannot be written: No space left on device." in done.stderr
-        assert "Fix: free space there, as with `toolkit ckpt prune RUN`\n" in done.stderr
+        assert "Fix: free disk space, for example with `toolkit ckpt prune RUN`\n" in done.stderr
         assert typed("prune", disk / "run", "--keep-last", 1).returncode == 0
         assert typed("index", disk / "run").returncode == 0
 
@@ -132,7 +132,7 @@ def test_a_disk_that_can_only_be_read_is_said(run, tmp_path):
         for words, verb in ((["index"], "written"), (["prune", "--keep-last", 1], "removed")):
             done = typed(*words, disk / "run")
             assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
-            said = f"cannot be {verb}: Read-only file system. Fix: do it on a host that can write there"
+            said = f"cannot be {verb}: Read-only file system. Fix: run the command on a host that can write there"
             assert said in done.stderr and "--runs" not in done.stderr
 
 
@@ -141,7 +141,7 @@ def test_where_nothing_can_be_renamed_the_folder_is_named(run, monkeypatch, numb
     """File systems that copy on write may need room to rename."""
     error = OSError(number, os.strerror(number), "step")
     monkeypatch.setattr("toolkit.checkpoint.folder.prune.move_aside", raising(error))
-    with pytest.raises(ToolkitError, match=r"cannot be removed: .* delete it by hand, rm -r .*/step-00000010$"):
+    with pytest.raises(ToolkitError, match=r"cannot be removed: .* rename the folder first: `rm -r .*/step-00000010`$"):
         invoke("prune", run, "--keep-last", 1)
 
 
@@ -245,7 +245,7 @@ def test_nine_digits_come_after_eight(run):
 def test_ls_tells_what_a_resume_from_an_earlier_step_set_aside(run):
     (run / "checkpoints" / "step-00000020").rename(run / "checkpoints" / "step-00000020.aside-003")
     _, text = invoke("ls", run)
-    assert text.splitlines()[2].endswith("archived: start 3 resumed from an earlier one")
+    assert text.splitlines()[2].endswith("archived: start 3 resumed from an earlier checkpoint")
 
 
 HERE = "{run}/checkpoints/step-00000010"
@@ -257,22 +257,26 @@ HERE = "{run}/checkpoints/step-00000010"
         (["ls", "{run}/nothing"], 4, "there is no such folder"),
         (["ls", "{run}/checkpoints/step-00000015"], 4, "choose one of: step-00000010, step-00000020"),
         (["ls", "{run}/empty"], 4, "there is no checkpoint here"),
-        (["show", "{run}", "--step", "7"], 4, "no committed checkpoint of step 7. Fix: choose one of the steps 10, 20"),
-        (["show", "{run}:7"], 4, "no committed checkpoint of step 7"),
-        (["ls", "{run}:7"], 4, "there is no checkpoint of step 7. Fix: choose one of the steps 10, 20"),
+        (
+            ["show", "{run}", "--step", "7"],
+            4,
+            "no committed checkpoint for step 7. Fix: choose one of the steps 10, 20",
+        ),
+        (["show", "{run}:7"], 4, "no committed checkpoint for step 7"),
+        (["ls", "{run}:7"], 4, "there is no checkpoint for step 7. Fix: choose one of the steps 10, 20"),
         (["ls", "{run}:10", "--step", "20"], 2, "names step 10, but --step is 20"),
         (["show", "{run}:10", "--step", "20"], 2, "names step 10, but --step is 20"),
-        (["verify", f"{HERE}/manifest.json"], 4, "expected a checkpoint's folder, got a file"),
+        (["verify", f"{HERE}/manifest.json"], 4, "expected a checkpoint folder, got a file"),
         (["show", "{run}/odd:5"], 4, "there is no checkpoint here"),
         (["show", "{run}/broken"], 1, "is not a valid manifest"),
         (["diff", "{run}", "{run}/broken"], 1, "is not a valid manifest"),
         (["show", "{run}/later"], 2, "with schema 1 or 2, got"),
         (["show", "{run}/pipe"], 1, "is not a regular file"),
         (["show", "{run}/folder"], 1, "is not a regular file"),
-        (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: keys start with: model"),
+        (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: begin with one of: model"),
         (["diff", "{run}", "{run}", "--only", "modle"], 4, "no key matches 'modle'"),
-        (["ls", "{run}/torch"], 4, "is a checkpoint of torch.distributed.checkpoint"),
-        (["ls", "{run}/array"], 4, "name a task of this array run: array_0"),
+        (["ls", "{run}/torch"], 4, "is a torch.distributed.checkpoint (DCP) folder"),
+        (["ls", "{run}/array"], 4, "pass a task of this array run: array_0"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_fix(run, words, code, said):

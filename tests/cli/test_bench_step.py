@@ -34,7 +34,7 @@ def test_it_runs_steps_and_says_where_their_time_went(toolkit, here) -> None:
     assert any("tokens/s of all ranks, 128 tokens a step" in line for line in lines)
     assert any(line.startswith("memory, at most: ") and line.endswith(" resident") for line in lines)
     assert any(line.startswith("what to change:") for line in lines)
-    assert "- a pass has 32 tokens (limit 256)" in said.out
+    assert "- a micro-batch has 32 tokens (limit 256)" in said.out
 
     assert toolkit.ok("bench", "step", "--result", "last") == said.out
     (path,) = toolkit.runs.glob("*/*/metrics/profile.json")
@@ -49,8 +49,8 @@ def test_it_runs_steps_and_says_where_their_time_went(toolkit, here) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (["--steps", 0], 2, "--steps: 0 steps. Fix: choose 1 or more"),
-        (["--warmup", -1], 2, "--warmup: -1 steps. Fix: choose 0 or more"),
+        (["--steps", 0], 2, "--steps: expected at least 1, got 0. Fix: choose 1 or more"),
+        (["--warmup", -1], 2, "--warmup: expected at least 0, got -1. Fix: choose 0 or more"),
         (["no_such_job"], 4, "no_such_job"),
         (["--result", "last"], 4, ""),
         (["--set", "train.stepz=3"], 2, "train.stepz"),
@@ -63,8 +63,8 @@ def test_mistakes_are_told_before_anything_is_started(toolkit, here, argv, code,
 
 def test_a_job_that_ends_without_a_profile_is_told_how_to_make_one(toolkit, here) -> None:
     told = toolkit("bench", "step", toolkit.job("true"), "-n", 1)
-    assert told.code == 4 and "no profile of steps" in told.err
-    assert "Fix: set train.profile_steps in a job that trains by `training_steps`" in told.err
+    assert told.code == 4 and "no step profile found" in told.err
+    assert "Fix: set train.profile_steps in a job that uses `training_steps`" in told.err
 
 
 def test_a_file_that_is_no_profile_is_refused_with_the_key(toolkit, here) -> None:
@@ -78,7 +78,7 @@ def test_a_job_of_several_shapes_is_refused_with_what_profiles_it(toolkit, here,
     job = here / "two.toml"
     job.write_text('[job]\nentry = ["true"]\n[[component]]\nranks_per_node = 1\n[[component]]\nranks_per_node = 2\n')
     told = toolkit("bench", "step", job, *words)
-    assert told.code == 2 and "two.toml:3:component: a run here has one shape, and the job has 2 components" in told.err
+    assert told.code == 2 and "two.toml:3:component: a foreground run has one component, but the job has 2" in told.err
     submits = f"Fix: `toolkit submit {job} --set train.profile_from=6 --set train.profile_steps=20`"
     assert f"{submits}, then `toolkit bench step --result last`" in told.err
     assert "Fix: `toolkit submit ...`" in toolkit("run", job, *words).err

@@ -40,7 +40,7 @@ def test_text_and_wrong_use(toolkit, tmp_path):
     numa.write_bytes(b"\xef\xbb\xbf" + numa.read_bytes().replace(b"\n", b"\r\n"))  # as an editor of Windows saves it
     assert 'node_ids: "0"' in toolkit.ok("parse", "numactl-H", numa)
     numa.write_text('{"jobs": []}')
-    assert "expected the output of `lscpu`, got JSON" in toolkit("parse", "lscpu", numa).err
+    assert "expected text output of `lscpu`, got JSON" in toolkit("parse", "lscpu", numa).err
     for kind in KINDS:
         numa.write_text("\n\nHello, there is nothing here!\x1b[2J\n" if kind != "hostlist" else " \n")
         other = toolkit("parse", kind, numa)
@@ -72,16 +72,16 @@ def test_an_invalid_host_list_is_refused_with_the_fix_and_each_escape_once(toolk
     for nothing in ("(null)", "None assigned"):
         hosts.write_text(nothing)
         said = toolkit("parse", "hostlist", hosts, "--json")
-        assert (json.loads(said.out)["valid"], said.code, "names no host. Fix: use Slurm's form" in said.err) == (
-            False,
-            1,
-            True,
-        )
+        assert (
+            json.loads(said.out)["valid"],
+            said.code,
+            "expected at least one host, got none. Fix: use Slurm's form" in said.err,
+        ) == (False, 1, True)
     hosts.write_text("n[1-\x1b2]\n")
     said = toolkit("parse", "hostlist", hosts, "--json")
     assert (said.code, json.loads(said.out)["valid"], json.loads(said.out)["expansion"]) == (1, False, None)
     assert said.err == (
-        f"toolkit: {hosts}:1: the host list 'n[1-\\x1b2]' has '1-\\x1b2' instead of a number or a range. "
+        f"toolkit: {hosts}:1: the host list 'n[1-\\x1b2]' contains '1-\\x1b2' instead of a number or a range. "
         "Fix: use Slurm's form, such as node[1-4,8]\n"
     )
 
@@ -91,4 +91,4 @@ def test_damage_is_named_and_not_read(toolkit, tmp_path):
     numa.write_text("available: 1 nodes (0)\nnode 0 cpus: 0 1 x\nnode 0 size: 5 MB\nnode 0 fr")
     said = toolkit("parse", "numactl-H", numa, "--json")
     assert json.loads(said.out)["nodes"] == {"0": {"cpus": None, "size_mb": 5}}
-    assert f"{numa}: line 2: the processors of node 0 do not ascend" in said.err and "(and 3 more)" in said.err
+    assert f"{numa}: line 2: expected ascending CPUs of node 0" in said.err and "(and 3 more)" in said.err

@@ -54,7 +54,7 @@ def test_what_was_done_is_done_for_all_and_told_where_stdout_takes_nothing(toolk
     assert all(lines[-2].startswith("toolkit: run ") and " is job local-" in lines[-2] for lines in told), told
     cancelled = shell(f"toolkit cancel {' '.join(runs)} nobody >/dev/full")
     assert cancelled.returncode == 2 and "stdout: No space left" in cancelled.stderr
-    wait_until(lambda: toolkit.ok("status", *runs).count(" cancelled ") == 2, timeout_s=60)
+    wait_until(lambda: toolkit.ok("status", *runs).count(" cancelled ") == 2)
 
 
 def test_the_exit_code_stays_where_nobody_can_be_told(toolkit) -> None:

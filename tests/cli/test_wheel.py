@@ -91,7 +91,7 @@ def test_installed_outside_the_checkout_it_runs_a_shipped_job(wheel: Path, tmp_p
     assert str(tmp_path) in where and str(ROOT) not in where, where
     assert "devcluster" in use(toolkit, tmp_path, "site", "list").split()
     (tmp_path / "job.env").write_text("NCCL_NVLS_ENABLE=2\n")  # read from the table of NCCL's variables
-    assert "this is the default" in use(toolkit, tmp_path, "topo", "check", "--env-file", "job.env")
+    assert "the value is the default" in use(toolkit, tmp_path, "topo", "check", "--env-file", "job.env")
     use(toolkit, tmp_path, "submit", "mpi_hello", "--site", "local", "--wait")
     lines = use(toolkit, tmp_path, "logs", "--rank", "all").splitlines()
     said = [line for line in lines if "] toolkit: " not in line]  # rank 0 tells of its CPUs, too

@@ -23,7 +23,7 @@ MISTAKES = {
     "ranks that do not fill": (JOB.replace("]\n", "]\nnodes = 2\n", 1).replace("[job]\nnodes = 2", "[job]"), "submit JOB --site devcluster -N 2 -n 3", 2, ["-n 3", "-n 2"]),
     "ranks that fill no whole nodes": (JOB, "submit JOB --site devcluster -n 7 --ntasks-per-node 2", 2, ["-n 7", "-n 6 or 8"]),
     "more nodes than there are": (JOB, "submit JOB -n 8 --ntasks-per-node 2", 2, ["-n 8 --ntasks-per-node 2, so -N 4:job.nodes", "-N 1"]),
-    "three numbers that differ": (JOB, "submit JOB --site devcluster -N 2 -n 8 --ntasks-per-node 2", 2, ["2 nodes with 2 ranks each have 4 ranks", "-n 4"]),
+    "three numbers that differ": (JOB, "submit JOB --site devcluster -N 2 -n 8 --ntasks-per-node 2", 2, ["-n 8 does not match 2 nodes with 2 ranks each, which is 4 ranks", "-n 4"]),
     "ranks of a range": (JOB, "submit JOB --site devcluster -N 2-4 -n 8", 2, ["-n 8", "--ntasks-per-node 4", "-N 2"]),
     "ranks of the job's range": (JOB + "nodes = '2-4'\n", "submit JOB --site devcluster -n 8", 2, ["got the range 2-4", "-N 2"]),
     "a range that is none": (JOB, "submit JOB --site devcluster -N x-4 -n 8", 2, ["-N x-4:job.nodes"]),
@@ -58,14 +58,14 @@ MISTAKES = {
     "bad --set": (JOB, "submit JOB --set train.stps=3", 2, ["--set train.stps=3", "train.steps"]),
     "set without value": (JOB, "submit JOB --set train.steps", 2, ["--set train.steps", "train.steps=100"]),
     "copy to where one is": (JOB, "jobs copy mpi_hello THERE", 2, ["mpi_hello.toml", "another folder"]),
-    "two that exclude each other": (JOB, "logs --rank 0 --failed", 2, ["--node and --failed. Fix: see"]),
+    "two that exclude each other": (JOB, "logs --rank 0 --failed", 2, ["--node and --failed cannot be combined; choose one. Fix: see"]),
     "one argument too many": (JOB, "logs last more", 2, ["argument (more). Fix: see"]),
     "negative lines": (JOB, "logs -n -1", 2, ["-1", "--help"]),
 }  # fmt: skip
 
 
 # What is not as it should be either, but refuses nothing.
-BESIDE = ("toolkit: warning: ", "toolkit: not looked at, ")
+BESIDE = ("toolkit: warning: ", "toolkit: could not check ")
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -21,7 +21,7 @@ from toolkit.devcluster.nodes import process_in_node
 from toolkit.rundir.layout import RunDirectory
 
 TOOLKIT = [str(Path(sys.executable).with_name("toolkit"))]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 # Steps until the test says enough, and saves nothing: only starts and attempts are counted.
 STEPPING = """
@@ -100,7 +100,7 @@ class Site:
 
     def await_empty(self) -> None:
         """For a test that needs every node: an earlier one's job may still be ending, within KillWait."""
-        wait_for(lambda: not self.command(["squeue", "--noheader"]).stdout, 60)
+        wait_for(lambda: not self.command(["squeue", "--noheader"]).stdout)
 
     def wait(self, run: RunDirectory) -> subprocess.CompletedProcess[str]:
         return self.toolkit("wait", run.run_id)
@@ -118,14 +118,14 @@ def is_stepping(run: RunDirectory, attempt: int) -> Callable[[], bool]:
     return lambda: run.attempt(attempt).heartbeat.exists()
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.2)
 
 
-def await_idle_nodes(cluster: Any, timeout_s: float = 90) -> None:
+def await_idle_nodes(cluster: Any, timeout_s: float = 180) -> None:
     """Until every node is free: an earlier test's job may still be ending, and a node that was away be coming back."""
     try:
         wait_for(lambda: set(devcluster.node_states(cluster.layout).values()) == {"idle"}, timeout_s)

@@ -95,7 +95,7 @@ def make_image(apptainer: str, folder: Path) -> Path:
     definition.write_text(DEFINITION.format(rootfs=rootfs))
     done = subprocess.run(
         [apptainer, "build", "--sandbox", str(folder / "image"), str(definition)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "image"

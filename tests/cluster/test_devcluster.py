@@ -109,9 +109,9 @@ def _bits_per_second(cluster, source: str, target: str, size: int) -> float:
 
 
 def test_a_shaped_link_is_slower_in_both_directions_than_an_unshaped_one(cluster):
-    """A shape of 100 Mbit/s costs a link at least three quarters of its speed; other links keep theirs."""
-    size = 8 * 2**20
-    devcluster.shape(cluster.layout, "node1", "100mbit")
+    """A shape of 20 Mbit/s costs a link at least three quarters of its speed; other links keep theirs."""
+    size = 4 * 2**20
+    devcluster.shape(cluster.layout, "node1", "20mbit")
     try:
         shaped = [_bits_per_second(cluster, *pair, size) for pair in (("node1", "node2"), ("node2", "node1"))]
         beside = _bits_per_second(cluster, "node3", "node4", size)
@@ -127,9 +127,9 @@ def test_nothing_of_a_job_survives_it(cluster):
     stray = "setsid sleep 4711 > /dev/null 2>&1 &"
     wrap = f"--wrap={stray} ({stray}) ; srun sh -c '{stray} exit 0'"
     job = cluster.run("sbatch", "--parsable", "--nodes=2", "--output=/dev/null", wrap).strip()
-    wait_for(lambda: "JobState=COMPLETED" in cluster.run("scontrol", "show", "job", job), 15)
+    wait_for(lambda: "JobState=COMPLETED" in cluster.run("scontrol", "show", "job", job))
     for node in NODES[:2]:
-        wait_for(lambda at=node: cluster.exec(at, ["pgrep", "-f", "sleep 4711"]).returncode == 1, 5)
+        wait_for(lambda at=node: cluster.exec(at, ["pgrep", "-f", "sleep 4711"]).returncode == 1)
 
 
 def test_the_command_line_passes_exit_codes_and_knows_its_nodes(cluster):
@@ -154,11 +154,11 @@ def test_a_preempted_job_is_requeued_and_runs_again(cluster, shared_path):
     cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=0")
     try:
         job = cluster.run(*submit, f"--output={log}", "--wrap=echo life ${SLURM_RESTART_COUNT:-0}; sleep 300")
-        wait_for(lambda: log.exists() and "life 0" in log.read_text(), 10)
-        cluster.run("srun", "--partition=high", "-N4", "--exclusive", "hostname", timeout_s=30)
+        wait_for(lambda: log.exists() and "life 0" in log.read_text())
+        cluster.run("srun", "--partition=high", "-N4", "--exclusive", "hostname", timeout_s=100)
         assert "DUE TO PREEMPTION" in log.read_text()
         # 120 s by default in Slurm: cred_expire is what shortens the wait.
-        wait_for(lambda: "life 1" in log.read_text(), 25)
+        wait_for(lambda: "life 1" in log.read_text(), 90)
         cluster.run("scancel", job.strip())
     finally:
         cluster.run("scontrol", "update", "PartitionName=low", f"GraceTime={GRACE_S}")
@@ -181,7 +181,7 @@ def test_an_address_without_a_name_stays_a_number(cluster):
 
 def test_a_lost_node_goes_down_and_comes_back(cluster):
     assert "node4 is disconnected" in typed(cluster, "fail", "node4")
-    wait_for(lambda: devcluster.node_states(cluster.layout)["node4"].startswith("down"), 60)
+    wait_for(lambda: devcluster.node_states(cluster.layout)["node4"].startswith("down"))
     assert typed(cluster, "restore", "node4") == "node4 is connected and available\n"
     assert devcluster.node_states(cluster.layout)["node4"] == "idle"
     assert cluster.run("srun", "-w", "node4", "hostname") == "node4\n"
@@ -189,8 +189,8 @@ def test_a_lost_node_goes_down_and_comes_back(cluster):
 
 def test_a_node_that_lost_its_slurmd_keeps_its_processes_and_comes_back(cluster):
     with subprocess.Popen(["srun", "-w", "node3", "sleep", "4713"], env=cluster.env) as step:
-        wait_for(lambda: cluster.exec("node3", ["pgrep", "-f", "sleep 4713"]).returncode == 0, 10)
-        assert "node3 has no slurmd" in typed(cluster, "fail", "--slurmd", "node3")
+        wait_for(lambda: cluster.exec("node3", ["pgrep", "-f", "sleep 4713"]).returncode == 0)
+        assert "node3 no longer runs slurmd" in typed(cluster, "fail", "--slurmd", "node3")
         assert devcluster.status(cluster.layout).daemons["slurmd node3"] is False
         assert cluster.exec("node3", ["pgrep", "-f", "sleep 4713"]).returncode == 0
         typed(cluster, "restore", "node3")
@@ -202,12 +202,12 @@ def test_up_again_starts_what_died_and_nothing_else(cluster):
     spec = cluster.layout.read_spec()
     assert devcluster.up(cluster.layout, spec) is False
     # A slurmd that dies before it has said that a job is over leaves its node completing for minutes.
-    wait_for(lambda: devcluster.node_states(cluster.layout)["node3"] == "idle", 30)
+    wait_for(lambda: devcluster.node_states(cluster.layout)["node3"] == "idle")
     assert cluster.exec("node3", ["pkill", "-KILL", "-x", "slurmd"]).returncode == 0
     assert devcluster.status(cluster.layout).daemons["slurmd node3"] is False
     assert devcluster.up(cluster.layout, spec) is True
     assert cluster.run("srun", "-w", "node3", "hostname") == "node3\n"
-    with pytest.raises(ToolkitError, match="up with 4 nodes"):
+    with pytest.raises(ToolkitError, match="up with other settings: 4 nodes"):
         devcluster.up(cluster.layout, ClusterSpec(2, 4, "", False, ""))
 
 
@@ -239,8 +239,8 @@ def test_down_leaves_nothing(cluster):
     devcluster.up(layout, ClusterSpec(nodes=2, gpus=0, link="200mbit", accounting=False, subnet=""))
     env = {**cluster.env, "SLURM_CONF": str(layout.slurm_conf)}
     wrap = "--wrap=setsid sleep 4712 & srun sleep 4712"
-    subprocess.run(["sbatch", "-N2", "--output=/dev/null", wrap], env=env, check=True, timeout=30)
-    wait_for(lambda: sum("sleep\x004712" in trace for trace in _of(layout, _traces())) >= 2, 10)
+    subprocess.run(["sbatch", "-N2", "--output=/dev/null", wrap], env=env, check=True, timeout=120)
+    wait_for(lambda: sum("sleep\x004712" in trace for trace in _of(layout, _traces())) >= 2)
     slurmctld = process_in_node(layout, "controller", "slurmctld")
     assert slurmctld is not None
     os.kill(slurmctld, signal.SIGSTOP)  # with it stops the nsenter that it was started by
@@ -266,7 +266,7 @@ def test_jobs_are_recorded_with_accounting(accounting_cluster):
         return accounting_cluster.run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,Account,ExitCode")
 
     job = accounting_cluster.run("sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 3").strip()
-    wait_for(lambda: row(job).startswith("FAILED"), 30)
+    wait_for(lambda: row(job).startswith("FAILED"))
     assert row(job) == "FAILED|toolkit|3:0\n"
     refused = subprocess.run(
         ["srun", "--account=nobody", "true"], env=accounting_cluster.env, capture_output=True, text=True

@@ -87,20 +87,20 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     wait_for(lambda: "FAILED" in here.command(["squeue", "-h", "--states=all", "-j", failed, "-o", "%T"]).stdout)
     orphan = held_back(here, f"--dependency=afterok:{failed}")
     array = here.submit(here.job("sleep 60"), "--set", "job.array=0-2%1")[1]
-    wait_for(lambda: array.task_numbers(), 60)
+    wait_for(lambda: array.task_numbers())
     try:
         told = {run: explain(here, run) for run in (long, big, held, later, drained, orphan, array)}
         assert reason_of(told[long]) == ("PartitionTimeLimit", "never")
-        assert "requests 10:00, short allows 2:00" in told[long]["why"]
+        assert "requests 10:00, but short allows 2:00" in told[long]["why"]
         assert reason_of(told[big]) == ("PartitionNodeLimit", "never")
-        assert "requests 9, main has 4" in told[big]["why"]
+        assert "nodes requested: 9; main has 4" in told[big]["why"]
         assert reason_of(told[held]) == ("JobHeldUser", "never")
         assert reason_of(told[later]) == ("BeginTime", "not_before")
         assert told[later]["waiting"]["not_before"].endswith("Z")
         assert reason_of(told[drained]) == ("ReqNodeNotAvail", "not_before")
         assert "node4 is drained" in told[drained]["why"] and "bad fan (root" in evidence(told[drained])
         assert reason_of(told[orphan]) == ("DependencyNeverSatisfied", "never")
-        assert f"afterok:{failed} has become impossible" in told[orphan]["why"]
+        assert f"afterok:{failed} cannot be satisfied" in told[orphan]["why"]
         assert reason_of(told[array]) == ("JobArrayTaskLimit", "not_before")
         assert "1 running" in told[array]["why"]
         for run in (long, held, orphan):
@@ -224,7 +224,9 @@ def test_a_wrong_pmi_is_explained_with_the_option_that_fits(ended: SimpleNamespa
 def test_a_late_rank_is_named_with_its_last_line(ended: SimpleNamespace) -> None:
     explanation = explain(ended.site, ended.late_rank)
     assert (explanation["symptom"], explanation["rank"]) == ("collective_timeout", 1), explanation
-    assert "rank 1 did not come" in explanation["why"] and "ranks 0, 2 waited at late.py:13" in explanation["why"]
+    assert "rank 1 did not join" in explanation["why"]
+    # One of the waiting ranks can crash in gloo when the other times out.
+    assert re.search(r"(ranks 0, 2|rank [02]) waited at late\.py:13", explanation["why"])
     assert "rank-1.log: reading a slow disk" in evidence(explanation)
 
 
@@ -255,7 +257,7 @@ def test_ends_that_take_their_time(here: Site) -> None:
     node = stepping(here, "node", "5", 'requeue = false\nnodes = 2\nnodelist = "node[3-4]"')
     killed = stepping(here, "killed", "5", 'nodelist = "node2"')
     for run in (wall, node, killed):
-        wait_for(is_stepping(run, 0), 90)
+        wait_for(is_stepping(run, 0))
     claim = json.loads((killed.start(0) / "claim.json").read_text())
     here.cluster.exec("node2", ["kill", "-9", str(claim["pid"])])
     devcluster.fail(here.cluster.layout, "node4")
@@ -271,7 +273,7 @@ def test_ends_that_take_their_time(here: Site) -> None:
     finally:
         devcluster.restore(here.cluster.layout, "node4")
     preempted = stepping(here, "pre", "5", 'requeue = false\nnodes = 3\ncpus_per_rank = 8\npartition = "low"')
-    wait_for(is_stepping(preempted, 0), 60)
+    wait_for(is_stepping(preempted, 0))
     here.command(["sbatch", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"])
     assert here.toolkit("wait", preempted.run_id, timeout_s=120).returncode == 143
     assert explain(here, preempted)["symptom"] == "preempted"
@@ -287,11 +289,11 @@ def test_a_lost_supervisor_is_not_explained_by_the_life_before_the_requeue(here:
     with log.open("a") as stream:  # as Slurm writes it where a node fails
         stream.write(f"slurmstepd: error: *** JOB {job_id} ON node1 CANCELLED AT now DUE TO NODE FAILURE ***\n")
     assert here.command(["scontrol", "requeue", job_id]).returncode == 0
-    wait_for(is_stepping(run, 1), 90)
+    wait_for(is_stepping(run, 1))
     claim = read_claim(run, 1)
     assert claim is not None
     here.cluster.exec(claim.host, ["kill", "-KILL", str(claim.pid)])
-    wait_for(lambda: here.status(run)["state"] in ("lost", "failed"), 60)
+    wait_for(lambda: here.status(run)["state"] in ("lost", "failed"))
     told = explain(here, run)
     assert told["symptom"] in ("supervisor_lost", "supervisor_failed"), told
     assert "NODE FAILURE" not in evidence(told)

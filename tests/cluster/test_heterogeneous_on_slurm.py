@@ -43,8 +43,8 @@ def test_one_world_over_two_components(here: Site) -> None:
     assert (status["nodes"], status["ranks"]) == (3, 5)
     assert json.loads(here.ok("status", f"{job_id}+1", "--json"))["run_id"] == run.run_id
     log = next(run.path.glob("slurm-*.out")).read_text()
-    assert "health is unknown" not in log
-    assert f"toolkit: staged {venv} (0 MiB) to /tmp/toolkit-env-{job_id}-0-" in log and " of 3 nodes: " in log
+    assert "cannot check the health" not in log
+    assert f"toolkit: staged {venv} (0 MiB) to /tmp/toolkit-env-{job_id}-0-" in log and " on 3 nodes: packed in " in log
 
 
 def test_an_unfit_node_of_the_second_component_is_left_out_by_all(here: Site) -> None:

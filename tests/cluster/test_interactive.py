@@ -106,7 +106,7 @@ def test_a_terminal_that_is_lost_takes_its_allocation_along(here: Site, window) 
     run = the_run(here)
     wait_for(lambda: run.attempt_numbers() and run.attempt(0).heartbeat.exists())
     shell.hang_up()
-    wait_for(lambda: (run.attempt(0)).exit_file.exists(), 40)
+    wait_for(lambda: (run.attempt(0)).exit_file.exists())
     end = json.loads(run.attempt(0).exit_file.read_text())
     assert end["final"] and end["state"] != "completed"
     assert "saved" in run.attempt(0).log_file(0).read_text()

@@ -129,7 +129,7 @@ def test_cancel(here: Site) -> None:
     began = time.monotonic()
     here.ok("cancel", run.run_id)
     assert here.status(run)["state"] in ("cancelling", "cancelled")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
     assert here.wait(run).returncode == 143
     assert here.status(run)["state"] == "cancelled"
     again = here.toolkit("cancel", run.run_id)
@@ -172,7 +172,7 @@ def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
     # A requeued job waits for some seconds before it is eligible; it does not have to here.
     release_soon(here, job_id)
     assert here.status(run)["state"] in ("pending", "running")
-    wait_for(is_stepping(run, 1), 90)
+    wait_for(is_stepping(run, 1))
     enough.touch()
     assert here.wait(run).returncode == 0
     status = here.status(run)
@@ -192,7 +192,7 @@ def release_soon(here: Site, job_id: str) -> None:
             return "JobState=RUNNING" in shown and "Restarts=1" in shown
         return here.command(["scontrol", "update", f"JobId={job_id}", "StartTime=now+2seconds"]).returncode == 0
 
-    wait_for(eligible, 60)
+    wait_for(eligible)
 
 
 def test_preemption_requeues_and_goes_on(here: Site) -> None:
@@ -200,7 +200,7 @@ def test_preemption_requeues_and_goes_on(here: Site) -> None:
     job, enough = here.stepping('nodes = 4\ncpus_per_rank = 8\npartition = "low"', tables=tables)
     here.await_empty()
     job_id, run = here.submit(job)
-    wait_for(is_stepping(run, 0), 60)
+    wait_for(is_stepping(run, 0))
     urgent = here.command(
         ["sbatch", "--parsable", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"]
     ).stdout.strip()
@@ -208,7 +208,7 @@ def test_preemption_requeues_and_goes_on(here: Site) -> None:
     end = json.loads(run.attempt(0).exit_file.read_text())
     assert (end["cause"], end["next"]) == ("preempted", "await_slurm")
     release_soon(here, job_id)
-    wait_for(is_stepping(run, 1), 90)
+    wait_for(is_stepping(run, 1))
     assert "COMPLETED" in here.command(["squeue", "-h", "--states=all", "-j", urgent, "-o", "%T"]).stdout
     enough.touch()
     assert here.wait(run).returncode == 0
@@ -223,7 +223,7 @@ def test_a_script_that_dies_of_a_preemptions_grace_time_spends_no_crash(here: Si
     """Slurm sends that TERM to the ranks alone, long before it ends the job."""
     here.await_empty()
     _, run = here.submit(here.job("echo works; sleep 300"), "-p", "low", "-c", 8)
-    wait_for(lambda: "works" in here.toolkit("logs", run.run_id, "--rank", "0").stdout, 60)
+    wait_for(lambda: "works" in here.toolkit("logs", run.run_id, "--rank", "0").stdout)
     here.command(["sbatch", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"])
     wait_for(run.attempt(0).exit_file.exists)
     end = json.loads(run.attempt(0).exit_file.read_text())

@@ -51,7 +51,7 @@ def busy_array(here: Site) -> None:
     assert not run.task(1).attempt(0).usage.exists()  # the task is done, and keeps them in its exit.json
     told = efficiency(here, sacct=False)
     assert told["source"] == "own samples"
-    assert told["walltime_s"]["asked"] == 1800 and 1 < told["walltime_s"]["used"] < 60
+    assert told["walltime_s"]["asked"] == 1800 and 1 < told["walltime_s"]["used"] < 900
     # Four ranks, 0.8 s each; the first of a node counts until its own end, whatever the other has still to do.
     assert 1.5 < told["cpu_s"]["used"] < 60
     assert 0.2e9 < told["memory_bytes"]["used"] < 1e9  # two ranks on a node
@@ -74,7 +74,7 @@ def test_what_slurm_would_take_and_never_run(here: Site) -> None:
     }
     assert checks == {"nodes", "memory", "constraint", "gpu_dialect"}
     refused = here.toolkit("submit", here.job("true"), "--gpus-per-node", "5", "--ntasks-per-node", "5")
-    assert refused.returncode == 2 and "the node with most has 4" in refused.stderr
+    assert refused.returncode == 2 and "no node has more than 4" in refused.stderr
     assert not (here.folder / "runs").exists()
 
 
@@ -87,7 +87,7 @@ def test_with_accounting(accounting_cluster: Any, shared_path: Any) -> None:
         assert takes(here, "--qos=tight", "-N", "2", "--time=9")
         found = preflight(here, "-q", "tight", "-N", "2", "-t", "9")
         assert {one["what"] for one in found} == {
-            "2 nodes, but QOS tight gives a job 1", "0-00:09:00, but QOS tight gives at most 0-00:05:00",
+            "2 nodes, but QOS tight allows at most 1 per job", "walltime 0-00:09:00, but QOS tight allows at most 0-00:05:00",
         }  # fmt: skip
         (account,) = preflight(here, "-A", "nobody")
         assert account["what"] == "root may not charge account nobody" and "toolkit" in account["fix"]

@@ -53,7 +53,7 @@ def start(here: Site, entry: str, text: str, lines: str) -> tuple[str, RunDirect
     path = here.folder / "steps.toml"
     path.write_text(f"[job]\nentry = {entry}\n{lines}\n[restart]\nwarn_s = 10\ncrashes = 1\n")
     job_id, run = here.submit(path)
-    wait_for(lambda: step_of(run) > 5, 60)
+    wait_for(lambda: step_of(run) > 5)
     return job_id, run
 
 
@@ -98,6 +98,6 @@ def test_preemption_walltime_and_a_lost_node(here: Site) -> None:
     assert cost["cause"] in ("node_lost", "supervisor_lost") and cost["done"].split()[1] in nodes
     assert cost["steps_repeated"] <= 15  # a tenth step is kept, and a heartbeat is up to ten steps old
     assert "down" not in here.command(["sinfo", "-h", "-N", "-o", "%T"]).stdout
-    assert "bad for run" not in here.ok("site", "bad-nodes")
+    assert "bad since run" not in here.ok("site", "bad-nodes")
     here.ok("cancel", run.run_id)
     here.wait(run)

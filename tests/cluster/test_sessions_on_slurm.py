@@ -50,7 +50,7 @@ def test_a_lost_terminal_ends_neither_the_request_nor_the_shell(here: Site, home
     window.hang_up()
     assert window.process.wait(20)
     here.cluster.run("scancel", blocker)
-    wait_for(lambda: json.loads(session(here, home, "ls", "--json"))[0]["state"] == "running", 60)
+    wait_for(lambda: json.loads(session(here, home, "ls", "--json"))[0]["state"] == "running")
     for typed, shown in (("kept=it; echo is $((40 + 2))\n", "is 42"), ("echo still $kept\n", "still it")):
         window = terminal([*TOOLKIT, "session", "attach", "dev"], cwd=here.folder, env=environment)
         window.until("[dev]")

@@ -41,9 +41,9 @@ def test_a_requeue_is_explained_and_a_lost_supervisor_named(here: Site) -> None:
     here.command(["scontrol", "requeue", job_id])
     wait_for(lambda: here.status(run)["state"] == "pending")
     wait_for(lambda: "BeginTime" in here.status(run)["reason"])
-    assert "requeued once, and Slurm holds a requeued job back until 20" in here.status(run)["reason"]
+    assert "requeued once, and Slurm delays a requeued job until 20" in here.status(run)["reason"]
 
-    wait_for(lambda: len(run.start_numbers()) == 2, timeout_s=60)
+    wait_for(lambda: len(run.start_numbers()) == 2)
     claim = read_claim(run, 1)
     assert claim is not None
     wait_for(lambda: here.status(run)["state"] == "running")

@@ -56,7 +56,7 @@ def test_a_submit_that_times_out_ends_with_its_one_job(here: Site) -> None:
         wait_for(lambda: list((here.folder / "runs").glob("work/*/submitting-000.json")))
         messages = here.folder / "submit.err"
         wait_for(lambda: "Socket timed out" in messages.read_text())  # sbatch has given up
-    out, _ = submit.communicate(timeout=60)
+    out, _ = submit.communicate(timeout=120)
     assert submit.returncode == 0, messages.read_text()
     run = the_run(here)
     (job_id,) = jobs_of(here, run)
@@ -96,13 +96,13 @@ def test_resume_submits_what_never_reached_slurm(here: Site) -> None:
     submit.kill()
     submit.communicate()
     early = here.status(run)
-    assert early["state"] == "unknown" and "ask again" in early["reason"]
+    assert early["state"] == "unknown" and "retry after" in early["reason"]
     assert here.toolkit("resume", run.run_id).returncode == 1
     path = run.path / "submitting-000.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "absent_since": record["absent_since"] - 11}))
     lost = here.status(run)
-    assert lost["state"] == "lost" and "Slurm knows no job" in lost["reason"]
+    assert lost["state"] == "lost" and "Slurm has no job" in lost["reason"]
     assert here.wait(run).returncode == 125  # at once: nothing more happens by itself
     here.ok("resume", run.run_id)
     assert here.wait(run).returncode == 0

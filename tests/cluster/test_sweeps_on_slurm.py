@@ -43,13 +43,13 @@ def test_a_chain_waits_for_a_requeued_parent_and_dies_with_it(here: Site) -> Non
         here.job(f"until test -e {gate}; do sleep 0.2; done; false", "[restart]\ncrashes = 0\n")
     )
     child_id, child = here.submit(here.job("true"), "--after", parent_id)
-    wait_for(lambda: parent.attempt_numbers(), 60)
+    wait_for(lambda: parent.attempt_numbers())
     here.ok("requeue", parent.run_id)
-    wait_for(lambda: parent.attempt_numbers() == [0, 1], 60)
+    wait_for(lambda: parent.attempt_numbers() == [0, 1])
     assert here.status(child)["state"] == "pending"
     gate.touch()
     assert here.wait(parent).returncode == 1
-    wait_for(lambda: here.status(child)["state"] == "cancelled", 30)
+    wait_for(lambda: here.status(child)["state"] == "cancelled")
     assert json.loads(here.ok("explain", child.run_id, "--json"))["symptom"] == "parent_failed"
     assert child_id in here.ok("history", "--tree").splitlines()[1]
 
@@ -59,5 +59,5 @@ def test_the_next_job_in_turn_goes_on_and_the_last_ones_are_not_run(here: Site) 
     assert here.wait(run).returncode == 0
     assert run.start_numbers() == [0, 1]
     assert (run.start(0) / "lost.json").exists()
-    wait_for(lambda: not here.cluster.run("squeue", "-h", "-j", job_id).strip(), 30)
+    wait_for(lambda: not here.cluster.run("squeue", "-h", "-j", job_id).strip())
     assert here.status(run)["state"] == "completed"

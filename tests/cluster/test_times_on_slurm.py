@@ -31,7 +31,7 @@ def test_slurm_refuses_what_we_refuse(cluster, text):
         env=cluster.env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert answer.returncode != 0

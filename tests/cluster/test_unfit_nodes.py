@@ -38,11 +38,11 @@ def test_a_run_goes_on_without_the_node(here: Site, broken_node1: None) -> None:
     assert done.returncode == 0, done
     first, second = (read_json(run.attempt(number).exit_file) for number in (0, 1))
     assert (first["cause"], first["next"], first["host"]) == ("node_unfit", "requeue", "node1")
-    assert first["reason"].startswith("node1 failed the check of /dev/shm: ")
+    assert first["reason"].startswith("node1 failed the /dev/shm check: ")
     assert second["cause"] == "completed"
     assert "on node1" not in here.ok("logs", run.run_id, "--rank", "all")
     assert "node1" in here.ok("site", "bad-nodes")
     rendered = here.toolkit("render", job)
-    assert "#SBATCH --exclude=node1\n" in rendered.stdout and "node1 was bad for run" in rendered.stderr
+    assert "#SBATCH --exclude=node1\n" in rendered.stdout and "node1 is marked bad since run" in rendered.stderr
     here.ok("site", "bad-nodes", "--clear", "node1")
     assert "--exclude" not in here.ok("render", job)

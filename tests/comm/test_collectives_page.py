@@ -60,7 +60,7 @@ def run_command(script: str) -> str:
     _, *words = command.split()
     assert words.count("python") == 1
     argv = [Path(sys.executable).with_name("mpirun"), *(sys.executable if word == "python" else word for word in words)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -120,7 +120,7 @@ def check_model_gradients(world, topology):
         }
         if setting == "measured":
             assert re.fullmatch(
-                r"gradient reduction: by measurement, .* at 4 KiB.* \(measured 20[^ ]*Z\)", found.line
+                r"gradient reduction: chosen by measurement: .* at 4 KiB.* \(measured 20[^ ]*Z\)", found.line
             ), found.line
         else:
             assert found.line == f"gradient reduction: {expected[setting]}"

@@ -58,7 +58,7 @@ def test_who_gave_up_came_to_it_and_is_told_from_who_left_in_order(server):
     error = Witness([0, 1], "rank 0 on node0", first).explained(
         Ticket("barrier", 4), 0.1, RuntimeError("[gloo] closed")
     )
-    assert "failed after 0.1 s; 1 came and gave up waiting; there: 0, 1; network error: [gloo] closed" in str(error)
+    assert "failed after 0.1 s; 1 joined and timed out; joined: 0, 1; network error: [gloo] closed" in str(error)
     assert error.fix == "see the log of rank 1, which names the missing rank"
     first.close()
 
@@ -71,5 +71,5 @@ def test_a_store_that_is_gone_is_said_to_be_gone():
     start = time.monotonic()
     error = issuer.explained(Ticket("barrier", 3), 1.0)
     assert "barrier number 3 did not finish in 1.0 s, and the store does not respond: rank 0" in str(error)
-    assert (error.present, error.missing) == ((), ()) and time.monotonic() - start < 5
+    assert (error.present, error.missing) == ((), ()) and time.monotonic() - start < 30
     issuer.close()

@@ -96,8 +96,8 @@ def test_a_rank_that_dies_in_a_backward_pass_is_named_by_the_others(four_ranks, 
         assert collective in calls and sequence > 1
         assert (present, missing) == ((0, 1, 2), (LOST,)), text
         assert text.startswith(f"rank {rank} on node{rank // 2}: {collective} number {sequence} ")
-        assert f"rank {LOST} did not come (no heartbeat, last in sharding" in text.replace(GRADIENTS, "sharding")
-        assert fix.startswith(f"see the log of rank {LOST} for what it does ")
+        assert f"rank {LOST} did not join (no heartbeat, last in sharding" in text.replace(GRADIENTS, "sharding")
+        assert fix.startswith(f"see the log of rank {LOST} for its state or error; ")
         assert f"number {sequence} failed before it" in after[0]
 
 
@@ -106,9 +106,9 @@ def test_a_rank_that_is_late_is_named_and_said_to_live_and_is_told_who_gave_up(f
     *others, (late, _) = four_ranks.run(lose_one, kind, is_late)
     for (text, _, _, _, present, missing), _ in others:
         assert (present, missing) == ((0, 1, 2), (LOST,)), text
-        assert f"did not finish in {TIMEOUT_S:.0f}." in text and f"rank {LOST} did not come (alive, last in " in text
+        assert f"did not finish in {TIMEOUT_S:.0f}." in text and f"rank {LOST} did not join (alive, last in " in text
     text, fix, _, _, _, missing = late
-    assert missing == () and "came and gave up waiting" in text
+    assert missing == () and "joined and timed out" in text
     assert fix == "see the log of rank 0, which names the missing rank"
 
 
@@ -124,7 +124,7 @@ def never_makes_it(state, kind):
 def test_a_rank_that_does_not_come_to_make_the_groups_is_named(four_ranks, kind):
     for text, _, _, sequence, _, missing in four_ranks.run(never_makes_it, kind)[:LOST]:
         assert (sequence, missing) == (0, (LOST,)), text
-        assert "making the " in text and f"rank {LOST} did not come (it never created this " in text
+        assert "making the " in text and f"rank {LOST} did not join (it never created this " in text
 
 
 def patience_of_the_world(state):

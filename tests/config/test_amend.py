@@ -42,7 +42,7 @@ def test_a_job_of_another_site_has_what_that_site_says_and_keeps_its_own(resolve
     [
         ({"job.nodes": Flag("x", "-N")}, "-N x:job.nodes: expected a number or a range of nodes, got 'x'. Fix: "),
         ({"job.nodes": Flag(9, "-N")}, "-N 9:job.nodes: 9 nodes, but partition gpu of cluster allows at most 8. "),
-        ({"job.nodes": Flag(3, "-N")}, "samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72"),
+        ({"job.nodes": Flag(3, "-N")}, "samples is not divisible by 12 data ranks. Fix: set batch = 60 or 72"),
     ],
 )
 def test_a_shape_that_cannot_be(resolve, site, flags, message):

@@ -11,42 +11,42 @@ from toolkit.errors import ToolkitError
         (
             "nodes = 9",
             "",
-            "job.toml:4:job.nodes: 9 nodes, but partition gpu of cluster allows at most 8. Fix: nodes = 8",
+            "job.toml:4:job.nodes: 9 nodes, but partition gpu of cluster allows at most 8. Fix: set nodes = 8",
         ),
         (
             'time = "2-00"',
             "",
             "job.toml:4:job.time: 2-00 is 2-00:00:00, but partition gpu of cluster allows at most 1-00:00:00. "
-            'Fix: time = "1-00:00:00"',
+            'Fix: set time = "1-00:00:00"',
         ),
         (
             'time = "UNLIMITED"',
             "",
             "job.toml:4:job.time: UNLIMITED is UNLIMITED, but partition gpu of cluster allows at most 1-00:00:00. "
-            'Fix: time = "1-00:00:00"',
+            'Fix: set time = "1-00:00:00"',
         ),
         (
             "gpus_per_node = 8",
             "",
-            "job.toml:4:job.gpus_per_node: 8 GPUs per node, but partition gpu of cluster has 4. Fix: gpus_per_node = 4",
+            "job.toml:4:job.gpus_per_node: 8 GPUs per node, but partition gpu of cluster has 4. Fix: set gpus_per_node = 4",
         ),
         (
             "cpus_per_rank = 17",
             "",
             "job.toml:4:job.cpus_per_rank: 4 ranks x 17 CPUs = 68 CPUs per node, but partition gpu of cluster has 64. "
-            "Fix: cpus_per_rank = 16",
+            "Fix: set cpus_per_rank = 16",
         ),
         (
             "ranks_per_node = 65",
             "",
             "job.toml:4:job.ranks_per_node: 65 ranks x 1 CPU = 65 CPUs per node, but partition gpu of cluster has 64. "
-            "Fix: ranks_per_node = 64",
+            "Fix: set ranks_per_node = 64",
         ),
         (
             "mem_gb_per_node = 600",
             "",
             "job.toml:4:job.mem_gb_per_node: 600 GiB per node, but partition gpu of cluster has 512. "
-            "Fix: mem_gb_per_node = 512",
+            "Fix: set mem_gb_per_node = 512",
         ),
         (
             'nodelist = "n[1-3]"\nexclude = "n3,n9"',
@@ -72,20 +72,20 @@ from toolkit.errors import ToolkitError
         (
             'time = "0:02:00"',
             "[restart]\nwarn_s = 120",
-            "job.toml:6:restart.warn_s: a warning 120 s before walltime leaves no time of the 120 s of job.time. "
-            "Fix: a longer time; else warn_s = 30",
+            "job.toml:6:restart.warn_s: a warning 120 s before the walltime would be at or before the start of the job: job.time is 120 s. "
+            "Fix: set a longer time, or warn_s = 30",
         ),
         (
             'time = "1:30"',
             "",
-            "restart.warn_s: a warning 120 s before walltime leaves no time of the 90 s of job.time: Slurm reads 1:30 as "
-            'minutes. Fix: time = "1:30:00" if hours are meant; else warn_s = 22',
+            "restart.warn_s: a warning 120 s before the walltime would be at or before the start of the job: job.time is 90 s, since Slurm reads 1:30 as "
+            'minutes. Fix: set time = "1:30:00" if you mean hours, or warn_s = 22',
         ),
         (
             'time = "2"',
             "",
-            "restart.warn_s: a warning 120 s before walltime leaves no time of the 120 s of job.time: Slurm reads 2 as "
-            'minutes. Fix: time = "2:00:00" if hours are meant; else warn_s = 30',
+            "restart.warn_s: a warning 120 s before the walltime would be at or before the start of the job: job.time is 120 s, since Slurm reads 2 as "
+            'minutes. Fix: set time = "2:00:00" if you mean hours, or warn_s = 30',
         ),
         (
             "nodes = 3",
@@ -96,75 +96,75 @@ from toolkit.errors import ToolkitError
         (
             "nodes = 2",
             "[parallel]\nreplicate = 4",
-            "job.toml:6:parallel.replicate: replicate x pp x shard x cp x tp = 4 x 1 x 1 x 1 x 1 = 4 is not "
+            "job.toml:6:parallel.replicate: replicate x pp x shard x cp x tp = 4 x 1 x 1 x 1 x 1 = 4 is not equal to "
             "8 ranks (2 nodes x 4). Fix: request 4 ranks, or change [parallel]",
         ),
         (
             "nodes = 2",
             "[parallel]\nshard = 4\nep = 3",
-            "job.toml:7:parallel.ep: ep = 3 does not divide shard x cp = 4 x 1 = 4. Fix: ep = 4",
+            "job.toml:7:parallel.ep: shard x cp = 4 x 1 = 4 is not divisible by ep = 3. Fix: set ep = 4",
         ),
         (
             "nodes = 2",
             "[parallel]\nzero = 2",
-            "job.toml:6:parallel.zero: zero = 2 has no effect with shard = 1. Fix: shard = 8, or zero = 0",
+            "job.toml:6:parallel.zero: zero = 2 has no effect with shard = 1. Fix: set shard = 8, or zero = 0",
         ),
         (
             "nodes = 2",
             "[parallel]\nshard = 4\nzero = 0",
             "job.toml:7:parallel.zero: shard = 4 has no effect with zero = 0. "
-            "Fix: zero = 1, 2 or 3, or shard = 1 and replicate = 4",
+            "Fix: set zero = 1, 2 or 3, or set shard = 1 and replicate = 4",
         ),
         (
             "nodes = 2",
             '[parallel]\nshard = 2\nreduction = "measured"',
-            "job.toml:7:parallel.reduction: 'measured' compares all-reduces of whole models, but here 2 ranks share a "
-            'model. Fix: reduction = "auto"',
+            "job.toml:7:parallel.reduction: 'measured' requires a whole model on every rank, but 2 ranks share each "
+            'model. Fix: set reduction = "auto"',
         ),
         (
             "nodes = 1",
             '[parallel]\nreduction = "hierarchical"',
-            "job.toml:6:parallel.reduction: a hierarchical reduction needs two or more nodes with two or more ranks each, got "
-            '1 node of 4 ranks. Fix: reduction = "auto"',
+            "job.toml:6:parallel.reduction: a hierarchical reduction requires two or more nodes with two or more ranks each, got "
+            '1 node with 4 ranks each. Fix: set reduction = "auto"',
         ),
         (
             "nodes = 2",
             "[parallel]\ntp = 2\n[train]\ncompile = true",
-            "job.toml:8:train.compile: tp = 2 and torch.compile cannot be combined: hooks break the graphs. "
+            "job.toml:8:train.compile: tp = 2 cannot be combined with torch.compile: its hooks cause graph breaks. "
             "Fix: set train.compile = false, or tp = 1",
         ),
         (
             "nodes = 2",
             '[parallel]\nshard = 2\n[train]\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
-            "job.toml:9:train.lr_scaling: AdaScale reads the whole gradient of each micro-batch, which ranks with parts of a "
-            'model do not have. Fix: use "linear" or "square_root", or only replicate the model',
+            "job.toml:9:train.lr_scaling: AdaScale needs the whole gradient of each micro-batch, but ranks that share a "
+            'model have only parts of it. Fix: use "linear" or "square_root", or set shard, tp, pp and cp to 1',
         ),
         (
             "nodes = 2",
             '[train]\nbatch = 64\nlr_reference_batch = 128\nlr_scaling = "adaptive"',
             "job.toml:7:train.lr_reference_batch: AdaScale requires a batch of at least lr_reference_batch = 128, got "
-            "64. Fix: set it to 64 or less",
+            "64. Fix: set lr_reference_batch to 64 or less",
         ),
         (
             "nodes = 1\nranks_per_node = 1",
             '[train]\nbatch = 8\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
-            "job.toml:9:train.lr_scaling: AdaScale compares the gradients of two or more parts of a batch, but there is only one. "
+            "job.toml:9:train.lr_scaling: AdaScale requires two or more micro-batches per step, but one rank with one micro-batch has only one. "
             "Fix: use two or more ranks, or micro_batch = 4 or less",
         ),
         (
             "nodes = 2",
             "[train]\nsteps = 4\nprofile_steps = 2",
-            "train.profile_from: profiling starts at step 10, but the run ends with step 4. Fix: profile_from = 3",
+            "train.profile_from: profiling starts at step 10, but the last step of the run is 4. Fix: set profile_from = 3",
         ),
         (
             "nodes = 3",
             "[train]\nbatch = 64",
-            "job.toml:6:train.batch: 64 samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72",
+            "job.toml:6:train.batch: a batch of 64 samples is not divisible by 12 data ranks. Fix: set batch = 60 or 72",
         ),
         (
             "nodes = 2",
             "[train]\nbatch = 64\nmicro_batch = 3",
-            "job.toml:7:train.micro_batch: 3 does not divide the 8 samples of one rank (batch 64). Fix: micro_batch = 2",
+            "job.toml:7:train.micro_batch: 8 samples per data rank (batch 64) are not divisible by micro_batch = 3. Fix: set micro_batch = 2",
         ),
     ],
 )
@@ -187,9 +187,9 @@ def test_a_missing_account(resolve, site):
 @pytest.mark.parametrize("micro_batch", [2, 5, 64])
 def test_a_batch_that_is_proposed_is_taken(resolve, site, micro_batch):
     train = f"[train]\nbatch = {{}}\nmicro_batch = {micro_batch}"
-    with pytest.raises(ToolkitError, match="cannot be split") as caught:
+    with pytest.raises(ToolkitError, match="is not divisible") as caught:
         resolve('account = "a"\nnodes = 3', train.format(64), site=site)
-    for batch in caught.value.fix.removeprefix("batch = ").split(" or "):
+    for batch in caught.value.fix.removeprefix("set batch = ").split(" or "):
         resolve('account = "a"\nnodes = 3', train.format(batch), site=site)
 
 

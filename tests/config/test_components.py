@@ -57,14 +57,18 @@ def test_what_is_wrong_is_told_with_the_component_and_its_line(resolve, site) ->
 @pytest.mark.parametrize(
     ("keys", "more", "message"),
     [
-        ('nodes = "2-4"', TWO, r"job\.toml:5:job\.nodes: component\[0\] does not set nodes, and 2-4 is a range"),
+        (
+            'nodes = "2-4"',
+            TWO,
+            r"job\.toml:5:job\.nodes: expected one number of nodes for component\[0\], got the range 2-4",
+        ),
         ('array = "0-3"', TWO, "Slurm does not support arrays of heterogeneous jobs"),
-        ("repeat = 3", TWO, "repeated jobs are an array"),
-        ('nodelist = "n1"', TWO, "the nodes of one component cannot be in another"),
+        ("repeat = 3", TWO, "repeated jobs are submitted as an array"),
+        ('nodelist = "n1"', TWO, "a node can be in only one component"),
         (
             "",
             TWO + '[parallel]\nreduction = "hierarchical"',
-            "with equal numbers on each, got 4 nodes of 1 rank or 4 ranks",
+            "with equal numbers on each, got 4 nodes with 1 rank or 4 ranks each",
         ),
         ("", TWO + "[parallel]\nshard = 4", r"= 4 does not divide 13 ranks \(1 x 1 \+ 3 x 4\)"),
         ('sbatch = ["hetjob"]', "", r"'hetjob' is rejected: the components .* are tables .*write a \[\[component\]\]"),
@@ -82,8 +86,12 @@ def test_what_cannot_be_one(resolve, site, keys: str, more: str, message: str) -
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("job.nodes", "4", r"-N 4:job\.nodes: the job has 2 components.*set component\[1\]\.nodes"),
-        ("job.ranks_per_node", 2, "each of them sets ranks_per_node"),
+        (
+            "job.nodes",
+            "4",
+            r"-N 4:job\.nodes: cannot set nodes for the 2 components of a heterogeneous job.*set component\[1\]\.nodes",
+        ),
+        ("job.ranks_per_node", 2, "cannot set ranks_per_node for the . components"),
         ("job.partition", "gpu", r"set component\[0\]\.partition"),
     ],
 )

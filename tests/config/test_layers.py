@@ -156,7 +156,7 @@ def test_a_resolved_job_survives_json(tmp_path, resolve, site):
     )
     assert ResolvedJob.from_json(resolved.to_json()) == resolved
     assert resolved.job_directory == tmp_path
-    with pytest.raises(ToolkitError, match=r"^train: expected a resolved job of this version: .*Fix: submit"):
+    with pytest.raises(ToolkitError, match=r"^train: not a resolved job of this version of toolkit: .*Fix: submit"):
         ResolvedJob.from_json(resolved.to_json().replace('"train"', '"tarin"', 1))
 
 

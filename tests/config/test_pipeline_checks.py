@@ -31,35 +31,35 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
         (
             4,
             {"pp": 4, "batch": 6, "micro_batch": 2},
-            "train.micro_batch: 3 micro-batches per step: too few for the 4 ranks of the pipeline "
-            "(6 samples of 1 data rank, 2 at once). Fix: micro_batch = 1",
+            "train.micro_batch: 3 micro-batches per step: a pipeline of 4 ranks requires at least 4 "
+            "(6 samples per data rank, 1 data rank, micro_batch = 2). Fix: set micro_batch = 1",
         ),
         (
             4,
             {"pp": 2, "batch": 8, "micro_batch": 0},
-            "1 micro-batch per step: too few for the 2 ranks of the pipeline "
-            "(4 samples of 2 data ranks, all at once). Fix: micro_batch = 2",
+            "1 micro-batch per step: a pipeline of 2 ranks requires at least 2 "
+            "(4 samples per data rank, 2 data ranks, micro_batch = 0: all samples at once). Fix: set micro_batch = 2",
         ),
         (
             2,
             {"pp": 2, "schedule": "interleaved", "batch": 10, "micro_batch": 2},
-            "5 micro-batches per step do not divide into 2 equal rounds over 2 ranks",
+            "5 micro-batches per step are not divisible by 2 rounds (2 ranks, schedule",
         ),
         (
             2,
             {"pp": 2, "schedule": "zero_bubble", "batch": 7, "micro_batch": 1},
-            'schedule "zero_bubble") (7 samples of 1 data rank, 1 at once). Fix: batch = 6 with micro_batch = 1',
+            'schedule "zero_bubble") (7 samples per data rank, 1 data rank, micro_batch = 1). Fix: set batch = 6 and micro_batch = 1',
         ),
         (
             2,
             {"pp": 2, "stages_per_rank": 2},
             'parallel.stages_per_rank: 2 stages per rank, but schedule "1f1b" supports only one. '
-            'Fix: schedule = "interleaved", or stages_per_rank = 1',
+            'Fix: set schedule = "interleaved", or stages_per_rank = 1',
         ),
         (
             4,
             {"pp": 2, "shard": 2, "schedule": "zero_bubble"},
-            "when zero = 3 has already released the weights that it shards over 2 ranks. Fix: zero = 1",
+            "it delays weight gradients until after the weights that are sharded over 2 ranks have been released. Fix: set zero = 1",
         ),
     ],
 )

@@ -19,13 +19,13 @@ def message_of(tmp_path, call):
     ("job", "more", "message"),
     [
         ("nodse = 2", "", "job.toml:3:job.nodse: unknown key 'nodse' in [job]. Fix: write 'nodes'"),
-        ("steps = 2", "", "job.toml:3:job.steps: unknown key 'steps' in [job]. Fix: move it to [train]"),
+        ("steps = 2", "", "job.toml:3:job.steps: unknown key 'steps' in [job]. Fix: move steps to [train]"),
         ("", "[trian]\nsteps = 2", "job.toml:4:trian: unknown key or table 'trian'. Fix: write 'train'"),
         (
             "",
             "[restart]\nzzzz = 2",
             "job.toml:5:restart.zzzz: unknown key 'zzzz' in [restart]. "
-            "Fix: remove it, or use one of crashes, walltimes, preemptions, warn_s, stall_s, collective_timeout_s, "
+            "Fix: remove zzzz, or use one of crashes, walltimes, preemptions, warn_s, stall_s, collective_timeout_s, "
             "health",
         ),
         (
@@ -155,11 +155,11 @@ def test_unknown_keys_come_first(resolve):
             "job.toml:2: invalid TOML: Invalid value. Fix: fix that line; strings need quotes, see toml.io",
         ),
         ("[job]\nname = '''", "job.toml:2: invalid TOML: "),
-        ("", "job.toml:1:job.entry: missing key. Fix: add entry = "),
+        ("", "job.toml:1:job.entry: required key not found. Fix: add entry = "),
         ("job = 5\n", "job.toml:1:job: expected a table, got 5. Fix: write [job] and its keys below it"),
         (
             "steps = 5\n[job]\nentry = ['a']\n",
-            "job.toml:1:steps: unknown key or table 'steps'. Fix: move it to [train]",
+            "job.toml:1:steps: unknown key or table 'steps'. Fix: move steps to [train]",
         ),
     ],
 )
@@ -241,8 +241,8 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
             'job.toml:2:job.entry: \'train\' is not a valid entry. Fix: write "file.py:main", "file.py", '
             '"package.module:main", or a list such as ["./a.out"]',
         ),
-        ("[]", "job.toml:2:job.entry: [] does not name a program. Fix: use "),
-        ('["", "a"]', "job.toml:2:job.entry: ['', 'a'] does not name a program. Fix: use "),
+        ("[]", "job.toml:2:job.entry: [] is not a valid entry: the program is empty. Fix: use "),
+        ('["", "a"]', "job.toml:2:job.entry: ['', 'a'] is not a valid entry: the program is empty. Fix: use "),
         ("5", "job.toml:2:job.entry: 5 is not a valid value for this key. Fix: use "),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
         ("-N 4", "nodes = "), ("--nodes=4", "nodes = "), ("-n8", "ranks_per_node = "), ("--ntasks-per-node 2", "ranks_per_node = "),
         ("-c2", "cpus_per_rank = "), ("--time=1", "time = "), ("-t 1", "time = "), ("-pshort", "partition = "),
         ("-A x", "account = "), ("--qos=x", "qos = "), ("-a 0-3", "array = "), ("-J x", "name = "), ("--requeue", "requeue = true"),
-        ("--no-requeue", "requeue = false"), ("--signal=B:USR1@60", "warn_s = "), ("--open-mode=truncate", "remove it"),
+        ("--no-requeue", "requeue = false"), ("--signal=B:USR1@60", "warn_s = "), ("--open-mode=truncate", "remove the option"),
         ("--partit=short", "partition = "), ("--acco x", "account = "), ("--no-req", "requeue = false"),
     ],
 )  # fmt: skip
@@ -343,13 +343,13 @@ def test_a_second_option_in_one_text_would_pass_every_check_and_is_refused(tmp_p
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ('take = "weights"', 'checkpoint.take: "weights" needs a checkpoint to load them from. Fix: set checkpoint.source'),
-        ('aggregate = "node"\ncompression = "gzip"', 'checkpoint.compression: requires one shard file per rank. Fix: set checkpoint.aggregate to "rank"'),
-        ("keep_best = 2", "checkpoint.keep_best: 2 has no effect without a metric. Fix: set checkpoint.best, as in best = \"loss\""),
-        ('best_mode = "max"', "checkpoint.best_mode: 'max' has no effect without a metric. Fix: set checkpoint.best, as in best = \"loss\""),
-        ("best_every_steps = 7", "checkpoint.best_every_steps: 7 has no effect without a metric. Fix: set checkpoint.best, as in best = \"loss\""),
-        ('when_busy = "skip"', "checkpoint.when_busy: 'skip' has no effect if steps wait for each save. Fix: set checkpoint.background to true"),
-        ('source = "/old"\nwithout = ["head"]', 'checkpoint.without: has an effect only on weights. Fix: set checkpoint.take to "weights"'),
+        ('take = "weights"', 'checkpoint.take: "weights" requires a checkpoint to load the weights from. Fix: set checkpoint.source'),
+        ('aggregate = "node"\ncompression = "gzip"', 'checkpoint.compression: compression requires one shard file per rank. Fix: set checkpoint.aggregate to "rank"'),
+        ("keep_best = 2", "checkpoint.keep_best: 2 has no effect without a metric. Fix: set checkpoint.best, for example best = \"loss\""),
+        ('best_mode = "max"', "checkpoint.best_mode: 'max' has no effect without a metric. Fix: set checkpoint.best, for example best = \"loss\""),
+        ("best_every_steps = 7", "checkpoint.best_every_steps: 7 has no effect without a metric. Fix: set checkpoint.best, for example best = \"loss\""),
+        ('when_busy = "skip"', "checkpoint.when_busy: 'skip' has no effect without background saves. Fix: set checkpoint.background to true"),
+        ('source = "/old"\nwithout = ["head"]', 'checkpoint.without: has no effect unless take = "weights". Fix: set checkpoint.take to "weights"'),
     ],
 )  # fmt: skip
 def test_keys_of_checkpoint_that_do_not_go_together(tmp_path, resolve, keys, message):

@@ -27,7 +27,7 @@ def test_ranks_fill_the_nodes_of_the_file_or_of_a_flag(job: str) -> None:
     assert resolve(more, None, environ={}).job.ranks_per_node == 2
     spread = with_rank_flags(request, {})
     assert spread.ranks is None and with_rank_flags(spread, {}) is spread
-    with pytest.raises(ToolkitError, match="-n 5: 5 ranks do not fill 2 nodes evenly"):
+    with pytest.raises(ToolkitError, match="-n 5: 5 ranks are not divisible by 2 nodes"):
         resolve(JobRequest(job, ranks=5), None, environ={})
 
 

@@ -15,8 +15,8 @@ from toolkit.config.train import TrainTable
         ({"recompute": "budget"}, "set train.activation_budget_gb"),
         ({"recompute": "large"}, "set train.recompute_above_mb"),
         ({"early_stop_patience": 3}, "set train.validate_every"),
-        ({"betas": [0.9]}, "betas = [0.9, 0.95]"),
-        ({"betas": [0.9, 1.0]}, "betas = [0.9, 0.95]"),
+        ({"betas": [0.9]}, "set betas = [0.9, 0.95]"),
+        ({"betas": [0.9, 1.0]}, "set betas = [0.9, 0.95]"),
     ],
 )
 def test_a_key_that_says_nothing_alone_names_the_one_it_needs(given, said):

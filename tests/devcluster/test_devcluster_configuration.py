@@ -82,9 +82,9 @@ def test_clusters_of_other_names_or_folders_share_no_link_and_no_port():
 @pytest.mark.parametrize(
     ("name", "folder", "says"),
     [
-        ("Bad Name", None, "use a-z, 0-9 and '-', starting with one of a-z"),
-        ("one", Path("/tmp/one"), "private /tmp"),
-        ("one", Path("/srv/a b"), "path of at most 80 plain characters"),
+        ("Bad Name", None, "use the characters a-z, 0-9 and '-', and start with a letter"),
+        ("one", Path("/tmp/one"), "each node has its own /tmp"),
+        ("one", Path("/srv/a b"), "path of at most 80 characters from A-Z"),
         ("one", Path("/srv/" + "x" * LONGEST_FOLDER), "at most"),
     ],
 )
@@ -100,13 +100,13 @@ def test_the_folder_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 
 def test_spec_is_read_back_and_its_absence_says_what_to_do(tmp_path: Path):
     layout = replace(make_layout("one", Path("/srv/one")), folder=tmp_path)
-    with pytest.raises(NotFoundError, match="Fix: toolkit devcluster --name one up"):
+    with pytest.raises(NotFoundError, match="Fix: run toolkit devcluster --name one up"):
         layout.read_spec()
     spec = replace(SPEC, link="200mbit", options=("KillWait=1",))
     layout.write_spec(spec)
     assert layout.read_spec() == spec
     # Under another name its links would not be found, and `down` would leave them.
-    with pytest.raises(ToolkitError, match="Fix: --name one"):
+    with pytest.raises(ToolkitError, match="Fix: use --name one"):
         replace(layout, name="two").read_spec()
 
 

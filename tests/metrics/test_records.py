@@ -42,6 +42,19 @@ def test_a_damaged_line_is_named(tmp_path, line):
         read_save_log(path)
 
 
+def test_a_line_that_is_not_utf_8_is_named(tmp_path):
+    path = tmp_path / "checkpoints.jsonl"
+    path.write_bytes(record(1).to_line().encode() + b"\n\xff\xfe{}\n")
+    with pytest.raises(ToolkitError, match=r"checkpoints\.jsonl:2: not a save record"):
+        read_save_log(path)
+
+
+def test_a_deeply_nested_last_line_is_not_a_record(tmp_path):
+    path = tmp_path / "validation.jsonl"
+    path.write_text("[" * 100_000 + "\n")
+    assert last_validation(path) is None
+
+
 def validation(step: int, **other) -> ValidationRecord:
     given = {"means": {"loss": float(step)}, "average": False, "attempt": 0}
     return ValidationRecord(step, 10, time="2026-01-01T00:00:00.000+00:00", **(given | other))
@@ -93,7 +106,7 @@ def test_lines_wait_for_room_on_a_full_disk_and_that_is_said_once(small_disk: Pa
         log.write(record(101))
     assert [each.step for each in read_save_log(path)] == list(range(102))
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and "is not written for now: " in said[0] and said[1].endswith("is written again")
+    assert len(said) == 2 and "cannot write " in said[0] and ", will retry: " in said[0] and ": can write " in said[1]
 
 
 def test_lines_that_never_found_room_are_counted(small_disk: Path, capsys, monkeypatch):

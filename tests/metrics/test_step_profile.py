@@ -73,12 +73,14 @@ def test_ranks_are_compared_and_one_without_a_phase_counts_as_zero() -> None:
 
 def test_the_file_is_read_back_and_another_one_is_refused_by_key(tmp_path: Path) -> None:
     path, profile = tmp_path / "metrics" / "profile.json", profile_of(usual(), usual())
-    with pytest.raises(NotFoundError, match=r"no profile of steps.*Fix: set train\.profile_steps"):
+    with pytest.raises(NotFoundError, match=r"no step profile found.*Fix: set train\.profile_steps"):
         read_profile(path)
     write_profile(path, profile)
     assert read_profile(path) == profile
     path.write_text(path.read_text().replace('"nodes": 1', '"nodes": "1"'))
-    with pytest.raises(ToolkitError, match=r"profile\.json:nodes: '1' is not what a profile of steps has there"):
+    with pytest.raises(
+        ToolkitError, match=r"profile\.json:nodes: '1' is not a valid value at this position of a step profile"
+    ):
         read_profile(path)
 
 
@@ -112,7 +114,7 @@ def test_a_late_rank_is_named_with_the_phase_that_makes_it_late(ranks: int) -> N
     late, early = usual(data=32, forward=15), usual(communication=34, forward=15)
     advice = advise(profile_of(*[early] * (ranks - 1), late))
     (told,) = [one for one in advice if one.rule == "late rank"]
-    assert f"rank {ranks - 1} works 30.00 ms a step longer than the others, 30.0 % of the step" in told.said
+    assert f"rank {ranks - 1} works 30.00 ms per step longer than the others, 30.0 % of the step" in told.said
     assert told.said.endswith("most of it in data")
 
 
@@ -133,7 +135,7 @@ def test_what_to_do_about_communication_depends_on_the_mesh(mesh: dict[str, int]
 def test_small_passes_are_told_where_they_can_grow_on_the_cpu_alone() -> None:
     small = profile_of(usual(), usual(), tokens_per_step=1024)  # 4 passes on each of 2 ranks
     (advice,) = advise(small)
-    assert advice.rule == "small passes" and "a pass has 128 tokens (limit 256)" in advice.said
+    assert advice.rule == "small passes" and "a micro-batch has 128 tokens (limit 256)" in advice.said
     assert advise(dataclasses.replace(small, device="cuda")) == ()
     assert advise(dataclasses.replace(small, settings=StepSettings(8, 0, 1, False))) == ()
 
@@ -141,7 +143,7 @@ def test_small_passes_are_told_where_they_can_grow_on_the_cpu_alone() -> None:
 def test_unsteady_steps_are_told() -> None:
     disturbed = [*usual()[:17], *(times(number, USUAL, 300) for number in range(3))]
     told = {advice.rule: advice for advice in advise(profile_of(disturbed, disturbed))}
-    assert "3.0 times the median step (limit 2)" in told["unsteady"].said
+    assert "3.0 times as long as the median step (limit 2)" in told["unsteady"].said
 
 
 def test_the_table_shows_every_phase_and_what_was_left_out() -> None:

@@ -145,7 +145,7 @@ def alone(_: Path, world: World) -> list[Any]:
         (mesh.among, ("tp", "shard"), "'shard', 'tp'"),
         (mesh.merged, ("shard", "tp"), "'shard', 'cp', 'tp'"),
     ):
-        with pytest.raises(ToolkitError, match=f"the mesh has no .*request {fix}, each once"):
+        with pytest.raises(ToolkitError, match=f"the mesh has no .*use {fix}, each once"):
             ask(*names)
     return [list(mesh.device_mesh.mesh_dim_names), list(mesh.device_mesh.shape), mesh.data_rank, mesh.data_size]
 
@@ -197,7 +197,7 @@ def test_rank_0_says_how_ranks_stand_and_groups_wait_as_long_as_the_job_says(ans
         "mesh: replicate 2 x tp 2; ranks placed (replicate in leaf, tp in clique): predicted to save "
     )
     assert line.count("\n") == 1 and patience_s == PATIENCE_S
-    assert "; ranks as launched: this torch has groups in ascending order only; 2.13 would save " in other_line
+    assert "; ranks as launched: this torch sorts the ranks of a group; torch 2.13 would save " in other_line
     assert all(other[:2] == ["", ""] for other in others)
 
 

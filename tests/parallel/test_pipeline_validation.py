@@ -133,10 +133,10 @@ def refusals(folder: Path, world: World) -> list[Any]:
 def test_what_cannot_go_through_stages_is_refused_with_the_fix(tmp_path):
     answers = run_ranks(2, refusals, tmp_path)
     for samples, _ in answers:
-        assert samples.startswith("parallel.pp: expected pairs of inputs and targets")
+        assert samples.startswith("parallel.pp: expected (inputs, targets), which validation with a pipeline requires")
         assert "got a dict" in samples and "set parallel.pp = 1" in samples
     assert answers[1][1].startswith(
-        "parallel.pp: the validation calls the model with something other than the first item"
+        "parallel.pp: expected the validation function to call the model with the first item"
     )
 
 

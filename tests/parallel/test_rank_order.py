@@ -80,14 +80,14 @@ def test_the_line_says_the_mesh_where_its_groups_meet_and_what_it_saves():
     assert order.line.startswith(
         "mesh: replicate 2 x shard 2 x tp 8; ranks placed (replicate in leaf, shard in leaf, tp in clique): predicted "
     )
-    assert order.line.endswith("to save 64% of the 305 ms of a step's exchanges as launched, by nominal traffic")
+    assert order.line.endswith("to save 64% of the 305 ms of communication per step as launched, by nominal traffic")
 
 
 def test_what_is_unknown_is_counted_and_one_fact_is_one():
     whole = topology_of_ranks("dgx-1", [2], 8)
     nodes = tuple(replace(node, switches=unknown("test", "nobody was asked")) for node in whole.nodes)
     line = order_ranks(ParallelTable(), replace(whole, nodes=nodes)).line
-    assert line.endswith("; 1 fact is unknown, see `toolkit topo show`")
+    assert line.endswith("; 1 topology fact is unknown, see `toolkit topo show`")
 
 
 def test_the_models_own_traffic_decides_where_it_is_given():
@@ -106,9 +106,9 @@ def test_the_models_own_traffic_decides_where_it_is_given():
     [
         (CYCLIC, {"placement": "launched"}, True, "by parallel.placement"),
         (replace(CYCLIC, conflicts=("node3 says two things",)), {}, True, "node3 says two things"),
-        (replace(CYCLIC, nodes=()), {}, True, "no node has reported its facts"),
+        (replace(CYCLIC, nodes=()), {}, True, "no node has reported its topology"),
         (Topology((), {}, unplaced_ranks=tuple(range(32))), {}, True, "the hosts of 32 ranks are unknown"),
-        (CYCLIC, {}, False, "this torch has groups in ascending order only; 2.13 would save "),
+        (CYCLIC, {}, False, "this torch sorts the ranks of a group; torch 2.13 would save "),
         (topology_of_ranks("dgx-a100", [4], 8), {}, True, "no other order is faster by nominal traffic"),
     ],
 )

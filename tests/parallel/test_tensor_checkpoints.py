@@ -104,4 +104,4 @@ def test_ranks_of_tp_keep_one_random_stream_together(runs):
 
 def test_new_shares_of_the_batch_draw_new_streams(runs):
     said = [line for line in said_by(runs, 0).split("\n") if "resumed at" in line]
-    assert said and not [line for line in said if "all ranks draw" in line]
+    assert said and not [line for line in said if "all ranks use" in line]

@@ -158,7 +158,7 @@ def error_of_seeds_by_rank(world, config) -> str:
 
 def test_ranks_that_drop_differently_what_they_have_alike_are_refused(tmp_path):
     errors = results_of(error_of_seeds_by_rank, 2, tmp_path, job({"tp": 2}, {"dropout": 0.1}))
-    message = "their gradients of it differ. Fix: seed the ranks by DistributedModel.stream"
+    message = "differ between tensor-parallel ranks. Fix: seed the ranks by DistributedModel.stream"
     assert [message in error for error in errors] == [True, True], errors
 
 

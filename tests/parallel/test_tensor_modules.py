@@ -117,10 +117,10 @@ def steps_of_all(world, layouts) -> None:
 def refusals(world) -> None:
     plain, sequence = job({"tp": 2}), job({"tp": 2, "sequence": True}, {"context": 15})
     cases = [
-        (plain, but("blocks.*.query_norm", None), None, "blocks.0.query_norm is whole on every rank but gets the rank's own"),
+        (plain, but("blocks.*.query_norm", None), None, "blocks.0.query_norm is replicated on every rank, but its inputs are different heads"),
         (plain, but("blocks.*.query_norm", "norm"), None, 'Fix: set the style of blocks.0.query_norm to "piece"'),
-        (sequence, OUTLINE, None, "parallel.sequence: a sequence of 15 does not divide over 2 tensor parallel ranks. Fix: make it 14 or 16"),
-        (plain, OUTLINE, spread, "split by vocabulary differs from that of whole logits: its gradient is "),
+        (sequence, OUTLINE, None, "parallel.sequence: a sequence length of 15 is not divisible by 2 tensor-parallel ranks. Fix: use a length of 14 or 16"),
+        (plain, OUTLINE, spread, "split by vocabulary differs from that of whole logits: its gradient differs by "),
         (plain, OUTLINE, smooth, 'torch cannot compute this loss on them: aten.masked_fill_.Scalar got mixed'),
         (plain, OUTLINE, smooth, 'Fix: set the style of the head to "head_gathered"'),
     ]  # fmt: skip

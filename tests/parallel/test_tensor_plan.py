@@ -44,11 +44,11 @@ def test_the_shipped_model_is_planned_whole():
 @pytest.mark.parametrize(
     ("ranks", "size", "args", "said"),
     [
-        (4, 4, {}, "parallel.tp: 6 heads of blocks.* do not divide over 4 tensor parallel ranks. Fix: set parallel.tp to 2 with 2 ranks"),
-        (3, 3, {"heads": 4}, " and 256 outputs of head do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2 with 2 ranks or 4 with 4 ranks"),
+        (4, 4, {}, "parallel.tp: 6 heads of blocks.* are not divisible by 4 tensor-parallel ranks. Fix: set parallel.tp to 2 with 2 ranks"),
+        (3, 3, {"heads": 4}, " and 256 outputs of head are not divisible by 3 tensor-parallel ranks. Fix: set parallel.tp to 2 with 2 ranks or 4 with 4 ranks"),
         (3, 6, {"heads": 4}, "Fix: set parallel.tp to 2 with 4 ranks or 4 with 8 ranks"),
-        (16, 16, {"heads": 16, "width": 16 * 3, "context": 40}, "40 rows of place_embedding do not divide over 16 tensor parallel ranks. Fix: set parallel.tp to 8 with 8 ranks"),
-        (2, 2, {"context": 31}, "31 rows of place_embedding do not divide over 2 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 32"),
+        (16, 16, {"heads": 16, "width": 16 * 3, "context": 40}, "40 rows of place_embedding are not divisible by 16 tensor-parallel ranks. Fix: set parallel.tp to 8 with 8 ranks"),
+        (2, 2, {"context": 31}, "31 rows of place_embedding are not divisible by 2 tensor-parallel ranks. Fix: set parallel.tp to 1, or change these numbers to 32"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(ranks, size, args, said):
@@ -65,7 +65,7 @@ def test_all_that_does_not_divide_is_said_at_once():
     assert said == (
         "parallel.tp: 256 rows of token_embedding, 31 rows of place_embedding, 6 heads of blocks.*, 48 inputs of "
         "blocks.*.attention_out, 192 outputs of blocks.*.perceptron_in, 192 inputs of blocks.*.perceptron_out and 256 "
-        "outputs of head do not divide over 5 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 260 and 35 "
+        "outputs of head are not divisible by 5 tensor-parallel ranks. Fix: set parallel.tp to 1, or change these numbers to 260 and 35 "
         "and 10 and 50 and 195 and 195 and 260"
     )
 
@@ -74,8 +74,7 @@ def test_an_outline_without_a_plan_is_refused():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(
-        ToolkitError,
-        match=r"parallel\.tp is 2, and the outline of Sequential does not say how ranks split any module\..*'column'",
+        ToolkitError, match=r"parallel\.tp is 2, but the Outline of Sequential has no style for any module\..*'column'"
     ):
         tensor_plan(model, replace(OUTLINE, tensor={}), ParallelTable(tp=2), 2)
 
@@ -83,14 +82,14 @@ def test_an_outline_without_a_plan_is_refused():
 @pytest.mark.parametrize(
     ("tensor", "said"),
     [
-        ({"blocks__*__attention_outs": "row"}, "GPT has no module 'blocks.*.attention_outs'. Fix: name one of its own: blocks.*.attention_out"),
-        ({"heads": "head"}, "GPT has no module 'heads'. Fix: name one of its own: head"),
-        ({"blocks__*__attention_out": "rows"}, "'rows' is not a valid way to split blocks.0.attention_out. Fix: say row"),
-        ({"blocks__*__attention_out": "row by heads"}, "'row by heads' is not a valid way to split blocks.0.attention_out"),
-        ({"blocks__*__attention_norm": "column"}, "blocks.0.attention_norm is a LayerNorm, and 'column' splits nn.Linear. Fix: say one of norm, piece"),
-        ({"blocks__0": "row"}, "blocks.0 is a Block, and 'row' splits nn.Linear. Fix: name the nn.Linear in it"),
-        ({"blocks__*__query_key_value": "column by head"}, "Block.head is None, which is not a number of groups. Fix: name an attribute with a number: heads"),
-        ({"blocks__1__attention_out": "column"}, "blocks.1.attention_out is 'row' by one name and 'column' by 'blocks.1.attention_out'"),
+        ({"blocks__*__attention_outs": "row"}, "GPT has no module 'blocks.*.attention_outs'. Fix: use one of its modules: blocks.*.attention_out"),
+        ({"heads": "head"}, "GPT has no module 'heads'. Fix: use one of its modules: head"),
+        ({"blocks__*__attention_out": "rows"}, "'rows' is not a valid style for blocks.0.attention_out. Fix: use row"),
+        ({"blocks__*__attention_out": "row by heads"}, "'row by heads' is not a valid style for blocks.0.attention_out"),
+        ({"blocks__*__attention_norm": "column"}, "the style 'column' requires nn.Linear, but blocks.0.attention_norm is a LayerNorm. Fix: use one of norm, piece"),
+        ({"blocks__0": "row"}, "the style 'row' requires nn.Linear, but blocks.0 is a Block. Fix: use the name of the nn.Linear in blocks.0"),
+        ({"blocks__*__query_key_value": "column by head"}, " needs a number of groups as Block.head, got None. Fix: use an attribute that is a number: heads"),
+        ({"blocks__1__attention_out": "column"}, "blocks.1.attention_out has the style 'row' from one pattern and 'column' from 'blocks.1.attention_out'"),
     ],
 )  # fmt: skip
 def test_outlines_that_do_not_fit_the_model_are_refused_with_what_does(tensor, said):
@@ -101,4 +100,4 @@ def test_outlines_that_do_not_fit_the_model_are_refused_with_what_does(tensor, s
 def test_with_pieces_of_the_sequence_every_parameter_must_be_in_the_plan():
     plan(2, norm=None)
     said = refused(2, sequence=True, norm=None)
-    assert "the outline does not name norm. Fix: set a style for norm, one of 'column', 'row'" in said
+    assert "must be summed; missing: norm. Fix: set a style for norm, one of 'column', 'row'" in said

@@ -36,7 +36,7 @@ def guarded(run_directory):
         indented = "\n".join("    " + line for line in body.splitlines())
         program = PROGRAM.format(body=indented, more=more, foreign=foreign)
         done = subprocess.run(
-            [sys.executable, "-c", program, str(attempt.path)], timeout=30, check=False, start_new_session=True,
+            [sys.executable, "-c", program, str(attempt.path)], timeout=240, check=False, start_new_session=True,
         )  # fmt: skip
         return done.returncode, attempt
 
@@ -182,7 +182,7 @@ def test_a_marker_that_cannot_be_written_is_given_up_with_the_ranks_own_code(gua
     body = "import shutil; shutil.rmtree(attempt.ranks); attempt.ranks.write_text(''); return 0"
     code, attempt = guarded(body, more=gone)
     assert code == 0
-    assert "given up" in attempt.log_file(2).read_text()
+    assert "giving up" in attempt.log_file(2).read_text()
 
 
 def test_a_hang_up_alone_does_not_end_a_rank(guarded):
@@ -206,7 +206,7 @@ def test_the_launchers_own_variable_gives_the_rank(environ, rank):
 
 @pytest.mark.parametrize("environ", [{}, {"TOOLKIT_LAUNCHER": "srun", "RANK": "1"}, {"TOOLKIT_LAUNCHER": "aprun"}])
 def test_a_launcher_without_a_rank_number_names_the_fix(environ):
-    with pytest.raises(ToolkitError, match="gave no rank number") as error:
+    with pytest.raises(ToolkitError, match="set no rank number") as error:
         rank_by_launcher(environ)
     assert "launcher.kind" in error.value.fix
 
@@ -236,4 +236,4 @@ def test_a_disk_without_room_for_a_name_is_waited_for_briefly(guarded):
     code, attempt = guarded("return 0", more=f"{NO_ROOM}\n{briefly}")
     assert code == 0 and not attempt.done_marker(2).exists()
     said = attempt.log_file(2).read_text()
-    assert "No space left on device; retrying for 0 s" in said and "is not written" in said
+    assert "No space left on device; retrying for 0 s" in said and "giving up: cannot write " in said

@@ -76,7 +76,7 @@ def test_a_rank_that_returns_waits_for_its_save(toolkit, fails):
 def test_a_process_that_ends_waits_for_its_save_and_tells_of_a_failure(tmp_path, what):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "checkpoints"), what],
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     if what == "works":
         assert not verify_fully(committed_steps(tmp_path / "checkpoints")[2])[1]

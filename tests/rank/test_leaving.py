@@ -36,10 +36,10 @@ def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
     began = time.monotonic()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", HELD_BACK], env=environment, stdout=full, stderr=full, timeout=90, check=False
+            [sys.executable, "-c", HELD_BACK], env=environment, stdout=full, stderr=full, timeout=240, check=False
         )  # fmt: skip
     assert done.returncode == code
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
 
 
 WITH_THREADS = """
@@ -60,6 +60,6 @@ _leave_well()
 
 def test_a_rank_that_is_done_waits_for_threads_and_not_for_idle_executors():
     done = subprocess.run(
-        [sys.executable, "-c", WITH_THREADS], timeout=60, check=False, capture_output=True, text=True
+        [sys.executable, "-c", WITH_THREADS], timeout=240, check=False, capture_output=True, text=True
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")

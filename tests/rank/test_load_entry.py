@@ -35,9 +35,9 @@ def test_a_module_beside_the_job_file_or_installed_is_imported(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message", "fix"),
     [
-        ("nowhere.py:main", "no such file", "all nodes share"),
-        ("nowhere_package.train:main", "no module 'nowhere_package'", "install it"),
-        ("sample_package.nowhere:main", "no module 'sample_package.nowhere'", "install it"),
+        ("nowhere.py:main", "file not found", "all nodes share"),
+        ("nowhere_package.train:main", "module 'nowhere_package' not found", "install this module"),
+        ("sample_package.nowhere:main", "module 'sample_package.nowhere' not found", "install this module"),
         ("sample_train.py:nothing", "no function 'nothing'", "define it"),
         ("sample_train.py:NUMBER", "no function 'NUMBER'", "define it"),
     ],

@@ -49,7 +49,7 @@ def prepared(system, world=ON_GPU, job=JOB, gpus=GPUS, environ=None, masks=(ALL,
 def test_a_rank_is_held_to_the_cpus_next_to_its_gpu(system, held):
     other = replace(ON_GPU, rank=1, local_rank=1, device="cuda:1")
     assert prepared(system, other) == (
-        ["held to CPUs 4-7 of 0-7, OMP_NUM_THREADS=4: NUMA node 1 is next to its GPU"],
+        ["bound to CPUs 4-7 of 0-7, OMP_NUM_THREADS=4: NUMA node 1 is next to its GPU"],
         "4",
     )
     assert held == [{4, 5, 6, 7}]
@@ -59,12 +59,12 @@ def test_a_rank_that_is_shown_its_own_gpu_alone_goes_to_that(system, held):
     other = replace(ON_GPU, rank=1, local_rank=1)
     lines, threads = prepared(system, other, gpus=GPUS[1:])
     assert held == [{4, 5, 6, 7}] and threads == "4"
-    assert lines[0].endswith("NUMA node 1 is next to its GPU; which other ranks use it is unknown")
+    assert lines[0].endswith("NUMA node 1 is next to its GPU; whether other ranks use it is unknown")
 
 
 def test_bind_none_leaves_the_cpus_and_still_sets_threads(system, held):
     job = {**JOB, "job": {"bind": "none", "cpus_per_rank": 1}}
-    assert prepared(system, job=job) == (["left on CPUs 0-7, OMP_NUM_THREADS=4: bind is none"], "4")
+    assert prepared(system, job=job) == (['left on CPUs 0-7, OMP_NUM_THREADS=4: job.bind = "none"'], "4")
     assert held == []
 
 
@@ -79,7 +79,7 @@ def test_without_gpus_one_rank_speaks_for_the_node(system, held):
 
 def test_threads_are_what_somebody_said(system, held):
     lines, threads = prepared(system, environ={"OMP_NUM_THREADS": "3"})
-    assert threads == "3" and "OMP_NUM_THREADS=3 as it was set" in lines[0]
+    assert threads == "3" and "OMP_NUM_THREADS=3 (already set)" in lines[0]
     stated = {"job": {"cpus_per_rank": 2}, "origins": {"job.cpus_per_rank": "a job file"}}
     assert prepared(system, job=stated)[1] == "2"
     assert prepared(system, environ={"SLURM_JOB_ID": "7"})[1] == "1"
@@ -99,7 +99,7 @@ def test_a_kernel_that_refuses_is_told_and_not_fatal(system, monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     lines, _ = prepared(system)
     assert lines == [
-        "left on CPUs 0-7, OMP_NUM_THREADS=4: the kernel refused CPUs 0-3: Operation not permitted"
+        "left on CPUs 0-7, OMP_NUM_THREADS=4: the kernel rejected CPUs 0-3: Operation not permitted"
     ]  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_ranks_have_their_cpus_and_threads_when_torch_comes(toolkit, entry):
     for mask, threads, threads_of_torch in told:
         assert mask == ",".join(map(str, cpus))
         assert threads == threads_of_torch and 1 <= int(threads) <= max(1, len(cpus) // 2)
-    assert said.count("2 ranks share") == 1 and "as it was set" not in said
+    assert said.count("2 ranks share") == 1 and "(already set)" not in said
 
 
 def test_an_executable_is_left_as_it_was_launched(toolkit):

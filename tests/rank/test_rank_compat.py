@@ -25,6 +25,6 @@ os._exit(0)
 
 
 def test_threads_end_and_handlers_are_called_once() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=240, check=False)
     said = ["worked", "waited for", "threads have ended", "registered last", "registered first", "1"]
     assert (done.stderr, done.stdout.splitlines()) == ("", said)

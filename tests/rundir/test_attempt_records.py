@@ -75,7 +75,9 @@ def test_a_damaged_record_is_refused_with_its_name(attempt, name, change):
     kind, sample = (StartRecord, "attempt_start") if name == "start.json" else (AttemptRecord, "attempt_exit")
     value = {**json.loads((SAMPLES / f"{sample}.json").read_text()), **change}
     (attempt.path / name).write_text(json.dumps(value))
-    with pytest.raises(DamagedFileError, match="another version of toolkit wrote it, or it is damaged") as caught:
+    with pytest.raises(
+        DamagedFileError, match="another version of toolkit wrote this file, or it is damaged"
+    ) as caught:
         kind.read(attempt)
     assert caught.value.where == str(attempt.path / name)
 

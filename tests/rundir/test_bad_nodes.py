@@ -36,6 +36,20 @@ def test_a_node_is_remembered_until_its_time_is_over(run_directory: RunDirectory
     assert not path.exists()
 
 
+def test_a_node_that_another_process_forgets_meanwhile_is_no_error(run_directory: RunDirectory, monkeypatch) -> None:
+    note_bad_node(run_directory, "ours", "node3", "it failed")
+    path = runs_of(run_directory) / ".bad-nodes" / "ours" / "node3.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "expires": 0.0}))
+    remove = Path.unlink
+
+    def removed_before(self: Path, missing_ok: bool = False) -> None:
+        remove(self)
+        remove(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", removed_before)
+    assert bad_nodes(runs_of(run_directory), "ours") == []
+
+
 def test_a_node_can_be_forgotten(run_directory: RunDirectory) -> None:
     note_bad_node(run_directory, "ours", "node3", "it failed")
     assert forget_bad_node(runs_of(run_directory), "ours", "node3")

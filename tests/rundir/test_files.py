@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import append_line, make_folder, read_json, read_lines, tail_text, write_json
+from toolkit.rundir.files import append_line, make_folder, not_permitted, read_json, read_lines, tail_text, write_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -105,3 +105,9 @@ def test_tail_reads_the_end_of_a_long_file_only(tmp_path):
     assert tail_text(path, 2) == ["line 99998", "line 99999"]
     assert len(tail_text(path, 10**6, limit_bytes=1000)) < 100
     assert tail_text(tmp_path / "missing", 3) == []
+
+
+def test_a_denied_access_keeps_the_systems_reason_and_names_the_folder_to_open(tmp_path):
+    error = not_permitted(PermissionError(1, "Operation not permitted", str(tmp_path / "absent" / "file")))
+    assert (error.message, error.where) == ("Operation not permitted", str(tmp_path / "absent" / "file"))
+    assert error.fix == f"`chmod u+rwX {tmp_path}`"

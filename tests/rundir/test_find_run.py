@@ -50,7 +50,7 @@ def test_a_job_id_in_any_form_finds_its_run(runs, text):
 def test_what_is_no_array_has_no_task(runs, text):
     folder, older, _ = runs
     with pytest.raises(
-        NotFoundError, match=r"is not an array run, so it does not have a task 4.*name the run without a task"
+        NotFoundError, match=r"is not an array run, so it does not have a task 4.*use .*, without a task number"
     ):
         find_run(text.format(id=older.run_id), folder)
 
@@ -113,7 +113,9 @@ def test_what_has_no_form_of_a_run_is_told_the_forms(runs, text):
 def test_the_beginning_of_an_id_finds_the_one_run_that_begins_so(runs):
     folder, older, newer = runs
     assert find_run(older.run_id[:-1], folder) == older.path
-    with pytest.raises(ToolkitError, match=f"2 runs have this prefix. Fix: .*{newer.run_id}, {older.run_id}"):
+    with pytest.raises(
+        ToolkitError, match=f"ambiguous: 2 run ids have this prefix. Fix: .*{newer.run_id}, {older.run_id}"
+    ):
         find_run(older.run_id[:9], folder)
     assert find_run(f"train_lm/{older.run_id[:9]}", folder) == older.path
     # Digits alone are a job id: who cancels a foreign job 20261120 must not meet the only run of that day.
@@ -128,7 +130,7 @@ def test_the_cluster_behind_a_job_id_chooses_between_two(runs):
     with pytest.raises(ToolkitError) as error:
         find_run("123", folder)
     alone = f"{newer.run_id} (site moonway), {older.run_id} (site sunway)"
-    assert str(error.value) == f"123: 2 runs have job 123. Fix: choose one of {alone}"
+    assert str(error.value) == f"123: job 123 belongs to 2 runs. Fix: choose one of {alone}"
     assert find_run("123;sunway", folder) == older.path
     write_json(
         newer.record, {"job": {"job": {"array": "", "cluster": "far"}, "site": {"name": "sunway"}}, "host": "n1"}
@@ -169,7 +171,7 @@ def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
         assert find_run(text, folder) == older.path
     assert find_run(f"{older.path}/tasks/4", folder) == older.task(4).path
     with pytest.raises(
-        NotFoundError, match=r"expected a run directory. Fix: name the folder that contains record.json"
+        NotFoundError, match=r"expected a run directory. Fix: pass the folder that contains record.json"
     ):
         find_run(str(older.path.parent), folder)
 
@@ -179,7 +181,7 @@ def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
     [("123.0", "one step"), ("123+1", "one component"), ("123_[0-3]", "some tasks"), ("123_4.0", "one step")],
 )
 def test_what_is_done_to_a_run_is_not_done_for_a_part_of_it(text, what):
-    with pytest.raises(ToolkitError, match=f"names {what} of a job, but cancel needs a run or one task"):
+    with pytest.raises(ToolkitError, match=f"cancel expects a run or one task, got {what} of a job"):
         refuse_part(text, "cancel")
 
 

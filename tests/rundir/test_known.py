@@ -102,12 +102,12 @@ def test_of_two_runs_with_one_job_id_the_one_that_has_not_ended_is_found(tmp_pat
     older = make_run(tmp_path, "1")
     assert find_run("1", tmp_path) == older.path
     ended = make_run(tmp_path, "1")
-    with pytest.raises(ToolkitError, match=rf"2 runs have job 1\. Fix: .*{ended.run_id}.*, {older.run_id}"):
+    with pytest.raises(ToolkitError, match=rf"job 1 belongs to 2 runs\. Fix: .*{ended.run_id}.*, {older.run_id}"):
         find_run("1", tmp_path)
     newer = make_run(tmp_path, "1", over=False)
     assert find_run("1", tmp_path) == newer.path
     make_run(tmp_path, "1", over=False)
-    with pytest.raises(ToolkitError, match="4 runs have job 1"):
+    with pytest.raises(ToolkitError, match="job 1 belongs to 4 runs"):
         find_run("1", tmp_path)
 
 

@@ -51,7 +51,7 @@ def test_access_says_who_reads_a_run(tmp_path, access, folder_mode, umask):
 
 def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ToolkitError, match="cannot make a run directory") as error:
+    with pytest.raises(ToolkitError, match="cannot create a run directory") as error:
         create_run(tmp_path / "file", "job")
     assert "--runs" in error.value.fix
 

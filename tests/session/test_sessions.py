@@ -111,7 +111,7 @@ def test_a_command_gets_the_tasks_of_the_session_and_its_exit_code_back(toolkit,
     subprocess.run([*command, "-n", "1", "--", "a"], env=environment, capture_output=True, check=False)
     assert slurm.actions[-1] == "srun --jobid=42 --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mpi=pmix a"
     said = toolkit("session", "exec", "dev", "-N", 3, "--", "a")
-    assert (said.code, "-N 3: the session has 2 nodes. Fix: -N 2, or omit it" in said.err) == (2, True)
+    assert (said.code, "-N 3: the session has only 2 nodes. Fix: use -N 2, or omit -N" in said.err) == (2, True)
 
 
 def test_an_end_that_is_near_is_warned_of(toolkit, slurm: Slurm) -> None:
@@ -160,7 +160,7 @@ def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monk
     said = toolkit("session", "start")
     assert said.code == 130
     assert "job 42 waits: Slurm: PENDING (Resources): it is the next job, and is waiting for free nodes" in said.err
-    assert said.err.endswith("toolkit: session session was given up: job 42 is cancelled\n")
+    assert said.err.endswith("toolkit: interrupted; cancelled session session, job 42\n")
     assert slurm.actions[-1] == "scancel --full 42"
     assert not list(sessions_folder().glob("*.json"))
 
@@ -169,9 +169,9 @@ def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monk
     ("words", "code", "said"),
     [
         (("--name", ".x"), 2, "is not a valid session name"),
-        (("-a", "0-3"), 2, "a session is one allocation, and an array is many"),
-        (("-o", "x"), 2, "is for sbatch"),
-        (("--site", "local"), 2, "site local has no scheduler to grant nodes"),
+        (("-a", "0-3"), 2, "a session cannot be an array: it is a single allocation"),
+        (("-o", "x"), 2, "is an sbatch option"),
+        (("--site", "local"), 2, "expected a site with Slurm, got 'local', which has no scheduler"),
         (("-t", "2-00:00:00"), 2, "partition main of devcluster allows at most"),
         (("-p", "nope"), 2, "partition 'nope' not found at site devcluster"),
     ],
@@ -261,4 +261,4 @@ def test_one_that_is_not_there_keeps_no_other_from_its_end(toolkit, slurm: Slurm
     start(toolkit)
     said = toolkit("session", "stop", "nobody", "dev")
     assert (said.code, said.out) == (4, "session dev: released job 42\n")
-    assert "no session 'nobody'" in said.err and not list(sessions_folder().iterdir())
+    assert "session 'nobody' not found" in said.err and not list(sessions_folder().iterdir())

@@ -43,7 +43,7 @@ def job(
 
 
 def launch(
-    function: Callable[..., Any], ranks: int, run_dir: Path, *given: Any, attempt: int = 0, timeout_s: float = 90
+    function: Callable[..., Any], ranks: int, run_dir: Path, *given: Any, attempt: int = 0, timeout_s: float = 240
 ) -> None:
     """Call `function(world, *given)` on every rank; fail when a rank fails or the time is over.
 

@@ -87,8 +87,12 @@ def test_a_site_file_without_partitions_is_probed_where_slurm_is_open(toolkit, o
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["ours", "--partition", "cpus"], 4, "partition 'cpus' not found at site ours. Fix: --partition cpu or gpu"),
-        (["local"], 2, "site local has no scheduler to probe. Fix: `toolkit run mpi_hello` tries this machine"),
+        (
+            ["ours", "--partition", "cpus"],
+            4,
+            "partition 'cpus' not found at site ours. Fix: use --partition cpu or gpu",
+        ),
+        (["local"], 2, "site local has no scheduler to check. Fix: `toolkit run mpi_hello` tests this host"),
     ],
 )
 def test_what_cannot_be_probed_is_refused(toolkit, ours, words, code, told):
@@ -99,7 +103,8 @@ def test_what_cannot_be_probed_is_refused(toolkit, ours, words, code, told):
 def test_a_probe_that_runs_out_of_time_proves_nothing_and_is_given_more(run_directory):
     begun = _Begun(Probe("gpu", 2, 2, 0, "token", "/"), run_directory, Follower(run_directory), 60)
     (found,) = _judge(load_site("local"), begun, SimpleNamespace(state=RunState.TIMEOUT))
-    assert (found.state, found.detail) == ("unknown", "0 of 4 ranks had reported when the probe's 0-00:01:00 were over")
+    assert found.state == "unknown"
+    assert found.detail == "only 0 of 4 ranks had reported at the time limit of the probe, 0-00:01:00"
     assert found.fix == "allow more time: `toolkit site check local --partition gpu -t 10`"
 
 

@@ -83,7 +83,7 @@ def test_an_unknown_scheduler_is_refused(sites, scheduler):
         detect_site(sites(mine=MEANS["c"]))
     assert str(caught.value) == (
         f"this machine has a scheduler, but no site file matches it (host {HOST}). "
-        "Fix: `toolkit site init` writes one from this cluster; `toolkit site list` shows the existing ones"
+        "Fix: create one with `toolkit site init`; `toolkit site list` shows the existing ones"
     )
 
 

@@ -52,9 +52,9 @@ def test_a_good_site_passes_every_check():
         ),
         (2, {"gpus": {"driver": 1}}, "gpus", "the driver reports 1 GPUs", "administrators"),
         (3, {"interfaces": ["hsn0"]}, "network", "g1 does not have an interface ib0", 'set network.interface = "hsn0"'),
-        (0, {"rate_mb_per_s": 0.0}, "network", "no data arrived", "network.vars"),
-        (3, {"shared": ""}, "shared_path", "g1 cannot read rank 0's file in /scratch", "paths.scratch"),
-        (3, {"clock_s": 160.0}, "clocks", "60 s apart", "chronyc"),
+        (0, {"rate_mb_per_s": 0.0}, "network", "no data could be sent", "network.vars"),
+        (3, {"shared": ""}, "shared_path", "g1 cannot read the file that rank 0 wrote in /scratch", "paths.scratch"),
+        (3, {"clock_s": 160.0}, "clocks", "differ by 60 s", "chronyc"),
     ],
 )
 def test_what_is_wrong_is_found(rank, change, check, detail, fix):

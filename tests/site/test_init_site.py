@@ -97,7 +97,7 @@ def test_what_is_there_is_not_written_over(toolkit, ours):
     assert refused.code == 2
     assert (
         refused.err
-        == f"toolkit: {path}: the file exists already. Fix: choose another with -o, or overwrite it with --force\n"
+        == f"toolkit: {path}: the file already exists. Fix: choose another file with -o, or overwrite it with --force\n"
     )
     assert path.read_text() == "mine"
     toolkit.ok("site", "init", "--force")
@@ -141,7 +141,7 @@ def test_slurms_default_stands_where_the_library_speaks_it(toolkit, ours):
     config.write_text(CONFIG.replace("MpiDefault              = none", "MpiDefault = pmix"))
     text = toolkit.ok("site", "init", "--print")
     assert 'mpi = "pmix" # from scontrol show config: MpiDefault;' in text
-    assert "known only by its file's name (the library reported nothing: " in text
+    assert "identified only by its file name (the library reported no version: " in text
 
 
 def test_a_library_that_cannot_be_loaded_here_is_known_by_mpirun(toolkit, ours):

@@ -45,7 +45,7 @@ def test_a_circle_is_named(sites, tmp_path):
         ),
         (
             "[gpu]\nrequest = '--gres=gpu:{n}'",
-            "s.toml:3:gpu.request: '--gres=gpu:{n}' is not an option with one {count}. "
+            "s.toml:3:gpu.request: '--gres=gpu:{n}' is not a valid option: expected one {count} in it. "
             'Fix: use a string with {count}, such as "--gres=gpu:{count}"',
         ),
         (
@@ -62,7 +62,7 @@ def test_a_circle_is_named(sites, tmp_path):
         ),
         (
             "[partitions.p]\ndefault = true\n[partitions.q]\ndefault = true",
-            "s.toml:5:partitions.q.default: p and q are both the default. Fix: keep `default = true` at only one partition",
+            "s.toml:5:partitions.q.default: expected one default partition, got p and q. Fix: keep `default = true` at only one partition",
         ),
         (
             "[scheduler]\noptions = ['--x\\ny']\n".replace("'", '"'),
@@ -82,7 +82,7 @@ def test_the_name_is_the_files(sites, tmp_path):
     path.write_text('name = "t"\n')
     assert (
         refusal(lambda: load_site("s", environ))
-        == f"{path}:1:name: expected the file's name 's', got 't'. Fix: name = \"s\""
+        == f"{path}:1:name: expected the file name without .toml, 's', got 't'. Fix: set name = \"s\""
     )
 
 

@@ -42,7 +42,7 @@ def test_the_mpich_of_this_environment():
 
 def test_a_library_that_cannot_be_loaded_is_judged_by_its_name(prefix):
     found = prefix("libmpi_cray.so.12", "/dev/null")
-    assert found.plugins == ("cray_shasta", "pmi2") and "known only by its file's name" in found.called
+    assert found.plugins == ("cray_shasta", "pmi2") and "identified only by its file name" in found.called
 
 
 def test_no_mpirun_is_no_mpi():

@@ -89,9 +89,9 @@ def test_each_reason_is_named_where_none_serves(toolkit, ours):
     refused = toolkit("submit", ours, "--site", "ours", "-N", 9)
     assert refused.code == 2
     first, *each = refused.err.splitlines()
-    assert first == "toolkit: job.partition: no partition of ours can serve the job. Fix: see each one's fix"
+    assert first == "toolkit: job.partition: no partition of ours can run the job. Fix: see the fix for each partition"
     assert sorted(line.split(":")[1].strip() for line in each) == ["cpu", "debug", "gpu"]
-    assert "9 nodes, but partition cpu of ours allows at most 4. Fix: nodes = 4" in refused.err
+    assert "9 nodes, but partition cpu of ours allows at most 4. Fix: set nodes = 4" in refused.err
 
 
 def test_a_partition_that_is_down_is_passed_by(toolkit, ours, tmp_path):
@@ -136,7 +136,7 @@ def test_the_table(toolkit, ours):
     assert said.splitlines()[3].endswith("2 nodes, but partition debug of ours allows at most 1")
     rows = json.loads(toolkit.ok("site", "partitions", ours, "--site", "ours", "--json"))
     assert rows[0]["name"] == "debug" and rows[0]["idle_nodes"] == 2
-    assert [row["behind"] for row in rows[:2]] == ["", "its limit is longer than the limit of debug"]
+    assert [row["behind"] for row in rows[:2]] == ["", "its time limit is longer than the limit of debug"]
     all_of_debug = toolkit.ok("site", "partitions", ours, "--site", "ours", "-N", 2, "-t", "45").splitlines()[-1]
     assert "allows at most 1; " in all_of_debug and "00:30:00" in all_of_debug, "each limit that is in the way is told"
 
@@ -149,7 +149,7 @@ def test_the_table(toolkit, ours):
         (
             {"limit_s": 60, "time_given": False},
             {"limit_s": 90, "time_given": False},
-            "its limit is shorter than the limit of best",
+            "its time limit is shorter than the limit of best",
         ),
         ({"idle_nodes": 7}, {"idle_nodes": 9}, "it has the same score as best, which is first in the site file"),
     ],

@@ -41,7 +41,7 @@ def test_forms(text, tasks, at_once):
         ("0-3%0", "after %"),  # Slurm sets no limit then
         ("0-3%", "after %"),
         ("0-3%2,5", "after %"),
-        ("0-10000000", "largest in Slurm is 4000000"),
+        ("0-10000000", "largest task number in Slurm is 4000000"),
         ("0-99999999999999999999", "expected a number or a range"),
     ],
 )
@@ -74,8 +74,8 @@ def test_from_the_job_file_to_the_script(toolkit):
 def test_refusals_name_place_and_fix(toolkit):
     job = toolkit.job("true")
     for words, said in [
-        (["-a", "0-3"], "-a 0-3:job.array: site 'local' has no scheduler to run the tasks of an array. Fix: --site"),
-        (["-a", "1,1"], "-a 1,1:job.array: '1,1' names a task twice, in '1'. Fix: use \"0-9\""),
+        (["-a", "0-3"], "-a 0-3:job.array: site 'local' has no scheduler to run the tasks of an array. Fix: use --site"),
+        (["-a", "1,1"], "-a 1,1:job.array: '1,1' contains a task twice: '1' repeats it. Fix: use \"0-9\""),
         (["--set", 'job.sbatch=["--array=0-3"]'], "'--array=0-3' would override another key. Fix: write array ="),
     ]:  # fmt: skip
         refused = toolkit("submit", job, *words)

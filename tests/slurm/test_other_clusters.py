@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from toolkit.slurm.commands import Slurm, UnknownClusterError
+from toolkit.slurm.limits import reservations
 from toolkit.slurm.records import cluster_of_allocation, for_cluster, with_cluster_option
 
 # As 22.05 says it of any command.
@@ -45,9 +46,9 @@ def test_the_commands_in_a_text_are_for_the_cluster() -> None:
 @pytest.mark.parametrize(
     ("said", "sacctmgr", "message", "fix"),
     [
-        (NO_ADDRESS, "echo near; echo next", "cluster 'far' not found in this Slurm's accounting", "with -M: near, next"),
-        (NO_ADDRESS, "echo near; echo far", "cluster 'far' is down", "wait for it"),
-        (NO_DATABASE, "exit 1", "cluster 'far' not found: There is a problem talking", "remove the cluster"),
+        (NO_ADDRESS, "echo near; echo next", "cluster 'far' not found in the accounting database", "with -M: near, next"),
+        (NO_ADDRESS, "echo near; echo far", "cluster 'far' is down", "wait until it is up"),
+        (NO_DATABASE, "exit 1", "cluster 'far' not found: There is a problem talking", "omit -M and the key cluster"),
     ],
 )  # fmt: skip
 def test_a_cluster_without_an_address_is_told_apart(command, said: str, sacctmgr: str, message: str, fix: str) -> None:
@@ -80,3 +81,10 @@ def test_the_cluster_of_an_allocation_is_needed_outside_of_its_nodes_alone() -> 
     assert cluster_of_allocation({"SLURM_JOB_ID": "7", "SLURM_CLUSTERS": "far"}) == "far"
     assert cluster_of_allocation({"SLURM_JOB_ID": "7"}) == ""
     assert cluster_of_allocation({"SLURM_CLUSTERS": "far"}) == ""
+
+
+def test_an_unknown_cluster_is_not_a_missing_reservation(command) -> None:
+    command("scontrol", f'cat >&2 <<"END"\n{NO_DATABASE}\nEND\nexit 1')
+    command("sacctmgr", "exit 1")
+    with pytest.raises(UnknownClusterError):
+        reservations(Slurm(cluster="far"), "maintenance")

@@ -48,7 +48,7 @@ from toolkit.slurm.refusals import refusal_of
         (
             "squeue: error: Munge encode failed: Failed to access \"/run/munge.socket.2\": No such file or directory",
             'Munge encode failed: Failed to access "/run/munge.socket.2": No such file or directory',
-            "start munged",
+            "ask the administrators to start munged",
         ),
         (
             "scontrol: error: _parse_next_key: Parsing error at unrecognized key: Nonsense\n"

@@ -40,7 +40,7 @@ def test_the_scrubbed_environment_is_what_the_command_sees(command, monkeypatch,
 def test_a_slurm_conf_that_is_not_there_is_named_at_once(command):
     """Slurm's commands would look for it for a minute, and be cut off without a word."""
     command("squeue", "sleep 60")
-    with pytest.raises(NotFoundError, match=r"slurm\.conf not found") as error:
+    with pytest.raises(NotFoundError, match=r"slurm\.conf of the site not found") as error:
         Slurm(configuration="/nowhere/slurm.conf").call(["squeue"])
     assert error.value.where == "/nowhere/slurm.conf"
 
@@ -104,11 +104,11 @@ def test_an_exit_code_above_128_that_is_no_signals_is_a_refusal(command, end, sa
 
 
 def test_a_command_that_hangs_is_given_up_on(command):
-    command("squeue", "sleep 5")  # a site's wrapper: the sleep keeps the pipe after bash was killed
+    command("squeue", "sleep 30")  # a site's wrapper: the sleep keeps the pipe after bash was killed
     began = time.monotonic()
     with pytest.raises(SchedulerRefusedError, match="squeue did not respond within 0 s"):
         Slurm(timeout_s=0.2).call(["squeue"])
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def test_the_command_is_echoed_on_stderr_as_a_shell_reads_it(command, capsys):
@@ -216,7 +216,7 @@ def test_a_queue_that_cannot_be_read_has_forgotten_nobody(command, how, said):
     """A job behind the damage would count as lost, and be started a second time beside the one that runs."""
     command("squeue", damaged(QUEUE_MARK, how, *THREE))
     command("sacct", NO_ACCOUNTING)
-    with pytest.raises(SchedulerRefusedError, match="squeue's answer cannot be parsed") as error:
+    with pytest.raises(SchedulerRefusedError, match="cannot parse the output of squeue") as error:
         Slurm().jobs(["1", "2", "3"])
     assert said in error.value.message
     command("sacct", answer(ACCOUNTS_MARK, ENDED))
@@ -234,7 +234,7 @@ def test_an_accounting_that_cannot_be_read_makes_no_job_lost(command):
     command("sacct", damaged(ACCOUNTS_MARK, "1s/0:0/&$mark/", ("2", "COMPLETED", "0:0", "n1", "x"), ENDED))
     facts = Slurm().jobs(["1", "2", "3"])
     assert {job: fact.state for job, fact in facts.items()} == {"1": "RUNNING", "2": "", "3": ""}
-    assert "sacct's answer cannot be parsed" in facts["3"].reason
+    assert "cannot parse the output of sacct" in facts["3"].reason
     assert Slurm().accounted(["2", "3"]) == {}
 
 

@@ -77,7 +77,7 @@ def test_a_late_job_is_found_by_the_second_question(pretended: PretendedSlurm) -
 )
 def test_an_sbatch_without_an_id_or_an_answer_is_looked_after(pretended: PretendedSlurm, answer: str) -> None:
     pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue_file}; {answer}")
-    assert submit_once(Slurm(timeout_s=0.5), Path("job.sbatch"), TOKEN, say=[].append) == "12"
+    assert submit_once(Slurm(timeout_s=3.0), Path("job.sbatch"), TOKEN, say=[].append) == "12"
     assert len(pretended.calls("sbatch")) == 1
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,8 @@ import pytest
 import toolkit as api
 from toolkit.rank.result import MOST_BYTES, reason_not_json, store_result
 from toolkit.rundir.layout import RunDirectory
+from toolkit.submission.public import request_of
+from toolkit.submission.sweep.rows import rows_of_option
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/run-directory.schema.json").read_text())
 
@@ -69,10 +73,10 @@ def test_a_submitted_run_answers(job) -> None:
     assert run.done() and run.result() is None and run.exception() is None
     assert run.stdout() == run.stderr() == run.logs(rank=0) == "rank --fast\n"
     assert "supervisor" in run.logs() or run.logs()
-    assert run.metrics() == [] and "is completed" in run.explain()
+    assert run.metrics() == [] and "has completed" in run.explain()
     record = json.loads(run.directory.record.read_text())
     assert record["job"]["job"]["time"] == "5" and record["job"]["job"]["name"] == "work"
-    assert repr(run).startswith(f"<Run {run.run_id}: work is completed (job local-")
+    assert repr(run).startswith(f"<Run {run.run_id}: work has completed (job local-")
     assert api.list_runs(state="completed", since="1h") == [run]
     assert api.list_runs(state="failed") == []
 
@@ -80,12 +84,79 @@ def test_a_submitted_run_answers(job) -> None:
 def test_a_failed_run_raises_its_error(job) -> None:
     run = api.submit(job("exit 7", more="[restart]\ncrashes = 0\n"))
     error = run.exception()
-    assert isinstance(error, api.RunFailedError) and "is failed" in error.message and error.fix
+    assert isinstance(error, api.RunFailedError) and f"run {run.run_id} failed: " in error.message and error.fix
     with pytest.raises(api.RunFailedError, match=run.run_id):
         run.result()
     again = api.resume("last", set={"restart.crashes": 0})
     assert again.run_id == run.run_id and again.wait() == "failed"
     assert len(run.directory.start_numbers()) == 2
+
+
+def test_values_keep_their_types(job) -> None:
+    value = {"text": "7", "list": [{"x": 1}, "ü"], "inner": {"b": {"c": True}}}
+    run = api.submit(job("true"), set={"args.a": value, "args.b": [1.5, []], "args.c": {}})
+    stored = json.loads(run.directory.record.read_text())["job"]["args"]
+    assert stored == {"a": value, "b": [1.5, []], "c": {}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"args": "ab c"}, "args: expected a list of arguments, got 'ab c'"),
+        ({"sbatch": "--comment=a"}, "sbatch: expected a list of sbatch options"),
+        ({"set": ["a=1"]}, "set: expected a dictionary of keys and values"),
+        ({"set": {1: 1}}, "set: expected a dictionary of keys and values"),
+        ({"set": {"args.a": [None]}}, "expected a value that TOML can represent, got None"),
+        ({"n": "2"}, "n: expected a number of ranks, got '2'"),
+        ({"site": 3}, "site: expected the name or file of a site, got 3"),
+        ({"runs": 3}, "runs: expected the path of a folder, got 3"),
+        ({"sweep": {"args.a": 5}}, "sweep: expected a dictionary of keys and lists of values"),
+        ({"sweep": "values.csv"}, "sweep: expected a dictionary of keys and lists of values"),
+        ({"grid": {"args.a": [1]}}, "grid: expected the path of a grid file"),
+        ({"after": 7}, "after: expected a run or a list of runs, got 7"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_by_name(job, toolkit, options: dict, message: str) -> None:
+    with pytest.raises(api.ToolkitError) as refused:
+        api.submit(job("true"), **options)
+    assert message in str(refused.value) and refused.value.fix and not toolkit.runs.exists()
+
+
+def test_runs_are_named_by_their_handles(job) -> None:
+    first = api.submit(job("exit 3", more="[restart]\ncrashes = 0\n"))
+    assert first.wait() == "failed"
+    assert api.resume(first).run_id == first.run_id and first.wait() == "failed"
+    with pytest.raises(api.ToolkitError, match=first.run_id):  # it has failed, so nothing can follow its success
+        api.submit(job("true", name="second"), after=first)
+    assert api.list_runs(state=None, since=None) == [first]
+    with pytest.raises(api.ToolkitError, match="limit of at least 0"):
+        api.list_runs(limit=-1)
+
+
+def test_a_run_in_the_foreground_needs_the_main_thread(job, toolkit) -> None:
+    path, errors = job("true"), []
+
+    def refused() -> None:
+        try:
+            api.run(path)
+        except api.ToolkitError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=refused)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0].message and not toolkit.runs.exists()
+
+
+def test_damaged_and_removed_files_are_named(job) -> None:
+    run = api.submit(job("true"))
+    assert run.wait() == "completed"
+    run.directory.result.write_text("[]")
+    with pytest.raises(api.ToolkitError, match="the stored result is damaged"):
+        run.result()
+    shutil.rmtree(run.path)
+    with pytest.raises(api.ToolkitError, match="no longer exists"):
+        run.job_id  # noqa: B018
 
 
 def test_a_run_is_cancelled_and_a_wait_has_an_end(job) -> None:
@@ -157,7 +228,7 @@ def test_a_large_result_is_not_stored_and_an_old_one_is_removed(tmp_path: Path, 
         ({"time": "never"}, "time never"),
         ({"n": 3, "nodes": 2}, "-n 3"),
         ({"set": {"train.stepz": 3}}, "train.stepz"),
-        ({"set": {"args.x": object()}}, "expected a JSON value, got object"),
+        ({"set": {"args.x": object()}}, "expected a value that TOML can represent, got <object"),
     ],
 )
 def test_wrong_options_are_refused(job, toolkit, options: dict, message: str) -> None:
@@ -174,6 +245,50 @@ def test_wrong_filters_of_runs_are_refused(job) -> None:
         api.list_runs(state="fialed")
     with pytest.raises(api.ToolkitError, match="expected an age or a date, got 'yesterday'"):
         api.list_runs(since="yesterday")
+    with pytest.raises(api.ToolkitError, match="expected an age or a date, got 5"):
+        api.list_runs(since=5)
+    for wrong in (5, [5]):
+        with pytest.raises(api.ToolkitError, match="state"):
+            api.list_runs(wrong)
+    with pytest.raises(api.ToolkitError, match="typo: runs folder not found"):
+        api.list_runs(runs="typo")
+
+
+@pytest.mark.parametrize("options", [{"sweep": {"args.x": [1]}}, {"grid": "g.csv"}, {"after": "last"}])
+def test_a_foreground_run_refuses_options_that_need_a_scheduler(job, toolkit, options: dict) -> None:
+    with pytest.raises(api.ToolkitError, match="unsupported option"):
+        api.run(job("true"), **options)
+    assert not list(toolkit.runs.glob("*/*"))
+
+
+def test_a_resume_refuses_options_of_a_new_run(job) -> None:
+    ended = api.run(job("true"))
+    for options in ({"sweep": {"args.x": [1]}}, {"grid": "g.csv"}, {"args": ["--x"]}):
+        with pytest.raises(api.ToolkitError, match="unsupported option"):
+            api.resume(ended, **options)
+
+
+@pytest.mark.parametrize(
+    "values", [["a,b", "c"], ["1", "2"], ["true", "x"], ['say "hi"', "[1"], ["", " a "], ["2024-01-01", "1e3"]]
+)
+def test_a_sweep_keeps_each_string(job, values: list[str]) -> None:
+    (option,) = request_of(job("true"), {"sweep": {"args.name": values}}).sweeps
+    assert [row["args.name"].value for row in rows_of_option(option)] == values
+
+
+def test_a_sweep_of_a_variable_takes_strings_as_they_are(job) -> None:
+    (option,) = request_of(job("true"), {"sweep": {"env.vars.X": ["1", 'say "hi"', "a b"]}}).sweeps
+    assert [row["env.vars.X"].value for row in rows_of_option(option)] == ["1", 'say "hi"', "a b"]
+    for value in ("a,b", " a", ""):
+        with pytest.raises(api.ToolkitError, match=r"sweep: env\.vars\.X: expected values without commas"):
+            request_of(job("true"), {"sweep": {"env.vars.X": [value]}})
+
+
+def test_a_run_that_nobody_submitted_is_not_waited_for(job, toolkit) -> None:
+    toolkit.ok("render", job("true"))
+    (rendered,) = api.list_runs(state="created")
+    with pytest.raises(api.ToolkitError, match="rendered but not submitted"):
+        rendered.wait()
 
 
 def test_a_notebook_shows_values_as_text(job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def test_a_resume_that_comes_too_early_says_when_it_may_come(toolkit, sbatch, fa
     assert json.loads(toolkit.ok("status", run.run_id, "--json"))["state"] == "unknown"
     said = toolkit("resume", run.run_id)
     assert said.code == 1
-    assert f"Fix: ask `toolkit status {run.run_id}` again after 10 s" in said.err
+    assert f"Fix: repeat `toolkit status {run.run_id}` after 10 s" in said.err
     opened = read_json(run.submitting(0))
     write_json(run.submitting(0), {**opened, "absent_since": time.time() - SETTLE_S})
     told = json.loads(toolkit.ok("status", run.run_id, "--json"))

@@ -92,7 +92,7 @@ def test_of_a_parent_that_has_ended_only_its_state_counts(toolkit, squeue, state
     said = toolkit("render", toolkit.job("true", name="child"), "--site", "devcluster", "--after", f"7:{kind}")
     if fine:
         assert (said.code, "--dependency" in said.out) == (0, False)
-        assert f"is {state} already" in said.err
+        assert f"{state}, so the job need not wait for it" in said.err
     else:
         assert (said.code, f"toolkit resume {parent.run_id}" in said.err) == (1, True)
         assert not list(toolkit.runs.glob("child/*"))
@@ -103,7 +103,7 @@ def test_a_parent_that_nothing_can_wait_for_is_refused(toolkit, squeue):
     assert toolkit("render", job, "--site", "devcluster", "--after", "nobody").code == 4
     toolkit.ok("render", toolkit.job("true", name="drawn"), "--site", "devcluster")
     (drawn,) = toolkit.runs.glob("drawn/*")
-    assert "rendered, not submitted" in toolkit("render", job, "--site", "devcluster", "--after", drawn.name).err
+    assert "was rendered but not submitted" in toolkit("render", job, "--site", "devcluster", "--after", drawn.name).err
     submitted(toolkit, "7", "parent")
     squeue(("7", "RUNNING", "None"))
     assert "no scheduler" in toolkit("render", job, "--site", "local", "--after", "7").err
@@ -111,7 +111,7 @@ def test_a_parent_that_nothing_can_wait_for_is_refused(toolkit, squeue):
     assert "is unknown: " in toolkit("render", job, "--site", "devcluster", "--after", "7").err
     squeue(("7", "RUNNING", "None"))
     both = toolkit("render", job, "--site", "devcluster", "--after", "7", "--after", "7:any")
-    assert (both.code, "both kinds" in both.err) == (2, True)
+    assert (both.code, "passed with both :ok and :any" in both.err) == (2, True)
 
 
 def test_all_parents_that_are_refused_are_named(toolkit, squeue):
@@ -126,7 +126,7 @@ def test_all_parents_that_are_refused_are_named(toolkit, squeue):
 
 
 def test_one_of_several_dependencies_cannot_be_joined():
-    with pytest.raises(ToolkitError, match="is satisfied by one of several jobs, and --after requires all"):
+    with pytest.raises(ToolkitError, match=r"--after requires all of its runs, but .* is satisfied by any of its jobs"):
         dependency_options([Parent("x", "ok", "7", "/x")], ["--dependency=afterok:1?afterok:2"])
 
 
@@ -185,14 +185,16 @@ def test_a_damaged_run_of_a_tree_is_named_and_keeps_what_else_is_known_of_it(too
 
 def test_a_child_whose_parent_failed_says_so(toolkit, fake_slurm, squeue, chain):
     parent, child, _ = chain
-    assert f"afterok:7 (run {parent.run_id}) is open" in explained_dependency(toolkit, fake_slurm, child, "afterok:7")
+    assert f"afterok:7 (run {parent.run_id}) is not satisfied yet" in explained_dependency(
+        toolkit, fake_slurm, child, "afterok:7"
+    )
     of_a_task = explained_dependency(toolkit, fake_slurm, child, "after:6+10(unfulfilled),afterok:7_12(failed)")
-    assert f"after:6 is open, afterok:7_12 (run {parent.run_id}) has become impossible" in of_a_task
+    assert f"after:6 is not satisfied yet, afterok:7_12 (run {parent.run_id}) cannot be satisfied" in of_a_task
     end(parent, "failed")
     squeue(("8", "CANCELLED", "DependencyNeverSatisfied"))
     told = json.loads(toolkit.ok("explain", child.run_id, "--json"))
     assert told["symptom"] == "parent_failed"
-    assert f"run {parent.run_id}, whose success it requires, is failed" in told["why"]
+    assert f"run {parent.run_id}, whose success it requires, failed" in told["why"]
     assert f"toolkit resume {child.run_id} --after {parent.run_id}" in told["actions"][1]
 
 

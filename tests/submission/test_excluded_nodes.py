@@ -10,7 +10,7 @@ from toolkit.rundir.bad_nodes import note_bad_node
 @pytest.mark.parametrize(
     ("options", "excluded", "said"),
     [
-        ([], "--exclude=node3", "node3 was bad for run"),
+        ([], "--exclude=node3", "node3 is marked bad since run"),
         (["-x", "node[1-2]"], '--exclude="node[1-2],node3"', "excluded"),
         (["-w", "node[3-4]"], "", "kept because the job requests it"),
     ],

@@ -78,6 +78,33 @@ def test_a_function_of_a_module(executor: AutoExecutor) -> None:
     assert executor.map_array(json.dumps, []) == []
 
 
+UNGUARDED = """
+import toolkit
+
+def add(a, b):
+    return a + b
+
+run = toolkit.AutoExecutor(folder="runs", site="local").submit(add, 1, 2)
+print(run.path)
+"""
+
+
+def test_a_job_of_a_script_without_a_guard_submits_no_other_one(toolkit) -> None:
+    script = toolkit.folder / "unguarded.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script], cwd=toolkit.folder, capture_output=True, text=True, check=True)
+    error = api.Run(Path(done.stdout.strip())).exception()
+    assert error is not None and "this submission runs again in each job" in error.message
+    assert "__main__" in error.fix and len(list((toolkit.folder / "runs" / "add").iterdir())) == 1
+
+
+async def asynchronous() -> None: ...
+
+
+def generating():
+    yield 1
+
+
 def outer():
     def inner() -> None: ...
 
@@ -92,12 +119,14 @@ def cached() -> None: ...
     ("function", "message"),
     [
         (lambda: 1, "got a lambda"),
-        (outer(), "got one that is defined inside a function"),
+        (outer(), "got one inside another function"),
         (functools.partial(os.getcwd), "expected a function, got partial"),
         (os.getcwd, "expected a function, got builtin_function_or_method"),
         (Path, "expected a function, got type"),
+        (asynchronous, "got a generator or coroutine"),
+        (generating, "got a generator or coroutine"),
         (cached, "expected a function, got _lru_cache_wrapper"),
-        (cached.__wrapped__, "another object of this name"),
+        (cached.__wrapped__, "a different object with this name"),
     ],
 )
 def test_what_no_other_process_finds_is_refused(executor: AutoExecutor, toolkit, function, message: str) -> None:
@@ -111,7 +140,7 @@ def test_arguments_that_are_not_json_are_refused_by_name(executor: AutoExecutor)
         executor.submit(outer, 1, Path("x"))
     with pytest.raises(api.ToolkitError, match="outer, task 1, argument 0: expected a JSON value, got object"):
         executor.map_array(outer, [1, object()])
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(api.ToolkitError, match="expected argument lists of equal length, got lengths 2, 1"):
         executor.map_array(outer, [1, 2], [3])
 
 
@@ -129,14 +158,39 @@ def test_parameters_become_options(executor: AutoExecutor) -> None:
     assert _sbatch_word("reservation", "r1") == "--reservation=r1"
 
 
+def test_part_of_a_gigabyte_is_rounded_up(executor: AutoExecutor) -> None:
+    executor.update_parameters(mem_gb=0.5)
+    assert executor._options()["set"] == {"job.mem_gb_per_node": 1}
+
+
 def test_unknown_parameters_are_refused(executor: AutoExecutor) -> None:
     with pytest.raises(api.ToolkitError, match=r"unknown parameter 'timeout_mins'.*did you mean timeout_min"):
         executor.update_parameters(timeout_mins=60)
-    with pytest.raises(api.ToolkitError, match="nodes: expected int, got 'two'"):
+    with pytest.raises(api.ToolkitError, match="nodes: expected a whole number of at least 0, got 'two'"):
         executor.update_parameters(nodes="two")
+    for wrong in (
+        {"timeout_min": 0.5},
+        {"nodes": 1.9},
+        {"timeout_min": -1},
+        {"slurm_array_parallelism": "two"},
+        {"mem_gb": -2},
+    ):
+        with pytest.raises(api.ToolkitError, match=r"expected a .*number of at least 0, got|expected whole minutes"):
+            executor.update_parameters(**wrong)
+    with pytest.raises(api.ToolkitError, match="slurm_partition: expected a string, got 5"):
+        executor.update_parameters(slurm_partition=5)
+    with pytest.raises(api.ToolkitError, match=r"expected a dictionary of sbatch options, got \['x'\]"):
+        executor.update_parameters(slurm_additional_parameters=["x"])
     assert executor.parameters == {}
 
 
 def test_the_calls_of_a_module_name_it() -> None:
     calls = _calls_of(outer, [((1,), {})])
     assert (calls["module"], calls["script"], calls["function"]) == (outer.__module__, "", "outer")
+
+
+def test_the_current_folder_of_an_interpreter_is_part_of_the_path(monkeypatch, tmp_path: Path) -> None:
+    """`python -c` and a REPL have "" in sys.path; a later start of the job has another current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", "/elsewhere"])
+    assert _calls_of(outer, [((1,), {})])["path"] == [str(tmp_path), "/elsewhere"]

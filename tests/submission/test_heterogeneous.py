@@ -61,5 +61,7 @@ def test_the_components_cost_together(job: ResolvedJob) -> None:
 
 
 def test_they_are_not_for_here_and_now(job: ResolvedJob) -> None:
-    with pytest.raises(ToolkitError, match=r"work\.toml:7:component: a run here has one shape, and the job has 2"):
+    with pytest.raises(
+        ToolkitError, match=r"work\.toml:7:component: a foreground run has one component, but the job has 2"
+    ):
         check_here(job, {"SLURM_JOB_ID": "7"})

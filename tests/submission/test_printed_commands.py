@@ -41,3 +41,9 @@ def test_what_follows_a_run_prints_its_questions(toolkit, squeue, clock):
         said = toolkit(*words.split(), "--print-cmd")
         asked = len(calls()) - before
         assert asked and said.err.count("+ squeue") == asked, said
+
+
+def test_a_new_site_file_prints_its_questions(toolkit, fake_slurm):
+    fake_slurm.respond("scontrol", code=1)
+    said = toolkit("site", "init", "--print-cmd")
+    assert "+ scontrol show config" in said.err, said

@@ -81,7 +81,10 @@ def test_another_partition_is_a_question_to_the_site(toolkit, made, dev_cluster_
     run = made("submit", toolkit.job("true"))
     said = toolkit("rerun", run.run_id, "-p", "high")
     assert said.code == 2
-    assert "-p high: the record knows partition main alone. Fix: add --site devcluster" in said.err
+    assert (
+        "-p high: cannot change the partition: the run recorded only the limits of main. Fix: add --site devcluster"
+        in said.err
+    )
     assert (
         record_of(made("rerun", run.run_id, "-p", "high", "--site", "devcluster"))["job"]["job"]["partition"] == "high"
     )
@@ -105,7 +108,7 @@ def test_without_a_copy_the_commit_and_its_changes_are_checked_out(toolkit, made
     git(repository, "init", "-q")
     said = toolkit("rerun", run.run_id)
     assert said.code == 1
-    assert "the run's commit" in said.err and f"git -C {jobs} fetch origin" in said.err
+    assert "the repository lacks commit" in said.err and f"git -C {jobs} fetch origin" in said.err
     assert len(list(toolkit.runs.glob("*/*"))) == 2  # of the refused one nothing stays
 
 
@@ -140,21 +143,21 @@ def test_changes_that_git_did_not_tell_in_time_are_refused_not_left_out(
         patch.setattr("toolkit.runs.record.code_snapshot.ANSWER_S", 1.0)
         run = made("submit", repository / "work.toml", "--set", "job.snapshot=none")
     said = toolkit("rerun", run.run_id)
-    assert said.code == 1 and "were not kept (git did not answer in" in said.err
+    assert said.code == 1 and "were not recorded (git did not respond within" in said.err
 
 
 def test_what_nobody_kept_is_refused(toolkit, made, project: Path) -> None:
     run = made("submit", project / "work.toml", "--set", "job.snapshot=none")
     said = toolkit("rerun", run.run_id)
     assert said.code == 1
-    assert "kept no copy of its code (not asked for), and its folder is in no repository" in said.err
+    assert "has no copy of its code (not asked for), and its folder is not in a git repository" in said.err
 
 
 def test_a_copy_that_was_altered_is_refused(toolkit, made, project: Path) -> None:
     run = made("submit", project / "work.toml")
     (run.code(0) / "helper.py").write_text("WORD = 'forged'\n")
     said = toolkit("rerun", run.run_id)
-    assert (said.code, "helper.py is not what was submitted" in said.err) == (1, True)
+    assert (said.code, "changed since the submission: helper.py" in said.err) == (1, True)
 
 
 def test_diff_says_what_differs_and_where_it_came_from(toolkit, made, repository: Path) -> None:

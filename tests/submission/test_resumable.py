@@ -34,21 +34,24 @@ def test_components_keep_their_shape(toolkit, refuse, words):
     (path,) = toolkit.runs.glob("two/*")
     (path / "submitted-000.json").write_text(json.dumps({"job_id": "7", "start": 0, "time": ""}))
     said = refuse(RunDirectory(path), *words)
-    assert f"run {path.name} has 2 components, and each has its own" in said
-    assert f"`toolkit submit` that with --set checkpoint.source=FOLDER, one of `toolkit ckpt ls {path.name}`" in said
-    assert f"a run here has one shape, and the job has 2 components. Fix: `toolkit resume {path.name}`" in refuse(
+    assert f"cannot be changed: run {path.name} has 2 components, each with its own value" in said
+    assert f"as a new run with --set checkpoint.source=FOLDER; `toolkit ckpt ls {path.name}` lists the folders" in said
+    assert f"a foreground run has one component, but the job has 2. Fix: `toolkit resume {path.name}`" in refuse(
         RunDirectory(path), "--here"
     )
-    assert "has no scheduler that could start it. Fix: omit --site" in refuse(RunDirectory(path), "--site", "local")
+    assert "has no scheduler for it. Fix: omit --site" in refuse(RunDirectory(path), "--site", "local")
 
 
 def test_tasks_stay_tasks_and_one_piece_of_work_stays_one(toolkit, refuse):
     array, alone = submitted(toolkit, "7", "array", array="0-1"), submitted(toolkit, "8", "alone")
     task = array.task(1)
-    assert f"run {array.run_id} is an array, and site local has no" in refuse(array, "--site", "local")
+    assert f"run {array.run_id} is an array, but site local has no" in refuse(array, "--site", "local")
     for run in (array, task):
         said = refuse(run, "--set", "job.array=")
-        assert "its tasks stay tasks" in said and f"Fix: omit it; `toolkit resume {array.run_id}_T`" in said
+        assert (
+            "is an array and cannot be resumed as a single job" in said
+            and f"Fix: omit job.array; `toolkit resume {array.run_id}_T`" in said
+        )
     assert f"Fix: `toolkit resume {task.run_id}`\n" in refuse(task, "--here")
     said = refuse(alone, "-a", "0-1")
     assert f"run {alone.run_id} is not an array" in said and f"or `toolkit rerun {alone.run_id} -a 0-1`" in said

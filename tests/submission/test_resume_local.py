@@ -56,19 +56,20 @@ def test_shape_and_values_change_and_starts_count_up(toolkit, ended) -> None:
 def test_a_completed_script_says_how_it_is_resumed(toolkit, ended) -> None:
     said = toolkit("resume", "last", "--wait").err
     assert (
-        f"run {ended.run_id} is completed; it starts from the beginning, because it has no checkpoint, in the same folder"
+        f"run {ended.run_id} had completed; it now starts from the beginning, because it has no checkpoint, in the same folder"
         in said
     )
     assert f"`toolkit rerun {ended.run_id}` repeats it" in said
     checkpoints(ended, 10)
     assert (
-        "is completed; it continues from step-00000010, in the same folder" in toolkit("resume", "last", "--wait").err
+        "had completed; it now continues from step-00000010, in the same folder"
+        in toolkit("resume", "last", "--wait").err
     )
 
 
 def test_ranks_in_all_are_divided_by_the_nodes_that_a_setting_gives(toolkit, ended) -> None:
     said = toolkit("resume", "last", "--set", "job.nodes=2", "-n", 7)
-    assert (said.code, "7 ranks do not fill 2 nodes" in said.err, "-n 6 or 8" in said.err) == (2, True, True)
+    assert (said.code, "7 ranks are not divisible by 2 nodes" in said.err, "-n 6 or 8" in said.err) == (2, True, True)
 
 
 def test_from_a_named_checkpoint(toolkit, ended) -> None:
@@ -76,7 +77,7 @@ def test_from_a_named_checkpoint(toolkit, ended) -> None:
     said = toolkit("resume", "last", "--from", "20", "--wait")
     assert said.code == 0, said
     assert names(ended) == ["step-00000010", "step-00000020", "step-00000030.aside-001"]
-    assert "step-00000030 is now step-00000030.aside-001" in said.err
+    assert "renamed step-00000030 to step-00000030.aside-001" in said.err
     assert seen(ended, 1)["checkpoint"]["source"] == str(ended.checkpoints / "step-00000020")
     toolkit.ok("resume", "last", "--wait")
     assert seen(ended, 2)["checkpoint"]["source"] == ""  # only that one resume began there
@@ -137,7 +138,7 @@ def test_what_the_scheduler_refused_does_not_last(toolkit, ended, monkeypatch) -
         before = checkpoints(ended, 10, 20, 30)
         said = toolkit("resume", "last", "--from", 10)
     assert (said.code, names(ended)) == (3, before)
-    assert "step-00000030.aside-001 is step-00000030 again" in said.err
+    assert "renamed step-00000030.aside-001 back to step-00000030" in said.err
     assert json.loads(toolkit.ok("status", "--json"))["ranks"] == 1
     assert toolkit("resume", "last", "--wait").code == 0
 
@@ -207,12 +208,12 @@ def test_a_resume_with_no_step_left_is_refused_with_a_number_that_is_accepted(to
     place = "toolkit: --set train.steps=20:train.steps: "
     assert said.err == (
         f"{place}run {ended.run_id} is at step 20, and train.steps is 20: no steps remain. "
-        f"Fix: `toolkit resume {ended.run_id} --set train.steps=40` makes 20 more; --from CKPT goes back\n"
+        f"Fix: `toolkit resume {ended.run_id} --set train.steps=40` adds 20 steps; --from CKPT repeats earlier ones\n"
     )
     assert not list(ended.path.glob("resumed-*"))
     assert toolkit("resume", "last", "--set", "train.steps=20", "--from", 10, "--wait").code == 0
     checkpoints(ended, 20)
-    assert "--set train.steps=20:train.steps of its last start: run " in toolkit("resume", "last").err
+    assert "--set train.steps=20:train.steps at the last start: run " in toolkit("resume", "last").err
     assert toolkit("resume", "last", "--set", "train.steps=40", "--wait").code == 0
 
 
@@ -232,7 +233,7 @@ def test_a_run_that_failed_behind_its_last_step_is_resumed_with_a_word(toolkit) 
     assert toolkit("wait", run.run_id).code == 3
     checkpoints(run, 10)
     said = toolkit("resume", "last")
-    assert (said.code, "has made all 10 steps; only what follows them remains" in said.err) == (0, True)
+    assert (said.code, "has completed all 10 steps; only the work after the last step remains" in said.err) == (0, True)
     toolkit("wait", run.run_id)
 
 
@@ -250,7 +251,7 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_with_more_patience_alone(t
     make_whole_checkpoint(run.checkpoints, 2, state={"extra": {"early_stop": stop | {"waited": 0}}})
     make_whole_checkpoint(run.checkpoints, 6, state={"extra": {"early_stop": stop}})
     records(run, 6, steps=12)
-    why = "the last 2 validations were not better than 2.5000 at step 2"
+    why = "the last 2 validations did not improve on 2.5000 of step 2"
     last = ValidationRecord(6, 10, {"loss": 2.75}, average=False, time="", attempt=0, stopped=why)
     (run.metrics / "validation.jsonl").write_text(last.to_line() + "\n")
     words = f"validated at step 6: loss 2.7500; stopped early: {why}"
@@ -261,9 +262,9 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_with_more_patience_alone(t
     assert f"`toolkit resume {run.run_id} --set train.early_stop_patience=4` continues with more patience" in explained
     said = toolkit("resume", "last", "--set", "train.steps=20")
     assert (said.code, said.out) == (1, "")
-    assert "stopped early at step 6: no better after 2 validations, and train.early_stop_patience is 2" in said.err
+    assert "stopped early at step 6: no improvement in 2 validations, and train.early_stop_patience is 2" in said.err
     assert (
-        f"Fix: `toolkit resume {run.run_id} --set train.early_stop_patience=4` waits for 2 more, 0 for ever" in said.err
+        f"Fix: `toolkit resume {run.run_id} --set train.early_stop_patience=4` allows 2 more, 0 any number" in said.err
     )
     toolkit.ok("resume", "last", "--wait", "--set", "train.early_stop_patience=3")
     toolkit.ok("resume", "last", "--wait", "--set", "train.early_stop_patience=2", "--from", 2)

@@ -21,7 +21,7 @@ def test_a_cluster_without_an_allocation_is_refused(toolkit, monkeypatch, named:
     monkeypatch.setenv("TOOLKIT_SITE", "devcluster" if named == "variable" else "local")
     said = toolkit("run", toolkit.job("true"), *words, "-N", 2, "--ntasks-per-node", 3)
     assert said.code == 2
-    assert "site devcluster is a Slurm cluster and there is no allocation here" in said.err
+    assert "site devcluster is a Slurm cluster, but this process is not in an allocation" in said.err
     assert "salloc -N 2 --ntasks-per-node 3 toolkit run" in said.err
     assert not list(toolkit.runs.glob("*/*"))
 
@@ -87,7 +87,7 @@ def test_an_allocation_that_is_too_small_is_refused_with_numbers(toolkit, alloca
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "8,4")  # the smaller node counts
     assert toolkit("run", toolkit.job("true"), "--ntasks-per-node", 5).code == 2
     said = toolkit("run", toolkit.job("true"), "-N", 3)
-    assert (said.code, "the allocation 77 has 2 nodes" in said.err) == (2, True)
+    assert (said.code, "allocation 77 has 2 nodes" in said.err) == (2, True)
 
 
 def test_lines_are_numbered_by_the_ranks_that_the_attempt_has(run_directory) -> None:

@@ -85,7 +85,7 @@ def test_nothing_waits_for_a_run_that_was_only_rendered(toolkit, command: list[s
     toolkit.ok("render", toolkit.job("true"))
     run = newest(toolkit.runs)
     said = toolkit(*command, run.run_id)
-    assert (said.code, "is rendered, not submitted" in said.err, f"bash {run.script(0)}" in said.err) == (
+    assert (said.code, "was rendered but not submitted" in said.err, f"bash {run.script(0)}" in said.err) == (
         1, True, True,
     )  # fmt: skip
 

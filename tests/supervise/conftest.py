@@ -37,7 +37,7 @@ class Supervised:
 
     def wait(self) -> int:
         """The supervisor's exit code; what it said is in `log`."""
-        self.log, _ = self.process.communicate(timeout=60)
+        self.log, _ = self.process.communicate(timeout=240)
         return self.process.returncode
 
     def until_log_says(self, text: str, rank: int = 0, attempt: int = 0) -> None:

@@ -51,7 +51,7 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_that_the_others_started(super
         )
     )
     assert job.wait() == 3
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert job.living() == []
     end = job.end()
     assert (end["rank"], end["reason"], end["exit_code"]) == (1, "exit code 3", 3)
@@ -278,14 +278,15 @@ def test_a_run_that_is_gone_is_named(supervise, local_job, run_directory):
     shutil.rmtree(run_directory.path)
     job = supervise(local_job(shell("true")))
     assert job.wait() == 125
-    assert "this run's directory does not exist" in job.log and "Traceback" not in job.log
+    assert "the run directory does not exist" in job.log and "Traceback" not in job.log
 
 
 def test_a_program_that_leaves_well_on_term_is_not_called_done(supervise, local_job):
     """It saved and left because it was told to: a walltime must requeue it, a cancel must say cancelled."""
     polite = shell("trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done")
     job = supervise(local_job(polite))
-    job.until_log_says("ready", rank=1)
+    for rank in (0, 1):
+        job.until_log_says("ready", rank=rank)
     job.process.terminate()
     assert job.wait() == 143
     assert (job.end()["cause"], job.end()["state"]) == ("cancelled", "cancelled")
@@ -345,7 +346,7 @@ def test_a_supervisor_whose_run_has_gone_on_without_it_leaves_it_alone(supervise
     job.until_log_says("ready")
     other = claim_start(job.run, first=0, job_id=read_claim(job.run, 0).job_id, host="n2", pid=1, process_started=1)
     assert job.wait() == 125
-    assert f"start {other.start} has this run now" in job.log
+    assert f"start {other.start} owns this run now" in job.log
     assert not job.living()
     assert not job.run.attempt(0).exit_file.exists()
     assert job.run.attempt_numbers() == [0]

@@ -123,14 +123,14 @@ def test_ranks_hear_of_a_signal_while_a_look_hangs(run_directory, monkeypatch):
     reasons = FakeReasons()
     ranks = FakeRanks()
     # The look returns after the ranks were asked, or too late for the last assertion.
-    monkeypatch.setattr(reasons, "refuse_superseded", lambda: ranks.was_asked.wait(4))
+    monkeypatch.setattr(reasons, "refuse_superseded", lambda: ranks.was_asked.wait(60))
     watch = AttemptWatch(
         run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, reasons, stall_s=900, is_unmanaged=False
     )
     came_at = time.monotonic() + 0.5
     threading.Timer(0.5, request.ask, [Cause.WALLTIME]).start()
     watch.follow(ranks)
-    assert 0 <= ranks.asked_at - came_at < 1
+    assert 0 <= ranks.asked_at - came_at < 30
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_without_an_image_nothing_changes(tmp_path: Path) -> None:
 def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="has no container runtime"):
         resolved(tmp_path, "", '[container]\nimage = "x.sif"\n')
-    with pytest.raises(ToolkitError, match="pyxis is a part of srun"):
+    with pytest.raises(ToolkitError, match="pyxis is a plugin of srun"):
         resolved(tmp_path, PYXIS + '[launcher]\nkind = "mpirun"\n', "")
     with pytest.raises(ToolkitError, match=r'one of "", "apptainer", "pyxis"'):
         resolved(tmp_path, '[container]\nruntime = "shifter"\n', "")

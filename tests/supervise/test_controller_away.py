@@ -57,7 +57,7 @@ def test_where_it_stays_away_until_the_walltime_is_near_the_next_start_goes_on(s
     assert (end.symptom, verdict.cause, verdict.next) == ("controller_away", Cause.WALLTIME, Next.REQUEUE)
     assert (
         end.reason
-        == "Slurm's controller did not respond, so srun could not start anything, until the walltime was near"
+        == "Slurm's controller did not respond, so srun could not start anything; toolkit retried until the walltime was near"
     )
 
 

@@ -149,7 +149,7 @@ def begin(attempt, ranks):
 
 
 @pytest.mark.parametrize("late", [None, 5])
-def test_the_rank_that_did_not_come_is_named_when_the_others_time_out(attempt, late):
+def test_the_rank_that_did_not_join_is_named_when_the_others_time_out(attempt, late):
     """It left no error at all, or came later than the others' patience and lost their connection to it."""
     begin(attempt, 3)
     fail(attempt, 0, TIMED_OUT, 1)
@@ -159,26 +159,33 @@ def test_the_rank_that_did_not_come_is_named_when_the_others_time_out(attempt, l
     attempt.log_file(1).write_text("reading a slow disk\n")
     end = first_failure(attempt)
     assert (end.symptom, end.rank, end.host) == ("collective_timeout", 1, "n1")
-    assert "rank 1 did not come" in end.reason and "ranks 0, 2 waited" in end.reason
+    assert "rank 1 did not join" in end.reason and "ranks 0, 2 waited" in end.reason
     assert end.last_lines == ["reading a slow disk"]
     assert end.evidence == [("errors/rank-00000.json", TIMED_OUT)]
 
 
-LATE = "barrier number 3 did not finish in 60.0 s; rank 1 did not come (alive, last in barrier number 2); there: 0, 2"
-DEAD = (
-    "barrier number 3 failed after 0.1 s; rank 1 did not come (no sign of life, last in barrier number 2); there: 0, 2"
-)
-TOO_LATE = "barrier number 3 failed after 0.0 s; 0, 2 came and gave up waiting; there: 0, 1, 2"
+LATE = "barrier number 3 did not finish in 60.0 s; rank 1 did not join (alive, last in barrier number 2); joined: 0, 2"
+DEAD = "barrier number 3 failed after 0.1 s; rank 1 did not join (no heartbeat, last in barrier number 2); joined: 0, 2"
+TOO_LATE = "barrier number 3 failed after 0.0 s; 0, 2 joined and timed out; joined: 0, 1, 2"
 
 
+def in_old_words(message: str) -> str:
+    """As earlier releases wrote it: a run that was upgraded in place has errors in both forms."""
+    message = message.replace("did not join", "did not come").replace(
+        "joined and timed out", "came and gave up waiting"
+    )
+    return message.replace("no heartbeat", "no sign of life").replace("joined:", "there:")
+
+
+@pytest.mark.parametrize("worded", [str, in_old_words])
 @pytest.mark.parametrize(("words", "symptom"), [(LATE, "collective_timeout"), (DEAD, "silent_end")])
-def test_who_names_the_rank_that_did_not_come_is_not_to_blame(attempt, words, symptom):
+def test_who_names_the_rank_that_did_not_join_is_not_to_blame(attempt, words, symptom, worded):
     begin(attempt, 3)
     for rank in (0, 2):
-        fail(attempt, rank, words, 1, kind="failed")
+        fail(attempt, rank, worded(words), 1, kind="failed")
     assert (first_failure(attempt).symptom, first_failure(attempt).rank) == (symptom, 1)
     if words is LATE:
-        fail(attempt, 1, TOO_LATE, 5, kind="failed")
+        fail(attempt, 1, worded(TOO_LATE), 5, kind="failed")
     else:
         fail(attempt, 1, "killed by SIGKILL", 5, kind="signal", code=137)
         symptom = "killed"
@@ -200,6 +207,15 @@ def test_a_time_out_that_follows_from_a_crash_is_not_the_cause(attempt):
     fail(attempt, 0, TIMED_OUT, 1)
     fail(attempt, 1, "ValueError: labels out of range", 5)
     assert (first_failure(attempt).rank, first_failure(attempt).symptom) == (1, "exception")
+
+
+@pytest.mark.parametrize(("second", "culprit"), [(32, 1), (31, 1), (1, 2)])
+def test_a_crash_beside_a_time_out_is_its_consequence_and_one_long_before_it_the_cause(attempt, second, culprit):
+    begin(attempt, 3)
+    fail(attempt, 0, TIMED_OUT, 31)
+    fail(attempt, 2, "killed by SIGSEGV", second, kind="signal", code=139)
+    end = first_failure(attempt)
+    assert (end.rank, end.symptom) == (culprit, "collective_timeout" if culprit == 1 else "native_crash")
 
 
 def test_what_the_launcher_knows_explains_ranks_that_only_saw_others_vanish(attempt):

@@ -98,7 +98,8 @@ def test_where_slurm_cannot_number_the_nodes_our_ranks_do_without(
 def test_a_program_that_would_wait_for_ever_in_mpi_is_not_started(tmp_path: Path) -> None:
     job = {"job": {"entry": ["./a.out"]}, "launcher": {"mpi": "pmi2"}}
     with pytest.raises(
-        OwnFailureError, match=r"nodes \(n10, n2\) are not in the order of their names: with pmi2"
+        OwnFailureError,
+        match=r"nodes of the components \(n10, n2\) are not sorted by name, so MPI_Init would never return with pmi2",
     ) as refused:
         launch("srun", job, Shape.of(2, 1), {}, AttemptDirectory(tmp_path), nodes=["n10", "n2"])
     assert "nodelist in each [[component]]" in refused.value.fix

@@ -31,7 +31,7 @@ def look(run: RunDirectory, environ: dict[str, str] | None = None, **changes: An
     arguments = {"run": str(run.path), "claim": str(claim), "gpus": 0, "local_scratch": "", **changes}
     argv = [sys.executable, "-S", "-E", node_check.__file__, json.dumps(arguments)]
     environment = {**os.environ, "SLURMD_NODENAME": "node7", **(environ or {})}
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment, timeout=240)
     return dict(json.loads(done.stdout))
 
 
@@ -91,7 +91,7 @@ def test_a_file_system_that_does_not_answer_is_told_in_time(tmp_path: Path, monk
     arguments = {"run": str(tmp_path), "claim": str(tmp_path / "stale"), "gpus": 0, "local_scratch": ""}
     began = time.monotonic()
     assert node_check.run_checks(arguments, "node7") == {"run directory": "no result within 0 s"}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_fewer_gpus_than_the_job_has_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,18 +104,18 @@ def test_fewer_gpus_than_the_job_has_are_told(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert node_check.check_gpus(2) == ""
-    assert node_check.check_gpus(4) == "the driver reports 2 of 4 GPUs"
+    assert node_check.check_gpus(4) == "the driver reports 2 GPUs, expected 4"
 
 
 def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:
     fit = {"node": "node1", "clock": 1000.5, "failed": {}}
     late = {"node": "node2", "clock": 930.0, "failed": {}}
-    early = {"node": "node3", "clock": 1100.0, "failed": {"GPUs": "the driver reports 3 of 4 GPUs"}}
+    early = {"node": "node3", "clock": 1100.0, "failed": {"GPUs": "the driver reports 3 GPUs, expected 4"}}
     unfit = judge([fit, late, early], ["node1", "node2", "node3", "node4"], began=1000.0, ended=1001.0)
     assert [(one.node, one.check) for one in unfit] == [
-        ("node2", "clock"), ("node3", "GPUs"), ("node3", "clock"), ("node4", "answer"),
+        ("node2", "clock"), ("node3", "GPUs"), ("node3", "clock"), ("node4", "response"),
     ]  # fmt: skip
-    assert str(unfit[0]) == "node2 failed the check of clock: 70 s off the batch host's clock"
+    assert str(unfit[0]) == "node2 failed the clock check: 70 s off the batch host's clock"
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,4 @@ def test_a_check_that_cannot_run_accuses_nobody(
     job = {"job": {}, "restart": {"health": "requeue"}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
     assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": os.environ["PATH"]}, StopRequest()) == []
-    assert "health is unknown: srun: error: Unable to create step" in capsys.readouterr().out
+    assert "cannot check the health of the nodes: srun: error: Unable to create step" in capsys.readouterr().out

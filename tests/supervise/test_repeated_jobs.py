@@ -143,7 +143,7 @@ def test_a_task_that_is_done_keeps_its_end_its_events_and_one_log(done):
     assert files_of(done) == ["attempts/000/events.jsonl", "attempts/000/exit.json", "starts/000/end.json"]
     printed, _, said = log.read_bytes().partition(b"toolkit: ")
     assert printed == b"srun: hello\n[0] one\n[0] two \xff without an end\n[1] of rank 1\n"
-    assert said.startswith(b"not kept: ") and b"rank-00004.json" in said
+    assert said.startswith(b"cannot keep ") and b"rank-00004.json" in said
     assert StartRecord.read(done.attempt(0)).start == 0
     (used,) = read_usage(done.attempt(0), pytest.fail)
     assert (used["host"], used["cpu_s"], len(used["gpus"])) == ("node1", 312.4, 1)

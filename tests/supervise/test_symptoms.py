@@ -20,7 +20,7 @@ SEEN = [
     ("srun: error: Couldn't find the specified plugin name for mpi/pmix_v9 looking at all files", "wrong_pmi"),
     ("check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.", "wrong_pmi"),
     ("srun speaks PMI-2 and Open MPI wants PMIx: every process would believe to be rank 0 of 1", "wrong_pmi"),  # up to 0.1
-    ("srun speaks PMI-2 and Open MPI expects PMIx: every process would be rank 0 of 1", "wrong_pmi"),
+    ("srun uses PMI-2, but Open MPI requires PMIx: every process would be rank 0 of 1", "wrong_pmi"),
     ("slurmstepd-node2: error: execve(): /opt/venv/bin/python: No such file or directory", "no_interpreter"),
     ("/spool/job00022/slurm_script: line 29: /opt/venv/bin/python: No such file or directory", "no_interpreter"),
     ("toolkit: this line of the site file failed: module load nothing/1", "setup_failed"),
@@ -29,6 +29,7 @@ SEEN = [
     ("[rank 0]: gloo/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete", "collective_timeout"),
     ("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", "collective_timeout"),
     ("gradient reduction number 7 did not finish in 60.0 s; rank 3 did not come (alive, last in barrier)", "collective_timeout"),
+    ("gradient reduction number 7 did not finish in 60.0 s; rank 3 did not join (alive, last in barrier)", "collective_timeout"),
     ("srun: error: Node failure on node3", "node_lost"),
     ("srun: error: task 1 launch failed: Unspecified error", "launch_failed"),
     ("srun: error: Task launch for StepId=47.1 failed on node node3: Unspecified error", "launch_failed"),

@@ -15,7 +15,7 @@ def test_its_own_values_lie_over_the_job():
 
 @pytest.mark.parametrize("task", [4, None])
 def test_a_task_that_the_sweep_has_not_is_refused(task):
-    with pytest.raises(OwnFailureError, match="but not for task"):
+    with pytest.raises(OwnFailureError, match="but not of task"):
         job_of_task(JOB, task)
 
 

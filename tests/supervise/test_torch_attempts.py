@@ -90,15 +90,16 @@ def main(world, config):
     try:
         dist.all_reduce(torch.ones(1))
     finally:
-        print("waited", round(time.monotonic() - began), flush=True)
+        print("waited", time.monotonic() - began, flush=True)
 """
 
 
 def test_how_long_ranks_wait_for_each_other_is_the_jobs_to_say(supervise, local_job):
-    restart = "crashes = 0\ncollective_timeout_s = 3"
+    restart = "crashes = 0\ncollective_timeout_s = 8"
     job = supervise(local_job("waits.py:main", files={"waits.py": WAITS}, restart=restart))
     assert job.wait() == 1
-    assert "waited 3\n" in job.rank_log(0)
+    waited_s = float(job.rank_log(0).split("waited ")[1].split()[0])
+    assert 7 < waited_s < 40  # rank 1 sleeps for 60 s
     assert (job.end()["cause"], job.end()["symptom"]) == ("crashed", "collective_timeout")
 
 
@@ -107,6 +108,6 @@ def test_a_function_whose_file_is_missing_on_the_node(supervise, local_job, tmp_
     (tmp_path / "loop.py").unlink()
     job = supervise(job)
     assert job.wait() == 2
-    assert "no such file" in job.end()["reason"]
+    assert "file not found" in job.end()["reason"]
     assert "file system that all nodes share" in job.end()["fix"]
     assert "Traceback" not in job.rank_log(0)

@@ -77,7 +77,7 @@ def test_failures_and_the_end_are_posted(toolkit, server, reference, wait_until)
     first, last = server.heard
     assert (first["final"], first["next"], first["exit_code"], first["attempt"]) == (False, "restart", None, 0)
     assert (last["final"], last["state"], last["exit_code"], last["run_id"]) == (True, "failed", 4, run.run_id)
-    assert last["text"].startswith(f"bad {run.run_id} is failed: ") and last["reason"] in last["text"]
+    assert last["text"].startswith(f"bad {run.run_id}: failed: ") and last["reason"] in last["text"]
     assert "webhook" not in log
     for path in run.path.rglob("*"):
         assert path.is_dir() or b"T0SECRET" not in path.read_bytes(), path
@@ -123,7 +123,7 @@ def test_stalls_are_posted_with_what_follows(supervised, server):
     ]
     first, last = server.heard
     assert (first["state"], first["next"], last["state"], last["exit_code"]) == ("running", "restart", "failed", 125)
-    assert " continues: restart: no step for " in first["text"] and " is failed: no step for " in last["text"]
+    assert ": continues, restart: no step for " in first["text"] and ": failed: no step for " in last["text"]
 
 
 def test_of_a_walltime_only_the_last_is_an_end():
@@ -141,7 +141,7 @@ def test_only_what_is_asked_for_is_posted(toolkit, server, reference, wait_until
     ran(toolkit, toolkit.job("true", name="good", more=more))
     wait_until(lambda: server.heard)
     assert [(told["event"], told["state"]) for told in server.heard] == [("end", "completed")]
-    assert server.heard[0]["text"] == f"good {server.heard[0]['run_id']} is completed"
+    assert server.heard[0]["text"] == f"good {server.heard[0]['run_id']}: completed"
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,9 @@ def test_what_goes_wrong_is_said_and_holds_nothing_up(server, reference, run_dir
     calls.wait()
     said = capsys.readouterr().out
     assert time.monotonic() - began < 10  # the server would hang for 30 s
-    words = {"refuses": "HTTP 404", "hangs": "webhook", "is not there": "Connection refused", "is no URL": "expected an http URL",
-             "is malformed": "expected an http URL", "may be read by others": "chmod 600"}  # fmt: skip
+    words = {"refuses": "HTTP 404", "hangs": "webhook", "is not there": "Connection refused",
+             "is no URL": "expected an http or https URL", "is malformed": "expected an http or https URL",
+             "may be read by others": "chmod 600"}  # fmt: skip
     assert words[fault] in said and "T0SECRET" not in said
 
 

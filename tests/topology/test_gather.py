@@ -94,8 +94,8 @@ def test_a_node_that_tells_two_things_is_unknown_whatever_the_order():
     for order in ([*told, other], [other, *reversed(told)]):
         topology = merge(order)
         node = next(node for node in topology.nodes if node.host.value == "node0")
-        assert node.hardware.gpu_count.missing == "the node reported two different sets of facts"
-        assert "node0 reported two different sets of facts, so all its facts are unknown" in topology.conflicts
+        assert node.hardware.gpu_count.missing == "the node reported conflicting hardware information"
+        assert "node0 reported conflicting hardware information, so toolkit ignores all of it" in topology.conflicts
 
 
 def test_files_of_single_nodes_in_any_order_are_one_topology(tmp_path):

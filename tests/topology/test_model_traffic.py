@@ -123,7 +123,8 @@ def test_experts_leave_a_rank_less_to_gather_and_the_rest_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("experts", "ep", "said"), [(0, 2, "this model has none"), (6, 4, "does not divide the 6 exp")]
+    ("experts", "ep", "said"),
+    [(0, 2, "this model has none"), (6, 4, "6 experts per layer are not divisible by ep = 4")],
 )
 def test_experts_that_are_not_there_are_refused(experts, ep, said):
     with pytest.raises(ToolkitError, match=said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -107,7 +108,7 @@ def test_adapters_of_a_container_without_other_files_are_known_and_their_damage_
     (nic,) = node.hardware.nics.value
     assert (nic.name, nic.ports[0].link_layer.value) == ("rxe0", "Ethernet")
     assert nic.ports[0].rate_gbit_per_s.missing == "/sys does not report it"
-    assert node.warnings == ("/sys: no rate of a port: '?'",)
+    assert node.warnings == ("/sys: expected the rate of a port, got '?'",)
     write_system(tmp_path)
     assert node.warnings[0] in probe(FakeNvml([]), tmp_path).warnings
 
@@ -157,6 +158,9 @@ def test_commands_run_only_if_nvml_and_system_files_have_none_of_their_facts(on_
             path.unlink()
         return names
 
+    probe(nvml, system)
+    assert ran() == {"nvidia-smi"}  # /sys does not show how GPU0 reaches mlx5_1
+    shutil.rmtree(system / "class/infiniband/mlx5_1")
     probe(nvml, system)
     assert ran() == set()
     probe(nvml, tmp_path / "nowhere")
@@ -213,10 +217,10 @@ def test_a_lost_gpu_takes_the_others_not_along(on_path, tmp_path):
 
 def test_a_driver_that_hangs_is_given_up_on_and_what_the_bus_has_is_said(on_path, tmp_path):
     nvml, system = h100_pair(tmp_path / "sys")
-    nvml.nvmlInit = lambda: time.sleep(3)
+    nvml.nvmlInit = lambda: time.sleep(60)
     begin = time.monotonic()
     count = probe(nvml, system, timeout_s=0.2).hardware.gpu_count
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
     assert "NVML did not respond within 0.2 s; /sys lists 2 NVIDIA display devices" in count.missing
 
 
@@ -241,7 +245,7 @@ def test_a_hanging_command_is_killed_with_its_children_and_reported(on_path, tmp
     lost = FakeNvml([])
     lost.nvmlInit = lambda: (_ for _ in ()).throw(lost.NVMLError(9))
     node = probe(lost, tmp_path / "nowhere", timeout_s=0.5)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     said = "NVML: error 9; nvidia-smi topo -m did not finish within 0.5 s and was killed"
     assert node.hardware.gpu_count == Fact(None, "NVML, nvidia-smi topo -m", "unknown", said)
     child = int((tmp_path / "child").read_text())

@@ -51,11 +51,11 @@ def test_known_machines_have_the_tiers_of_their_makers(machine, leaves, groups):
 @pytest.mark.parametrize(
     ("machine", "carries", "said"),
     [
-        ("dgx-a100", {"clique": 300, "leaf": 25}, "12 links by NVIDIA DGX A100 user guide; NVLink 3: 25 GB/s a link"),
-        ("dgx-1", {"clique": 75, "node": 25, "leaf": 6.25}, "1 link by NVIDIA DGX-1 user guide; NVLink 2: 25 GB/s"),
-        ("gb200", {"clique": 900, "leaf": 50}, "18 links by NVIDIA GB200 NVL72 data sheet; NVLink 5: 50 GB/s a link"),
+        ("dgx-a100", {"clique": 300, "leaf": 25}, "12 links according to NVIDIA DGX A100 user guide; NVLink 3: 25 GB/s per link"),
+        ("dgx-1", {"clique": 75, "node": 25, "leaf": 6.25}, "1 link according to NVIDIA DGX-1 user guide; NVLink 2: 25 GB/s"),
+        ("gb200", {"clique": 900, "leaf": 50}, "18 links according to NVIDIA GB200 NVL72 data sheet; NVLink 5: 50 GB/s per link"),
         ("pcie-8", {"switch": 25, "socket": 12, "node": 8, "leaf": 1.5625},
-         "PCIe 4.0 x16: 31.5 GB/s by PCI-SIG, less the cost of the path between sockets"),
+         "PCIe 4.0 x16: 31.5 GB/s according to PCI-SIG, minus the cost of the path between sockets"),
     ],
 )  # fmt: skip
 def test_links_carry_what_their_makers_say(machine, carries, said):
@@ -108,7 +108,7 @@ def test_latencies_are_those_of_the_page_whatever_the_hardware():
 @pytest.mark.parametrize(
     ("machine", "ranks", "gigabytes_per_s", "said"),
     [
-        ("dgx-a100", 8, 25, "mlx5_0, mlx5_1: 400 Gbit/s for 2 ranks, by NVIDIA DGX A100 user guide"),
+        ("dgx-a100", 8, 25, "mlx5_0, mlx5_1: 400 Gbit/s for 2 ranks, from NVIDIA DGX A100 user guide"),
         ("dgx-a100", 7, 25, "mlx5_0, mlx5_1: 400 Gbit/s for 2 ranks"),  # the last has two NICs, the others none more
         ("dgx-a100", 1, 25, "PCIe 4.0 x16"),  # two NICs near, and a GPU has one way to them
         ("dgx-1", 4, 6.25, "mlx5_0: 100 Gbit/s for 2 ranks"),
@@ -136,11 +136,11 @@ def with_rates(topology: Topology, rates: dict[str, float | None]) -> Topology:
 @pytest.mark.parametrize(
     ("rates", "gbit_per_s", "said"),
     [
-        ({"mlx5_0": 25.0}, 100, "mlx5_1: 200 Gbit/s for 2 ranks, by /sys"),  # it is for storage
+        ({"mlx5_0": 25.0}, 100, "mlx5_1: 200 Gbit/s for 2 ranks, from /sys"),  # it is for storage
         ({"mlx5_0": None}, 100, "mlx5_1: 200 Gbit/s for 2 ranks"),
         # Two GPUs go over the NICs of the others, and these have no others.
         ({"mlx5_0": None, "mlx5_1": None}, 150, "mlx5_2, mlx5_3, mlx5_4 and 3 more: 1200 Gbit/s for 8 ranks"),
-        (dict.fromkeys(f"mlx5_{number}" for number in range(8)), 12.5, "assumed 100 Gbit/s a node, for 8 ranks"),
+        (dict.fromkeys(f"mlx5_{number}" for number in range(8)), 12.5, "assumed 100 Gbit/s per node, for 8 ranks"),
     ],
 )
 def test_slow_nics_and_those_that_are_down_carry_nothing(rates, gbit_per_s, said):
@@ -177,7 +177,7 @@ def test_quads_with_a_gpu_that_has_no_nvlink_to_the_other_one_meet_over_pcie():
     tiers, _ = found(changed(topology, 0, links=tuple(cut)))
     link = tiers.levels[1].link
     assert (tiers.levels[1].name, link.bytes_per_s) == ("node", 4e9)
-    assert link.source == "PCIe 3.0 x16: 15.75 GB/s by PCI-SIG, less the cost of the path between sockets"
+    assert link.source == "PCIe 3.0 x16: 15.75 GB/s according to PCI-SIG, minus the cost of the path between sockets"
 
 
 def test_an_unknown_link_splits_the_clique_and_says_so():
@@ -189,7 +189,7 @@ def test_an_unknown_link_splits_the_clique_and_says_so():
     others = tuple(link for link in links if link is not nvlink)
     tiers, notes = found(changed(topology, 0, links=(replace(nvlink, pairs=rest), lost, *others)))
     assert sorted(np.bincount(tiers.levels[0].group_of)) == [1, 7, 8]
-    assert notes == ["node0: the links of GPU2-GPU5 are unknown, so they share no tier finer than the node"]
+    assert notes == ["node0: the links of GPU2-GPU5 are unknown, so toolkit assumes the slowest path"]
 
 
 def test_without_facts_there_are_nodes_and_the_cluster():
@@ -211,7 +211,7 @@ def test_a_fabric_that_nobody_knows_ends_at_the_node():
     tiers, notes = found(Topology(nodes, {}))
     assert tiers.sizes("clique") == (4,)
     assert notes == [
-        "node0, node1, node2 and 1 more: the NVLink fabric is unknown (no NVML), so toolkit assumes that NVLink ends at the node"
+        "node0, node1, node2 and 1 more: the NVLink fabric is unknown (no NVML), so toolkit assumes no NVLink to other nodes"
     ]
 
 
@@ -287,4 +287,4 @@ def test_a_gpu_that_the_node_did_not_tell_of_is_a_note_once():
     lost = replace(topology, nodes=(node,), ranks_by_host=ranks, gpu_of_rank={0: "GPU-0", 1: "GPU-x"})
     tiers, notes = found(lost)
     assert sorted(np.bincount(tiers.levels[0].group_of)) == [1, 1, 1]
-    assert notes == ["node0: ranks are on GPUs that the node did not report, so they share no tier finer than the node"]
+    assert notes == ["node0: ranks use GPUs that the node did not report, so toolkit knows no links inside the node"]

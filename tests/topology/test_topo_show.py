@@ -76,9 +76,9 @@ def test_show_counts_the_unknown_facts_that_a_job_counts(toolkit, tmp_path):
     path.write_text(write_topology(topology_of_node(node)))
     with_ranks = Topology((node,), {"node7": (0, 1)})
     said = order_ranks(ParallelTable(), with_ranks).line
-    assert "3 facts are unknown, see `toolkit topo show`" in said
+    assert "3 topology facts are unknown, see `toolkit topo show`" in said
     shown = toolkit.ok("topo", "show", "--facts", path).splitlines()
-    at = shown.index("3 facts are unknown that ranks are placed by")
+    at = shown.index("3 unknown facts that toolkit needs to place ranks")
     assert len(shown) - at - 1 == 3 and all("node7: " in line for line in shown[at + 1 :])
     path.write_text(write_topology(with_ranks))
     assert toolkit.ok("topo", "show", "--facts", path).splitlines()[at:] == shown[at:]
@@ -103,7 +103,7 @@ def test_groups_of_facts_are_those_of_the_machine(toolkit, tmp_path):
     planned = json.loads(toolkit.ok(*shape, "--machine", "dgx-a100", "--leaves", "4,4"))
     assert told["order"] == planned["order"] and told["dimensions"]["tp"]["placed"]["groups_at"] == {"clique": 8}
     wrong = toolkit(*shape[:3], "-N", "2", "--ntasks-per-node", "8", "--facts", path)
-    assert "facts.json: 8 nodes in the facts, but the job has 2. Fix: pass -N 8" in wrong.err
+    assert "facts.json: the file describes 8 nodes, but the job has 2. Fix: pass -N 8" in wrong.err
     both = toolkit(*shape, "--facts", path, "--machine", "dgx-1")
     assert both.code == 2 and "--machine: " in both.err and "omit --machine" in both.err
 
@@ -192,35 +192,31 @@ def test_a_picture_is_written(toolkit, tmp_path):
             2,
             "x.gif: unsupported image format: .gif. Fix: use one of the suffixes .svg, .png",
         ),
-        (("--machine", "dgx", "-o", "x.svg"), 2, "no machine 'dgx' is known. Fix: choose one of dgx-a100"),
-        (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "expected one input to draw"),
-        (("--leaves", "2", "-o", "x.svg"), 2, "--leaves: needs a machine"),
+        (("--machine", "dgx", "-o", "x.svg"), 2, "unknown machine 'dgx'. Fix: choose one of dgx-a100"),
+        (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "a picture shows only one input"),
+        (("--leaves", "2", "-o", "x.svg"), 2, "--leaves: requires --machine"),
         (
             ("--machine", "dgx-1", "-o", "/nonexist/x.png"),
             2,
-            "/nonexist/x.png: its folder does not exist. Fix: mkdir -p /nonexist",
+            "/nonexist/x.png: folder not found. Fix: run mkdir -p /nonexist",
         ),
-        (
-            ("--machine", "dgx-1", "-o", "FOLDER.png"),
-            2,
-            "FOLDER.png: expected a file, got a folder. Fix: name a file in it: ",
-        ),
+        (("--machine", "dgx-1", "-o", "FOLDER.png"), 2, "FOLDER.png: expected a file, got a folder. Fix: pass "),
         (("--machine", "dgx-1", "--leaves", "0", "-o", "x.svg"), 2, "0 has a leaf switch without nodes"),
-        (
-            ("--machine", "dgx-1", "--leaves", "1000000", "-o", "x.svg"),
-            2,
-            "more than the 100000 nodes of the limit. Fix",
-        ),
+        (("--machine", "dgx-1", "--leaves", "1000000", "-o", "x.svg"), 2, "exceeds the limit of 100000 nodes. Fix"),
         (("--input", "EMPTY", "-o", "x.svg"), 2, "expected the output of nvidia-smi topo -m"),
         (("--facts", "EMPTY", "-o", "x.svg"), 2, "expected a topology in JSON, got an empty file"),
         (("--facts", "BINARY", "-o", "x.svg"), 2, "is not a text file"),
         (
             ("--facts", "nofile", "-o", "x.svg"),
             4,
-            "nofile: no such file. Fix: pass what `toolkit topo show --json` printed",
+            "nofile: no such file. Fix: pass the output of `toolkit topo show --json`",
         ),
-        (("--input", "nofile", "-o", "x.svg"), 4, "nofile: no such file. Fix: pass what `nvidia-smi topo -m` printed"),
-        (("--input", "FOLDER.png", "-o", "x.svg"), 2, "FOLDER.png: cannot be read: Is a directory. Fix: pass what"),
+        (("--input", "nofile", "-o", "x.svg"), 4, "nofile: no such file. Fix: pass the output of `nvidia-smi topo -m`"),
+        (
+            ("--input", "FOLDER.png", "-o", "x.svg"),
+            2,
+            "FOLDER.png: cannot be read: Is a directory. Fix: pass the output of",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_fix(toolkit, tmp_path, options, code, said):
@@ -237,4 +233,7 @@ def test_without_matplotlib_the_pip_line_is_said(toolkit, tmp_path, monkeypatch)
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = toolkit("topo", "plot", "--machine", "dgx-1", "-o", tmp_path / "x.svg")
-    assert (said.code, said.err) == (2, "toolkit: -o: matplotlib is not installed. Fix: pip install 'toolkit[plot]'\n")
+    assert (said.code, said.err) == (
+        2,
+        "toolkit: -o: matplotlib is not installed. Fix: run pip install 'toolkit[plot]'\n",
+    )

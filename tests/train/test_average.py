@@ -114,9 +114,11 @@ def test_a_resume_brings_it_back_to_the_last_bit_by_the_names_of_the_model(tmp_p
 
 
 def test_what_makes_no_average_is_refused():
-    with pytest.raises(ToolkitError, match=r"train\.average_decay: a decay of 1\.0 makes no average"):
+    with pytest.raises(ToolkitError, match=r"train\.average_decay: expected a decay in \[0, 1\), got 1\.0"):
         WeightAverage(Net(), 1.0)
-    with pytest.raises(ToolkitError, match=r"belongs to another model, which differs in bias, first\.weight"):
+    with pytest.raises(
+        ToolkitError, match=r"created from another model; only one of the models has bias, first\.weight"
+    ):
         WeightAverage(Net(), 0.5).update(nn.Linear(4, 4))
 
 

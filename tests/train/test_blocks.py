@@ -48,5 +48,7 @@ def test_what_holds_the_blocks_may_be_named():
     assert list(blocks_of(model, ["towers.0.layers"])) == ["towers.0.layers.0", "towers.0.layers.1"]
     with pytest.raises(ToolkitError, match=r"has no module towers\.layers.*such as towers"):
         blocks_of(model, ["towers.layers"])
-    with pytest.raises(ToolkitError, match=r"Linear has no blocks, which are needed for flying.*below=\["):
+    with pytest.raises(
+        ToolkitError, match=r"flying requires a model with repeated blocks, and Linear has no blocks.*below=\["
+    ):
         needed_blocks(torch.nn.Linear(1, 1), "flying")

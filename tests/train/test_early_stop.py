@@ -54,9 +54,9 @@ def test_a_cut_changes_nothing(values, cut, patience):
 @pytest.mark.parametrize(
     ("given", "values", "why"),
     [
-        ({"patience": 2}, [3.0, 2.0, 2.5, 2.25], "the last 2 validations were not better than 2.0000 at step 1"),
-        ({"patience": 1, "min_delta": 0.5}, [3.0, 2.9], "the last validation was not better by more than 0.5 than 3.0000 at step 0"),
-        ({"patience": 2}, [math.nan, math.nan], "the last 2 validations were no number"),
+        ({"patience": 2}, [3.0, 2.0, 2.5, 2.25], "the last 2 validations did not improve on 2.0000 of step 1"),
+        ({"patience": 1, "min_delta": 0.5}, [3.0, 2.9], "the last validation did not improve on 3.0000 of step 0 by more than 0.5"),
+        ({"patience": 2}, [math.nan, math.nan], "the last 2 validations returned NaN"),
     ],
 )  # fmt: skip
 def test_it_says_what_the_waiting_brought(given, values, why):
@@ -68,4 +68,4 @@ def test_it_says_what_the_waiting_brought(given, values, why):
 def test_a_checkpoint_without_the_step_of_the_best_goes_on():
     stop = EarlyStop(patience=1)
     stop.load_state_dict({"best": 2.0, "waited": 1})
-    assert (stop.is_over, stop.why) == (True, "the last validation was not better than 2.0000")
+    assert (stop.is_over, stop.why) == (True, "the last validation did not improve on 2.0000")

@@ -97,7 +97,9 @@ def test_modules_are_in_the_mode_that_they_were_in_afterwards():
 
 
 def test_a_mean_in_place_of_the_samples_is_refused(tmp_path: Path):
-    with pytest.raises(ToolkitError, match=r"'loss' has the shape \[\] for 3 samples.*reduction=\"none\""):
+    with pytest.raises(
+        ToolkitError, match=r"expected 3 values of 'loss', one per sample, got shape \[\].*reduction=\"none\""
+    ):
         validate(net(), 7, take, lambda model, inputs: {"loss": model(inputs).mean()}, micro_batch=3)
-    with pytest.raises(ToolkitError, match="no sample to validate with"):
+    with pytest.raises(ToolkitError, match="no samples to validate on"):
         validate(net(), 0, take, measure, micro_batch=3)

@@ -35,13 +35,13 @@ def test_a_bad_loss_is_skipped_in_one_line(bad):
     assert verdict.action == "skip"
     assert verdict.next_sample == 84
     assert verdict.line.startswith("step 20: the loss is ")
-    assert verdict.line.endswith("(samples 80 to 83; bad step 1 of 10 allowed): its update is skipped")
+    assert verdict.line.endswith("(samples 80 to 83; bad step 1 of 10 allowed): skipping its update")
 
 
 def test_a_roll_back_goes_on_past_the_samples():
     verdict = warm("roll_back").judge(20, math.nan, range(80, 84))
     assert (verdict.action, verdict.next_sample) == ("roll_back", 84)
-    assert verdict.line.endswith("rolling back to the last checkpoint, and continuing from sample 84")
+    assert verdict.line.endswith("rolling back to the last checkpoint and continuing from sample 84")
 
 
 def test_nothing_is_judged_when_it_is_off_and_no_spike_is_seen_before_enough_losses():
@@ -67,7 +67,10 @@ def test_spikes_within_the_window_do_not_hide_the_next():
 def test_one_bad_step_more_than_allowed_ends_the_run():
     guard = warm(limit=2)
     assert judged(guard, [math.nan, math.nan]) == ["skip", "skip"]
-    with pytest.raises(ToolkitError, match=r"train\.guard_limit: the loss is nan at step 22, after 2 bad steps before"):
+    with pytest.raises(
+        ToolkitError,
+        match=r"train\.guard_limit: the loss is nan at step 22, and the run has already had the allowed 2 bad",
+    ):
         guard.judge(22, math.nan, range(4))
     with pytest.raises(ToolkitError, match="a spike above"):
         warm(limit=0).judge(20, 9.0, range(4))
@@ -79,7 +82,7 @@ def test_going_back_to_a_checkpoint_does_not_give_back_what_was_spent():
     for _ in range(2):
         assert guard.judge(20, math.nan, range(4)).action == "roll_back"
         guard.load_state_dict(saved)
-    with pytest.raises(ToolkitError, match="after 2 bad steps before"):
+    with pytest.raises(ToolkitError, match="already had the allowed 2 bad steps"):
         guard.judge(20, math.nan, range(4))
 
 
@@ -92,7 +95,7 @@ def test_a_bad_norm_is_seen_where_the_loss_is_good(bad):
     guard = LossGuard("skip")
     assert set(with_norms(guard, [1.0, 1.3, 0.8, 1.1] * 5)) == {"go_on"}
     verdict = guard.judge(20, 2.0, range(80, 84), bad)
-    assert verdict.action == "skip" and verdict.line.startswith("step 20: the gradient's norm is ")
+    assert verdict.action == "skip" and verdict.line.startswith("step 20: the gradient norm is ")
     assert guard.judge(21, 2.0, range(84, 88), 1.2).action == "go_on"
 
 

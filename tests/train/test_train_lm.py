@@ -63,7 +63,7 @@ def test_an_untied_model_learns_and_a_missing_matplotlib_is_said(tmp_path):
     records = read_train_log(tmp_path / "metrics" / "train.jsonl")
     assert [record.step for record in records] == [5, 10, 12]
     assert records[-1].loss < records[0].loss < 5.6
-    assert "matplotlib is missing; pip install 'toolkit[plot]'" in said_by(tmp_path, 0)
+    assert "matplotlib is not installed; run pip install 'toolkit[plot]'" in said_by(tmp_path, 0)
     assert not (tmp_path / "loss.png").exists()
     assert said_by(tmp_path, 0).startswith("mesh: one rank\n")
 

@@ -34,7 +34,7 @@ assert moved is importlib.import_module({MOVED[module]!r})
 told = [str(one.message) for one in shown if issubclass(one.category, FutureWarning)]
 assert told == [{module + " is now " + MOVED[module]!r}], told
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 @pytest.mark.filterwarnings("ignore:toolkit:FutureWarning")

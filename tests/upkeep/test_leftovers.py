@@ -57,7 +57,7 @@ def test_what_never_started_goes_after_an_hour(toolkit, comments):
     comments()
     fresh, old = rendered(toolkit, "fresh"), age(rendered(toolkit, "old"), 1)
     broken = create_run(toolkit.runs, "broken")
-    assert going(toolkit) == {(old.run_id, "rendered and never started")}
+    assert going(toolkit) == {(old.run_id, "created, but never started")}
     age(broken, 1)
     said = toolkit("gc")
     assert said.code == 2 and "no terminal to confirm it" in said.err and "old/" in said.out and old.path.exists()
@@ -132,7 +132,7 @@ def test_a_run_that_lives_again_before_its_turn_stays(toolkit, squeue, monkeypat
 
     monkeypatch.setattr(command, "_ask", lambda found, yes: close_submission(run, 1, "9"))
     said = toolkit("gc", "--older-than", "1d")
-    assert said.code == 1 and "is running by now, and stays" in said.err and run.record.exists()
+    assert said.code == 1 and "is running again, so it is not removed" in said.err and run.record.exists()
 
 
 def test_what_lies_beside_a_kept_checkpoint_goes_and_tasks_count(toolkit, squeue):
@@ -189,7 +189,7 @@ def test_what_cannot_be_removed_is_said_and_is_no_half_run(toolkit, squeue, monk
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", refuse)
         said = toolkit("gc", "--older-than", "1d", "--yes")
-    assert said.code == 1 and "held: cannot remove it: Permission denied. Fix: ask the owner" in said.err
+    assert said.code == 1 and "held: cannot be removed: Permission denied. Fix: ask the owner" in said.err
     assert not run.path.exists() and run.path.with_name(f".removing-{run.run_id}").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_run_of_this_host_that_never_started(toolkit, squeue):
     toolkit.ok("render", toolkit.job("true", name="here"))
     (path,) = toolkit.runs.glob("here/*")
     run = age(toolkit.run(path.name), 1)
-    assert going(toolkit) == {(run.run_id, "rendered and never started")}
+    assert going(toolkit) == {(run.run_id, "created, but never started")}
 
 
 def test_no_takes_no_for_an_answer(toolkit, squeue, monkeypatch):

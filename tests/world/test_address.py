@@ -42,7 +42,7 @@ def test_several_nodes_meet_where_they_reach_each_other(interfaces, wanted, own,
 
 def test_an_interface_that_is_not_here_is_named_with_those_that_are(interfaces):
     interfaces(CLUSTER)
-    with pytest.raises(ToolkitError, match="no interface 'ib7'") as error:
+    with pytest.raises(ToolkitError, match="has no interface 'ib7' with an IPv4 address") as error:
         choose_interface("ib7", single_node=False)
     assert error.value.where == "network.interface"
     assert "eth0, ib0" in error.value.fix

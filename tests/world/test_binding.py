@@ -107,10 +107,10 @@ def test_two_ranks_on_a_laptop_keep_all_of_it():
 def test_a_rank_alone_keeps_what_it_has_and_says_why():
     server = machine(2, 4)
     (alone,) = bound(server, [RankOfNode(all_cpus(server))], on_gpu=False)
-    assert (alone.cpus, alone.threads, alone.reason) == (all_cpus(server), 8, "it is the node's only rank")
+    assert (alone.cpus, alone.threads, alone.reason) == (all_cpus(server), 8, "the node has no other rank")
     own = [RankOfNode(frozenset({0, 1, 4})), RankOfNode(frozenset({2, 3, 5}))]
     for rank, one in zip(own, bound(server, own, on_gpu=False), strict=True):
-        assert (one.cpus, one.threads, one.reason) == (rank.given, 3, "the launcher assigned them to it alone")
+        assert (one.cpus, one.threads, one.reason) == (rank.given, 3, "no other rank may use these CPUs")
 
 
 def test_ranks_without_gpus_divide_two_sockets_core_by_core():
@@ -133,9 +133,9 @@ def test_a_mask_far_from_the_gpu_is_kept_and_named():
     server = machine(2, 8)
     (far,) = bound(server, [RankOfNode(frozenset(range(8)), 1)], on_gpu=True)
     assert far.cpus == set(range(8))
-    assert far.reason == "NUMA node 1 is next to its GPU, and none of the rank's CPUs is there"
+    assert far.reason == "NUMA node 1 is next to its GPU, but contains none of the rank's CPUs"
     (stray,) = bound(server, [RankOfNode(frozenset(range(9)), 1)], on_gpu=True)
-    assert len(stray.cpus) == 9 and stray.reason.endswith("only 1 core of the 9 assigned CPUs are there")
+    assert len(stray.cpus) == 9 and stray.reason.endswith("but contains only 1 core of the 9 assigned")
 
 
 def test_more_ranks_than_the_numa_node_has_cores_keep_all():

@@ -57,7 +57,7 @@ def test_the_run_directory_and_the_attempt_come_along(run_directory):
 
 @pytest.mark.parametrize("size", ["1", "8"])
 def test_a_size_that_the_job_does_not_have_names_the_fix(size):
-    with pytest.raises(ToolkitError, match=f"says 6 ranks, the job has {size}") as error:
+    with pytest.raises(ToolkitError, match=f"reports 6 ranks, but the job has {size}") as error:
         discover(STEP | {"TOOLKIT_WORLD_SIZE": size})
     assert "--mpi" in error.value.fix and "MPI4PY_LIBMPI" in error.value.fix
 
@@ -83,7 +83,7 @@ def test_tasks_per_node(text, counts):
 
 @pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x)", "2;3", "-1"])
 def test_tasks_per_node_that_cannot_be_read_are_refused(text):
-    with pytest.raises(ToolkitError, match="cannot read tasks per node"):
+    with pytest.raises(ToolkitError, match="is not a valid list of tasks per node"):
         expand_tasks_per_node(text)
 
 
@@ -91,7 +91,7 @@ def mpirun(ranks, script, **variables):
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
         [MPIRUN, "-n", str(ranks), sys.executable, str(script)], env={**kept, **variables}, capture_output=True,
-        text=True, timeout=60, check=False,
+        text=True, timeout=240, check=False,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ class TestUnderMpirun:
     def test_a_size_that_the_job_does_not_have_is_one_line(self):
         done = mpirun(2, JOBS / "mpi_hello.py", TOOLKIT_WORLD_SIZE="8")
         assert done.returncode == 1
-        assert "says 2 ranks, the job has 8" in done.stderr and "Traceback" not in done.stderr
+        assert "reports 2 ranks, but the job has 8" in done.stderr and "Traceback" not in done.stderr
 
     def test_the_wrong_library_names_the_fix(self):
         try:
@@ -120,7 +120,7 @@ class TestUnderMpirun:
             pytest.skip("no Open MPI here")
         done = mpirun(2, JOBS / "mpi_hello.py", MPI4PY_LIBMPI="libmpi.so.40")
         assert done.returncode == 1
-        assert "says 1 rank, the launcher has 2" in done.stderr
+        assert "reports 1 rank, but the launcher has 2" in done.stderr
         assert "Fix: " in done.stderr and "MPI4PY_LIBMPI" in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -128,7 +128,7 @@ class TestUnderMpirun:
 def test_torchrun_starts_the_same_program():
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", JOBS / "mpi_hello.py"],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # Both ranks write unbuffered into one pipe: lines may mix, these parts do not.

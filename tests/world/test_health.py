@@ -43,7 +43,10 @@ def version_2(used_gib: float, cached_gib: float = 0) -> dict[str, str]:
 
 def test_the_limit_of_a_job_counts_for_its_steps(tmp_path):
     assert low_memory(tree(tmp_path / "free", version_2(9.5))) == ""
-    assert low_memory(tree(tmp_path / "full", version_2(9.9))) == "the cgroup /slurm/job_7 has 102 of 10240 MiB left"
+    assert (
+        low_memory(tree(tmp_path / "full", version_2(9.9)))
+        == "the cgroup /slurm/job_7 has 102 of 10240 MiB of memory left"
+    )
 
 
 def test_files_in_the_cache_are_free_memory(tmp_path):
@@ -54,7 +57,7 @@ def test_a_node_without_limits_counts_by_itself(tmp_path):
     plain = {"proc/self/cgroup": "0::/\n"}
     assert low_memory(tree(tmp_path / "free", plain | {"proc/meminfo": meminfo(4)})) == ""
     assert low_memory(tree(tmp_path / "full", plain | {"proc/meminfo": meminfo(2)})) == (
-        "the node has 2048 of 102400 MiB left"
+        "the node has 2048 of 102400 MiB of memory left"
     )
     assert low_memory(tmp_path / "nothing there") == ""
 
@@ -86,7 +89,7 @@ def test_a_real_cgroup_that_fills_up_is_seen(real_cgroup):
     )
     before, after = done.stdout.splitlines()
     assert before == "''", done.stderr
-    assert real_cgroup.name in after and "of 64 MiB left" in after
+    assert real_cgroup.name in after and "of 64 MiB of memory left" in after
 
 
 def test_a_sign_is_told_once_and_looked_for_once_a_minute(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ print(world.rank, [sorted(mask) for mask in masks_of_node(world, os.environ)] ==
 def test_over_mpi_each_tells_its_own():
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     done = subprocess.run(
-        [MPIRUN, "-n", "3", sys.executable, "-c", BINDS_ITSELF], env=kept, capture_output=True, text=True, timeout=60,
+        [MPIRUN, "-n", "3", sys.executable, "-c", BINDS_ITSELF], env=kept, capture_output=True, text=True, timeout=240,
         check=False,
     )  # fmt: skip
     assert sorted(done.stdout.splitlines()) == ["0 True", "1 True", "2 True"], done.stderr

@@ -38,9 +38,9 @@ def test_ranks_meet_at_the_socket_that_rank_0_keeps(run_directory):
 
 def test_a_rank_0_that_never_comes_is_an_error_with_its_file(run_directory):
     claim_attempt(run_directory)
-    with pytest.raises(ToolkitError, match="rank 0 did not write its address in 0 s") as error:
+    with pytest.raises(ToolkitError, match="rank 0 did not write its address within 0 s") as error:
         meet(world(1, run_directory), timeout_s=0.2)
-    assert error.value.where.endswith("rendezvous.json") and "shared" in error.value.fix
+    assert error.value.where.endswith("rendezvous.json") and "share this folder" in error.value.fix
 
 
 def test_an_older_attempts_address_is_not_taken(run_directory):
@@ -52,14 +52,14 @@ def test_an_older_attempts_address_is_not_taken(run_directory):
 
 
 def test_ranks_that_nothing_connects_are_told_how_to_start():
-    with pytest.raises(ToolkitError, match="2 ranks, but nothing to find rank 0 by") as error:
+    with pytest.raises(ToolkitError, match="2 ranks have no means of finding rank 0") as error:
         meet(world(1))
     assert "toolkit run" in error.value.fix
 
 
 def test_a_port_that_is_taken_is_one_line():
     endpoint = _listen("127.0.0.1")
-    with pytest.raises(ToolkitError, match=r"cannot listen at 127\.0\.0\.1:.*in use") as error:
+    with pytest.raises(ToolkitError, match=r"cannot listen on 127\.0\.0\.1:.*in use") as error:
         _listen("127.0.0.1", endpoint.port)
     endpoint.listener.close()
     assert "free port" in error.value.fix

@@ -1,4 +1,4 @@
-"""Checkpoints: HDF5 storage for torch.distributed.checkpoint, imported lazily: some `ckpt` commands need no torch."""
+"""HDF5 storage for torch.distributed.checkpoint (DCP). Imports lazily, because some `ckpt` commands need no torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,11 @@
-"""Advice on how often to save, from the cost of saves and the failures of a run. Plain arithmetic, without torch.
+"""Recommends a checkpoint interval from the measured cost of saves and the failures of a run. Does not import torch.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974, pp. 530-531:
-sqrt(2 C M) for a save of C seconds and a mean time M between failures. It is valid if C is far below M.
+the interval is sqrt(2 C M) for saves of C seconds and a mean time M between failures. Valid if C is far below M.
 
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22 (2006), pp. 303-312: equation 37, and equation 20 for the time that a run then takes. They are valid for
-random failures at a constant rate, also during saves and restarts; if C is not below 2 M, no interval is good.
+Systems 22 (2006), pp. 303-312: equation 37 is the interval, equation 20 the resulting run time. Both assume random
+failures at a constant rate, also during saves and restarts. If C is 2 M or more, no interval works well.
 """
 
 import math
@@ -21,27 +21,28 @@ from toolkit.metrics.checkpoints import CENTURY_S, SaveRecord, read_save_log, se
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
+from toolkit.units import shorten_duration
 
 __all__ = ["advice_lines", "warning_line"]
 
-# Random failures, which lose the steps since the last save. A preemption loses none if its ranks could save.
+# Random failures, which lose the steps since the last save. A preemption counts only if its ranks could not save.
 _FAILURES = {
     Cause.CRASHED: "crashed", Cause.STALLED: "stalled", Cause.NODE_LOST: "lost a node",
     Cause.SUPERVISOR_LOST: "lost the supervisor", Cause.SUPERVISOR_FAILED: "the supervisor failed",
     Cause.PREEMPTED: "preempted without a save",
 }  # fmt: skip
 _CONFIDENCE = 0.95
-# An interval is bad if it loses this multiple of the optimum's share, and this much more of the time.
+# An interval is bad if the fraction of time that it loses exceeds the optimum by both this factor and this difference.
 _TIMES_WORSE, _SHARE_WORSE = 2.0, 0.01
 
 
 def young_interval(cost_s: float, mtbf_s: float) -> float:
-    """Seconds of work between saves of `cost_s` each, to first order."""
+    """Return Young's first-order optimum: the seconds of work between two saves that take `cost_s` each."""
     return math.sqrt(2 * cost_s * mtbf_s)
 
 
 def daly_interval(cost_s: float, mtbf_s: float) -> float:
-    """Seconds of work between saves of `cost_s` each, to higher order."""
+    """Return Daly's higher-order optimum: the seconds of work between two saves that take `cost_s` each."""
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2 * mtbf_s)
@@ -49,16 +50,16 @@ def daly_interval(cost_s: float, mtbf_s: float) -> float:
 
 
 def lost_share(interval_s: float, cost_s: float, mtbf_s: float) -> float:
-    """Share of the time that saves and repeated work take, in [0, 1], without the restarts themselves."""
+    """Return the fraction of time, in [0, 1], that saves and repeated work take, excluding the restarts themselves."""
     exponent = (interval_s + cost_s) / mtbf_s
     return 1 - interval_s / (mtbf_s * math.expm1(exponent)) if exponent < 700 else 1.0
 
 
 def failure_bounds(failures: int, seconds: float) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean time between failures, in seconds (F. Garwood, Biometrika 28, 1936).
+    """Return the 95 % confidence interval of the mean time between failures in seconds (Garwood, Biometrika 28, 1936).
 
-    Exact at a constant rate. Without failures: at least a third of the time (the rule of three, one-sided), and no
-    upper bound.
+    Exact for a constant failure rate. Without failures, the lower bound is a third of `seconds` (the rule of three,
+    one-sided), and the upper bound is infinite.
     """
     if failures == 0:
         return seconds / -math.log(1 - _CONFIDENCE), math.inf
@@ -69,7 +70,7 @@ def failure_bounds(failures: int, seconds: float) -> tuple[float, float]:
 
 
 def _expected_where(is_possible: Callable[[float], bool], failures: int) -> float:
-    """The expected number of failures up to which `is_possible` is true, by bisection."""
+    """Find the largest expected number of failures for which `is_possible` is true, by bisection."""
     low, high = 0.0, 10.0 * failures + 10
     for _ in range(100):
         middle = (low + high) / 2
@@ -84,11 +85,12 @@ def _poisson_at_most(count: int, expected: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured costs of a run. `foreseen` counts walltime, and preemptions after a save.
+    """The measured saves and failures of a run.
 
-    `cost_s` is the median wait for a save, without background writing; `interval_s` the median work between two, None
-    without two of one attempt. `seconds` is the running time of the ranks. `failures` counts random failures after a
-    step, by kind.
+    `cost_s` is the median time that training waits for a save, excluding writes in the background. `interval_s` is the
+    median time of work between two saves, None if no attempt saved twice. `seconds` is the running time of the ranks.
+    `failures` counts random failures of attempts that completed a step, by kind. `foreseen` counts exits at the
+    walltime limit, and preemptions after a save.
     """
 
     saves: int
@@ -104,21 +106,21 @@ class Costs:
 
     @property
     def mtbf_s(self) -> float:
-        """The mean time between failures; without failures its lower bound."""
+        """The mean time between failures in seconds; its lower bound if there were no failures."""
         count = sum(self.failures.values())
         return self.seconds / count if count else self.bounds[0]
 
     @property
     def best_s(self) -> float:
-        """The interval that loses least; without failures its lower bound."""
+        """The interval in seconds that loses the least time; its lower bound if there were no failures."""
         return daly_interval(self.cost_s, self.mtbf_s)
 
     def is_bad(self) -> bool:
-        """Whether the interval is bad for every likely mean time between failures."""
+        """Return whether the interval is bad at both bounds of the mean time between failures."""
         if self.interval_s is None:
             return False
         least, most = self.bounds
-        if math.isinf(most):  # without failures only the saves cost time, so there can only be too many
+        if math.isinf(most):  # without failures, only saves cost time: the interval cannot be too long
             share = self.cost_s / (self.cost_s + self.interval_s)
             return self.interval_s < self.best_s and share > _SHARE_WORSE and self._is_bad_for(least)
         return self._is_bad_for(least) and self._is_bad_for(most)
@@ -131,7 +133,7 @@ class Costs:
 
 
 def measured(run_directory: Path) -> Costs | None:
-    """The costs of a run, or a task of an array; None before its first save, ToolkitError for a damaged file."""
+    """Return the costs of a run or task, or None before its first save. Raises ToolkitError if a file is damaged."""
     run = RunDirectory(run_directory)
     records = read_save_log(run.metrics / "checkpoints.jsonl")
     good = [record for record in records if record.error is None]
@@ -154,7 +156,7 @@ def measured(run_directory: Path) -> Costs | None:
 
 
 def _running_times(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[str, int], int]:
-    """The total running time of all attempts, random failures after a step by kind, and foreseen exits."""
+    """Return the running time of all attempts in seconds, the random failures by kind, and the foreseen exits."""
     saved_at_stop = {record.attempt for record in records if record.why == "stop" and record.error is None}
     seconds, failures, foreseen = 0.0, Counter[str](), 0
     for number in run.attempt_numbers():
@@ -172,7 +174,7 @@ def _running_times(run: RunDirectory, records: list[SaveRecord]) -> tuple[float,
 
 
 def _seconds_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
-    """The running time of an attempt without an exit record, until its last save."""
+    """Return the running time of an attempt without an exit record, until its last save."""
     start = StartRecord.read(attempt)
     ended_at = [record.ended_at for record in records if record.attempt == attempt.number]
     if start is None or not ended_at:
@@ -189,19 +191,19 @@ def _seconds_in(end: AttemptRecord, path: Path) -> float:
     seconds = end.seconds
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < CENTURY_S:
         raise ToolkitError(
-            f"expected a number of seconds, got {seconds!r:.40}", where=str(path), fix="restore the file"
+            f"'seconds' is not a valid duration: {seconds!r:.40}", where=str(path), fix="restore the file"
         )
     return float(seconds)
 
 
 def advice_lines(run_directory: Path) -> list[str]:
-    """Lines about the cost of saves, the failures and the best interval, or one on why these are unknown."""
+    """Return lines that report the cost of saves, the failures and the best interval, or why these are unknown."""
     costs, unknown = _measured_or_why_not(run_directory)
     if costs is None:
         return [unknown] if unknown else []
-    every = "" if costs.interval_s is None else f", after {span(costs.interval_s)} of work"
+    every = "" if costs.interval_s is None else f", one per {shorten_duration(costs.interval_s)} of work"
     lines = [
-        f"saves: {costs.saves} of {span(costs.cost_s)}{every} (medians)",
+        f"saves: {costs.saves} at {shorten_duration(costs.cost_s)} each{every} (medians)",
         f"failures: {_format_failures(costs)}",
         _format_optimum(costs),
     ]
@@ -210,17 +212,17 @@ def advice_lines(run_directory: Path) -> list[str]:
 
 def _format_optimum(costs: Costs) -> str:
     best_s, interval_s = costs.best_s, costs.interval_s
-    sources = f"(Daly 2006; Young 1974: {span(young_interval(costs.cost_s, costs.mtbf_s))})"
+    sources = f"(Daly 2006; Young 1974: {shorten_duration(young_interval(costs.cost_s, costs.mtbf_s))})"
     if not costs.failures:
-        now = "" if interval_s is None else f"; saves take {_percent(costs.cost_s / (costs.cost_s + interval_s))} now"
-        return f"no need to save before {span(best_s)} of work {sources}{now}"
-    now = "" if interval_s is None else f", now {_percent(lost_share(interval_s, costs.cost_s, costs.mtbf_s))}"
+        now = "" if interval_s is None else f"; saves now take {_percent(costs.cost_s / (costs.cost_s + interval_s))}"
+        return f"no need to save more often than every {shorten_duration(best_s)} of work {sources}{now}"
+    now = "" if interval_s is None else f" (now {_percent(lost_share(interval_s, costs.cost_s, costs.mtbf_s))})"
     best = _percent(lost_share(best_s, costs.cost_s, costs.mtbf_s))
-    return f"the best interval is {span(best_s)} of work {sources}: {best} of the time{now}"
+    return f"the best interval is {shorten_duration(best_s)} of work {sources}, which loses {best} of the time{now}"
 
 
 def warning_line(run_directory: Path) -> str:
-    """The line that recommends a change, or reports that the costs are unknown; "" if neither applies."""
+    """Return the line that recommends a change, or reports that the costs are unknown; "" if neither applies."""
     costs, unknown = _measured_or_why_not(run_directory)
     return _recommendation(costs) if costs is not None and costs.is_bad() else unknown
 
@@ -235,14 +237,14 @@ def _measured_or_why_not(run_directory: Path) -> tuple[Costs | None, str]:
 
 def _format_failures(costs: Costs) -> str:
     least, most = costs.bounds
-    besides = f"; foreseen ends: {costs.foreseen}" if costs.foreseen else ""
+    besides = f"; exits at walltime or by preemption: {costs.foreseen}" if costs.foreseen else ""
     count = sum(costs.failures.values())
     if not count:
-        return f"none in {span(costs.seconds)}: fewer than one in {span(least)} (95 %, rule of three){besides}"
+        return f"none in {shorten_duration(costs.seconds)}, so at most one per {shorten_duration(least)} (95 %, rule of three){besides}"
     kinds = ", ".join(f"{name}: {number}" for name, number in costs.failures.items())
     return (
-        f"{count} in {span(costs.seconds)} ({kinds}): one in {span(costs.mtbf_s)} "
-        f"(95 %: in {span(least)} to {span(most)}){besides}"
+        f"{count} in {shorten_duration(costs.seconds)} ({kinds}): one per {shorten_duration(costs.mtbf_s)} "
+        f"(95 % interval: {shorten_duration(least)} to {shorten_duration(most)}){besides}"
     )
 
 
@@ -252,17 +254,9 @@ def _recommendation(costs: Costs) -> str:
     best = lost_share(costs.best_s, costs.cost_s, costs.mtbf_s)
     advice = "save less often" if costs.interval_s < costs.best_s else "save more often"
     return (
-        f"{advice}: about {_percent(now)} of the time is lost to saves and repeated steps, {_percent(best)} with "
-        f"checkpoint.every_s = {max(1, round(costs.best_s))} and every_steps = 0"
+        f"{advice}: about {_percent(now)} of the time is lost to saves and repeated steps, but only {_percent(best)} "
+        f"with checkpoint.every_s = {max(1, round(costs.best_s))} and every_steps = 0"
     )
-
-
-def span(seconds: float) -> str:
-    """A time in a readable unit: "0.35 s", "4.2 min"."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _percent(share: float) -> str:

@@ -1,7 +1,7 @@
-"""Offset and shape of this rank's part of a DTensor.
+"""Computes the offset and shape of this rank's part of a DTensor.
 
-FSDP2 over tensor parallel shards a dimension twice, from right to left, and torch 2.13 computes the offset of an uneven
-part as if it were sharded once: 7 rows on 3 x 2 ranks overlap, or a row is missing.
+FSDP2 on top of tensor parallelism shards a dimension over two mesh dimensions, from right to left. For uneven parts,
+torch 2.13 computes the offset as if it were sharded once: for 7 rows on 3 x 2 ranks, parts overlap or a row is missing.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ from toolkit.errors import OwnFailureError
 
 __all__ = ["box_of"]
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset in the whole, and shape
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # the offset of a part in the global tensor, and its shape
 
 
 def box_of(tensor: DTensor, name: str) -> Box:
-    """The box of this rank's part of a tensor; OwnFailureError if its placements give another box, or several."""
+    """Return the box of this rank's part. Raises OwnFailureError if its placements imply another shape or two boxes."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements), tuple(coordinate))
     local = tuple(tensor.to_local().shape)
     if local != shape and not (0 in local and 0 in shape):
         raise OwnFailureError(
-            f"expected a part of {list(shape)} for {tensor.placements} on a mesh of "
+            f"expected a local part of shape {list(shape)} for {tensor.placements} on a mesh of shape "
             f"{tuple(tensor.device_mesh.shape)}, got {list(local)}",
             where=name,
-            fix="make the dimension divisible by the ranks that shard it",
+            fix="make the dimension divisible by the number of ranks that shard it",
         )
     return offset, shape
 
@@ -50,13 +50,13 @@ def _placed(
 def strided_box(
     whole: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
 ) -> Box:
-    """Like `box_of`, for a dimension that is sharded from right to left."""
+    """Compute the box of `box_of` for a dimension that is sharded over the mesh dimensions from right to left."""
     offset, shape = [0] * len(whole), list(whole)
     for mesh_dim in _in_order_of_sharding(mesh, placements):
         placement = placements[mesh_dim]
         assert isinstance(placement, (Shard, _StridedShard))
         dim = placement.dim
-        length = -(-shape[dim] // mesh[mesh_dim])  # as torch.chunk does: the last parts may be short or empty
+        length = -(-shape[dim] // mesh[mesh_dim])  # splits as torch.chunk does: the last parts may be short or empty
         begin = min(coordinate[mesh_dim] * length, shape[dim])
         offset[dim] += begin
         shape[dim] = min(length, shape[dim] - begin)
@@ -64,7 +64,7 @@ def strided_box(
 
 
 def _in_order_of_sharding(mesh: Sequence[int], placements: Sequence[Placement]) -> list[int]:
-    """The sharding mesh dimensions in the order of sharding: a strided one after those that it strides."""
+    """Return the mesh dimensions that shard a tensor in sharding order: strided ones follow those they stride over."""
     order: list[int] = []
     for mesh_dim in reversed(range(len(mesh))):
         placement = placements[mesh_dim]
@@ -79,14 +79,14 @@ def _in_order_of_sharding(mesh: Sequence[int], placements: Sequence[Placement]) 
             strided *= mesh[other]
         if strided != placement.split_factor:
             raise OwnFailureError(
-                f"a part that strides {placement.split_factor} on a mesh of {mesh} is not one box",
-                fix="shard with fully_shard over parallelize_module, or another dimension",
+                f"with split factor {placement.split_factor} on mesh {mesh}, a strided shard is more than one box",
+                fix="apply fully_shard after parallelize_module, or shard another dimension",
             )
         order.append(mesh_dim)
     return order
 
 
 def chunk_of(tensor: DTensor, name: str) -> ChunkStorageMetadata:
-    """`box_of` as DCP's metadata."""
+    """Return the result of `box_of` as DCP metadata."""
     offset, shape = box_of(tensor, name)
     return ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))

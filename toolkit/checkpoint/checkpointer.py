@@ -1,4 +1,4 @@
-"""A run's checkpoints: save, load the newest good one, keep the last few.
+"""Saves the checkpoints of a run, loads the newest undamaged one, and removes surplus ones.
 
 The constructor, `save` and `load` are collective. An error on any rank is raised on all of them, and does not change
 the last good checkpoint.
@@ -38,13 +38,13 @@ from toolkit.world.facts import World
 
 __all__ = ["Checkpointer"]
 
-_DELETIONS_S = 60.0  # all ranks wait at most this long, far less than the time-out of a collective
+_DELETIONS_S = 60.0  # maximum wait of a save for deletions; all ranks wait, so it is far below a collective timeout
 
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Delay garbage collection while a save or a load keeps all ranks waiting."""
-    # Plans and manifests are thousands of small objects, which trigger collections through all of torch's objects.
+    """Pause garbage collection during a save or load, while all ranks wait."""
+    # Allocating the thousands of small objects of a plan or manifest would trigger collections that visit all objects.
     if not gc.isenabled():
         yield
         return
@@ -56,18 +56,18 @@ def _gc_paused() -> Iterator[None]:
 
 
 class Checkpointer:
-    """The checkpoints in one folder. Create one per run: its process groups exist as long as torch's.
+    """Saves to and loads from one `checkpoints` folder. Create one per run: its process groups last as long as torch's.
 
     Args:
-        directory: the run's `checkpoints` folder; created by the first save.
-        world: this rank. With more than one, torch's default process group must be initialised.
+        directory: the `checkpoints` folder of the run; created by the first save.
+        world: this rank. If there are several ranks, torch's default process group must be initialized.
         keep_last: the number of committed checkpoints to keep, at least 1.
-        retention: which checkpoints to keep, instead of `keep_last`; the loaded one is always kept.
+        retention: rules for which checkpoints to keep, instead of `keep_last`; the loaded one is always kept.
         aggregate: "rank" for one shard file per rank, "node" for one per node.
-        compression: only with `aggregate="rank"`; "zstd" requires the extra of that name, to save and to load.
+        compression: requires `aggregate="rank"`; "zstd" also requires the pip extra `zstd`, both to save and to load.
 
     Raises:
-        ToolkitError: a library of the compression is not installed, or `aggregate` is "node".
+        ToolkitError: a compression library is not installed, or compression is combined with `aggregate="node"`.
     """
 
     def __init__(
@@ -82,14 +82,17 @@ class Checkpointer:
     ) -> None:
         check_compression(compression)
         if compression != "none" and aggregate == "node":
-            # Each rank would need the compressed sizes of the others before it can write.
-            raise ToolkitError("compression requires one shard file per rank", fix='leave aggregate at "rank"')
+            # Each rank would need the compressed sizes of the other ranks before it could write.
+            raise ToolkitError(
+                'compression requires aggregate = "rank", got "node"',
+                fix='set aggregate = "rank", or compression = "none"',
+            )
         self._compression = compression
         self._directory = Path(directory)
         self._attempt = world.attempt
         self._retention = retention or Retention(keep_last)
         self._ranks = Ranks(world)
-        self._aside: Ranks | None = None  # the process groups of saves in the background
+        self._aside: Ranks | None = None  # separate process groups for background saves
         self._planning = SavePlanning(self._ranks, by_node=aggregate == "node")
         self._staging = StagingBuffer()
         self._background = Background()
@@ -104,11 +107,11 @@ class Checkpointer:
         return new_token()
 
     def latest(self) -> int | None:
-        """The newest committed step. Not collective."""
+        """Return the newest committed step. Not collective."""
         return max(committed_steps(self._directory), default=None)
 
     def keys(self, source: Path | None = None) -> frozenset[str]:
-        """Names of the tensors in a checkpoint, by default the newest; empty without one. Not collective."""
+        """Return the tensor names in a checkpoint (default: the newest), none without a checkpoint. Not collective."""
         if source is None:
             step = self.latest()
             if step is None:
@@ -116,22 +119,22 @@ class Checkpointer:
             source = step_folder(self._directory, step)
         return frozenset(read_manifest(source).tensors)
 
-    @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
+    @torch.no_grad()  # otherwise each access to a DTensor adds an autograd node
     @_gc_paused()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
-        """Save on all ranks, after a save in the background, and return the committed folder.
+        """Save on all ranks, after any running background save, and return the committed folder.
 
-        Does nothing for the step that this object saved or loaded last. Replaces an older checkpoint of the step when
-        the new one is complete. Renames those of later steps, an abandoned history, to `step-X.left-<attempt>`.
+        Does nothing if this object saved or loaded `step` last. Replaces an older checkpoint of `step` once the new one
+        is complete. Renames checkpoints of later steps, which the run has abandoned, to `step-X.left-<attempt>`.
 
         Args:
-            step: the number of optimizer steps done.
+            step: the number of completed optimizer steps.
             tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only one rank has
                 is stored by that rank.
-            state: JSON, from rank 0.
+            state: a dict of plain values; only the one of rank 0 is saved.
 
         Raises:
-            ToolkitError: a rank could not save, now or in the background before; the same on every rank.
+            ToolkitError: a rank failed in this save or in the background save before it; the same on every rank.
         """
         self.wait()
         if not self._is_saved(step):
@@ -141,7 +144,7 @@ class Checkpointer:
             self._saved(step)
         return step_folder(self._directory, step)
 
-    @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
+    @torch.no_grad()  # otherwise each access to a DTensor adds an autograd node
     @_gc_paused()
     def save_in_background(
         self,
@@ -152,20 +155,20 @@ class Checkpointer:
         when_busy: Literal["wait", "skip"] = "wait",
         on_end: OnEnd | None = None,
     ) -> bool:
-        """Copy the state, on all ranks, and save the copy like `save` while training continues; False if skipped.
+        """Copy the state on all ranks, and save the copy as in `save` while training continues; False if skipped.
 
         Call `wait` after the last save.
 
         Args:
-            when_busy: wait for the last save, or skip this one, on all ranks if any rank is still saving.
-            on_end: called in another thread with None after the commit, or with the error.
+            when_busy: if any rank is still saving, all ranks either wait for that save or skip this one.
+            on_end: called in another thread, with None after the commit or with the error of the save.
 
         Raises:
             ToolkitError: the state cannot be saved, or the save before this one failed; the same on every rank.
         """
         if when_busy not in ("wait", "skip"):
             raise ToolkitError(
-                f'expected "wait" or "skip", got {when_busy!r}', where="when_busy", fix="choose one of these"
+                f'expected "wait" or "skip", got {when_busy!r}', where="when_busy", fix="pass one of these two"
             )
         if when_busy == "skip" and self.is_any_busy():
             return False
@@ -182,14 +185,14 @@ class Checkpointer:
 
             def work() -> None:
                 with self._agree_on_error(step, ranks):
-                    prepared.write(ranks, threads=1)  # the other cores are the training's
+                    prepared.write(ranks, threads=1)  # training uses the other cores
                 self._saved(step)
 
             self._background.start(work, on_end, agree=self._ranks.together)
         return True
 
     def is_any_busy(self) -> bool:
-        """Whether any rank is saving in the background; the same result on all. Collective."""
+        """Return whether any rank is saving in the background; the same result on all. Collective."""
         return self._ranks.together_any(lambda: (None, self._background.is_busy))[1]
 
     @property
@@ -198,13 +201,13 @@ class Checkpointer:
         return self._background.has_failed
 
     def wait(self) -> None:
-        """Wait for the background save, on all ranks; raises its ToolkitError on all, or RanksLostError."""
+        """Wait for the background save on all ranks. Raises its ToolkitError on all ranks, or RanksLostError."""
         self._background.wait()
 
     def _is_saved(self, step: int) -> bool:
         if not isinstance(step, int) or step < 0:
             raise ToolkitError(
-                f"expected a step number, got {step!r}", where="step", fix="pass the optimizer steps done, 0 or more"
+                f"expected a step number, got {step!r}", where="step", fix="pass the number of completed steps"
             )
         if step != self._at_step:
             return False
@@ -215,7 +218,7 @@ class Checkpointer:
     ) -> PreparedSave:
         final = step_folder(self._directory, step)
         if self._ranks.rank == 0:
-            await_deletions(_DELETIONS_S)  # of the checkpoint that the last save replaced: the disk may be nearly full
+            await_deletions(_DELETIONS_S)  # the last save replaced a checkpoint; this one may need its space
         description = Description(final, written_by(), step, self._attempt, self._token, state, replace=True)
         spare, self._spare = self._spare, None
         return prepare(
@@ -230,20 +233,20 @@ class Checkpointer:
 
     @contextmanager
     def _agree_on_error(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:
-        """Raise a failure of any of `ranks` (default: the training's) on all, and delete the part folder."""
+        """If any of `ranks` (default: those of training) fails, raise its error on all and delete the part folder."""
         try:
             with self._adding_last_good(step):
                 yield
         except RankFailure as failure:
             with self._adding_last_good(step):
                 cause, last_good = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
-            if self._ranks.rank == 0:  # the part folder may fill the disk; the other ranks need not wait
+            if self._ranks.rank == 0:  # this frees disk space; the other ranks need not wait for it
                 discard(part_folder(step_folder(self._directory, step), self._attempt, self._token))
             raise save_error(self._directory, step, last_good, RankFailure.from_json(cause)) from failure
 
     @contextmanager
     def _adding_last_good(self, step: int) -> Iterator[None]:
-        """Add the last good checkpoint, as this rank sees it, to the error about a lost rank."""
+        """If ranks are lost, add the last good checkpoint to the error message, as this rank sees it."""
         try:
             yield
         except RanksLostError as lost:
@@ -251,10 +254,10 @@ class Checkpointer:
             raise RanksLostError(message, where=str(self._directory), fix=lost.fix) from lost
 
     def _why_failed(self, failure: RankFailure) -> tuple[str, str]:
-        """The cause of a failed save, for all ranks, and the last good checkpoint. On rank 0."""
-        # If another attempt takes over during a save, the first error is a missing file, because its folder was renamed.
+        """Return the cause of a failed save and the last good checkpoint, which rank 0 determines for all ranks."""
+        # An attempt that takes over during a save renames its folder, so that the first error is only a missing file.
         try:
-            with suppress(OSError):  # the disk also failed the save, whose error says more
+            with suppress(OSError):  # the same disk made the save fail, with a more specific error
                 refuse_others(self._directory, self._attempt)
         except ToolkitError as error:
             failure = RankFailure(0, error)
@@ -272,7 +275,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._retain()
 
-    @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
+    @torch.no_grad()  # otherwise each access to a DTensor adds an autograd node
     @_gc_paused()
     def load(
         self,
@@ -283,27 +286,28 @@ class Checkpointer:
         newer_than: Path | None = None,
         otherwise: Path | None = None,
     ) -> LoadedCheckpoint | None:
-        """Fill `tensors` in place, on all ranks, from `source` or the newest good checkpoint; None if there is none.
+        """Fill `tensors` in place on all ranks from `source` or the newest undamaged checkpoint. Returns None if none.
 
-        Renames a damaged checkpoint of the run to `step-X.bad-<attempt>`, logs the problem, and tries the one before
-        it. After an error the contents of `tensors` are undefined.
+        Renames a damaged checkpoint of the run to `step-X.bad-<attempt>`, logs the problem, and tries the next older
+        one. After an error the contents of `tensors` are undefined.
 
         Args:
             tensors: as in `save`; the number of ranks and the placement of tensors may have changed.
-            source: a checkpoint folder; only this one is tried, and not renamed.
-            newer_than: only the run's checkpoints of later steps than this one are tried; all if it is another run's.
-            otherwise: a checkpoint folder to load if the run has none.
-            optional: keys that the checkpoint may lack: "random.rank-00003", or "random" for all below. Their values do
-                not change if it lacks them.
+            source: a checkpoint folder; no other one is tried, and it is not renamed if it is damaged.
+            newer_than: a checkpoint folder; of this run's checkpoints only those of later steps are tried. If it
+                belongs to another run, all are tried.
+            otherwise: a checkpoint folder to load if the run has no checkpoint.
+            optional: keys that the checkpoint may lack, such as "random.rank-00003", or "random" for all keys below it.
+                Values that it lacks do not change.
 
         Raises:
             ToolkitError: a tensor is missing or has another shape; the same on every rank.
-            OwnFailureError: a damaged checkpoint may have written into a large tensor that the one before it lacks.
-                The next attempt loads that one.
+            OwnFailureError: a damaged checkpoint may have overwritten a large tensor that the next older one lacks.
+                The next attempt loads the older one.
             CorruptCheckpointError: `source`, `otherwise`, or all checkpoints of the run are damaged.
         """
         self.wait()
-        self._at_step = None  # the state changes from here on
+        self._at_step = None  # from here on, the state of training changes
         wanted = Wanted(tensors, tuple(optional), threads_for(self._ranks))
         if source is not None:
             loaded: LoadedCheckpoint | None = load_exactly(self._ranks, Path(source), wanted)
@@ -322,21 +326,21 @@ class Checkpointer:
         return loaded
 
     def _step_of_own(self, folder: Path | None) -> int:
-        """The step of one of this run's checkpoints; -1 for None or another run's."""
+        """Return the step of a checkpoint folder of this run; -1 for None or a folder of another run."""
         step = step_of_any(folder) if folder is not None else None
         if folder is None or step is None or folder.parent.resolve() != self._directory.resolve():
             return -1
         return step
 
     def _retain(self) -> None:
-        """Remove surplus checkpoints, on rank 0. Logs errors, because the new checkpoint is committed."""
+        """Remove surplus checkpoints, on rank 0. Only logs errors, because the new checkpoint is already committed."""
         try:
             gone = retain(self._directory, self._retention, self._attempt, self._in_use)
-        except Exception as error:  # noqa: BLE001 - the other ranks would not receive it
+        except Exception as error:  # noqa: BLE001 - the other ranks would not receive the error
             say_beside(f"older checkpoints in {self._directory} could not be removed: {error}")
             return
         for folder in gone[:-1]:
             discard_later(folder)
-        if gone:  # the next save overwrites its files, in half the time of writing new ones
+        if gone:  # the next save overwrites these files, which takes half as long as writing new ones
             self._spare = gone[-1]
             discard_at_end(gone[-1])

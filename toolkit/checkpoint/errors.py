@@ -1,4 +1,4 @@
-"""Errors of saving and loading: a damaged checkpoint, a host that cannot read it, and the message of each failure."""
+"""The errors that saves and loads raise: for damage, for hosts that cannot read a file, and for failures of ranks."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from toolkit.errors import CheckFailedError, OwnFailureError, ToolkitError
 __all__ = ["CorruptCheckpointError", "host_cannot_read"]
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM)
-_PRUNE = "free space there, as with `toolkit ckpt prune RUN --keep-last 1`"
+_PRUNE = "free space there, for example with `toolkit ckpt prune RUN --keep-last 1`"
 _OPEN = "make that folder writable for the user of this run"
 _FIXES = {
     errno.ENOSPC: _PRUNE, errno.EDQUOT: _PRUNE, errno.EROFS: _OPEN, errno.EACCES: _OPEN, errno.EPERM: _OPEN,
@@ -21,18 +21,18 @@ _FIXES = {
 
 
 class CorruptCheckpointError(CheckFailedError):
-    """A committed checkpoint is incomplete or differs from what was saved; loading falls back on this error only."""
+    """A committed checkpoint is incomplete or differs from what was saved. Only this error makes a load fall back."""
 
 
-# If the ranks disagree, this error is the reason to fall back.
+# If ranks raise different errors, this one takes precedence, so that the load falls back to an older checkpoint.
 add_failure_kind("corrupt", CorruptCheckpointError, comes_first=True)
 
 
 def host_cannot_read(error: OSError, path: Path, what: str = "cannot be read") -> OwnFailureError:
-    """The error for a read that failed on this host or for this user; the checkpoint itself may be good."""
+    """Return the error for a read that failed on this host or for this user; the checkpoint itself may be undamaged."""
     number = error.errno or errno.EIO
     if number in _NOT_ALLOWED:
-        fix = "read it as its owner; `paths.access` of the site says who may read a run"
+        fix = "read the file as its owner; `paths.access` in the site file sets who may read a run"
     else:
         fix = "repair or exclude that host; the checkpoint was not changed"
     return OwnFailureError(
@@ -44,9 +44,9 @@ def host_cannot_read(error: OSError, path: Path, what: str = "cannot be read") -
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn system errors while reading below `path` into errors that name the file, or `path` if the system names none.
+    """Convert an OSError while reading below `path` to an error that names the file, or `path` if no file is known.
 
-    Raises CorruptCheckpointError if the disk cannot return some bytes, and OwnFailureError otherwise.
+    Raises CorruptCheckpointError for an I/O error of the disk (EIO), and OwnFailureError otherwise.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def save_error(directory: Path, step: int, last_good: str, failure: RankFailure) -> ToolkitError:
-    """The error for a `step` that was not saved; `last_good` names the checkpoint that remains."""
+    """Return the error for a failed save of `step`; `last_good` describes the newest remaining checkpoint."""
     error = failure.error
     message = f"checkpoint of step {step} was not saved: rank {failure.rank}: {_reason(error)}; {last_good}"
     if isinstance(error, ToolkitError):
@@ -69,7 +69,7 @@ def save_error(directory: Path, step: int, last_good: str, failure: RankFailure)
 
 
 def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
-    """The error for a checkpoint that was not loaded; damage remains a `CorruptCheckpointError`."""
+    """Return the error for a failed load; a `CorruptCheckpointError` is returned unchanged."""
     error = failure.error
     if isinstance(error, CorruptCheckpointError):
         return error
@@ -80,12 +80,12 @@ def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
 
 
 def _class_of(error: ToolkitError) -> type[ToolkitError]:
-    """`OwnFailureError` for a failure of the machine, which a retry may cure; else `ToolkitError`."""
+    """Return `OwnFailureError` for a machine failure, which may not recur on a retry; else `ToolkitError`."""
     return OwnFailureError if isinstance(error, OwnFailureError) else ToolkitError
 
 
 def _reason(error: Exception) -> str:
-    """The cause in one line."""
+    """Return the cause in one line."""
     if isinstance(error, ToolkitError):
         return f"{error.where}: {error.message}" if error.where else error.message
     if isinstance(error, OSError) and error.errno:

@@ -25,8 +25,8 @@ from toolkit.errors import ToolkitError
 class HDF5StorageReader(StorageReader):
     """Reads the checkpoint folder `path` with `threads` threads, on any number of ranks.
 
-    One rank of each node checks every block that the ranks' slices touch against its digest. After an error, which DCP
-    reports on all ranks, the contents of the tensors are undefined.
+    On each node, one of the ranks that read a block checks its digest. After an error, which DCP raises on all ranks,
+    the contents of the tensors are undefined.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
@@ -36,41 +36,41 @@ class HDF5StorageReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The folder, for DCP's log."""
+        """The folder as a string, which DCP logs."""
         return str(self._path)
 
     @property
     def manifest(self) -> Manifest:
-        """The checkpoint's manifest, read once."""
+        """The manifest of the checkpoint, read on first use."""
         if self._manifest is None:
             self._manifest = read_manifest(self._path)
         return self._manifest
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Read another folder from now on."""
+        """Switch to another folder, if one is given."""
         if checkpoint_id:
             self._path = Path(checkpoint_id)
             self._manifest = None
 
     def read_metadata(self) -> dcp.Metadata:
-        """DCP's metadata, from the manifest."""
-        # With **kwargs in the signature DCP would retry for metadata of one rank, which we do not have.
+        """Return the manifest converted to DCP metadata."""
+        # If the signature had **kwargs, DCP would retry after an error with rank-local metadata, which does not exist.
         return metadata_of(self.manifest)
 
     def set_up_storage_reader(self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the manifest contains everything."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add the blocks that this rank reads, and its node, to the plan."""
+        """Add the name of this rank's node and the blocks that this rank reads to the plan."""
         return replace(plan, storage_data=Touched(node_name(), touched_blocks(self.manifest, plan.items)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Distribute the checks of blocks among the ranks of each node."""
+        """Distribute the block checks among the ranks of each node."""
         shares = shares_of_checks([plan.storage_data for plan in plans])
         return [replace(plan, storage_data=others) for plan, others in zip(plans, shares, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read this rank's boxes, one shard file at a time."""
+        """Read this rank's parts of the tensors, one shard file at a time."""
         _refuse_misplaced(plan, planner, self.manifest)
         planned = PlannedLoad(self._path, self.manifest, plan, planner)
         planned.read(threads=self._threads, checked_by_others=plan.storage_data)
@@ -80,12 +80,12 @@ class HDF5StorageReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the folder contains a checkpoint of this format."""
+        """Return whether the folder contains a checkpoint of this format."""
         return (Path(checkpoint_id) / MANIFEST).is_file()
 
 
 def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) -> None:
-    """Raise a ToolkitError if torch's planner misplaced uneven parts (see `boxes`): rows would be wrong."""
+    """Raise a ToolkitError if torch's planner gave uneven parts wrong offsets (see `boxes`): rows would be wrong."""
     state: dict[str, Any] = getattr(planner, "state_dict", {})
     parts = {name: tensor for name, tensor in state.items() if isinstance(tensor, DTensor) and name in manifest.tensors}
     unread = {name: tensor.to_local().numel() for name, tensor in parts.items()}
@@ -105,7 +105,7 @@ def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) 
 
 def _misplaced(name: str) -> ToolkitError:
     return ToolkitError(
-        "torch's planner would not read this rank's part from its offset",
+        "torch's planner computed a wrong offset for this rank's part",
         where=name,
-        fix="load with `Checkpointer`, or pass dcp.load `planner=toolkit.checkpoint.LoadPlanner(())`",
+        fix="load with `Checkpointer`, or pass `planner=toolkit.checkpoint.LoadPlanner(())` to dcp.load",
     )

@@ -33,7 +33,7 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class _Place:
-    """The rank that writes a plan, the number of ranks, and the folder."""
+    """The rank that executes a plan, the number of ranks, and the folder to write to."""
 
     rank: int
     world_size: int
@@ -42,7 +42,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Written:
-    """The result of one rank for the coordinator: the pieces of its shard file, the file, and its values."""
+    """What one rank reports to the coordinator: its pieces and their places, its file's digests, and its values."""
 
     share: StoredShare
     places: Sequence[Place]
@@ -51,14 +51,14 @@ class _Written:
 
 
 class HDF5StorageWriter(StorageWriter):
-    """Writes one checkpoint folder; ToolkitError if a library of the compression is not installed.
+    """Writes one checkpoint folder. Raises ToolkitError if a compression library is not installed.
 
     Args:
         path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>-<number>`.
         step: recorded in the manifest; default: the step of a folder named `step-XXXXXXXX`, else 0.
-        attempt, state, mesh: recorded in the manifest; `state` is JSON (of the coordinator).
-        threads: the number of threads of each rank that write.
-        compression: compression of the tensors; "zstd" requires the extra of that name, to save and to load.
+        attempt, state, mesh: recorded in the manifest, with the coordinator's values; `state` is JSON.
+        threads: the number of writer threads per rank.
+        compression: compression of the tensors; "zstd" requires the pip extra `zstd`, both to save and to load.
     """
 
     def __init__(
@@ -82,28 +82,28 @@ class HDF5StorageWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The folder, for DCP's log."""
+        """The folder as a string, which DCP logs."""
         return str(self._description.final)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Write to another folder from now on."""
+        """Switch to another folder, if one is given."""
         if checkpoint_id:
             final = Path(checkpoint_id)
             self._description = replace(self._description, final=final, step=self._step_in(final))
 
     def _step_in(self, final: Path) -> int:
-        """The step for the manifest. A folder that is named after another step would count as damaged."""
+        """Return the step to record. It must match the folder name, because a mismatch would count as damage."""
         named = step_of(final)
         if self._step is not None and named is not None and self._step != named:
             raise ToolkitError(
                 f"is named after step {named}, but `step` is {self._step}",
                 where=str(final),
-                fix="omit `step`, or save under the name of the step",
+                fix="omit `step`, or name the folder after this step",
             )
         return (named or 0) if self._step is None else self._step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Create the part folder, on the coordinator: a rank whose folder a later attempt renamed must fail."""
+        """Create the part folder on the coordinator only, so that ranks fail if a later attempt has renamed it."""
         if not kwargs.get("use_collectives", True):
             raise ToolkitError("HDF5 checkpoints require collectives", fix="call dcp.save with use_collectives=True")
         if is_coordinator:
@@ -115,16 +115,16 @@ class HDF5StorageWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give every rank its shard file's number, and the part folder, whose name only the coordinator knows."""
+        """Pass each rank its shard number and the part folder, whose name only the coordinator knows."""
         part = self._description.part
         return [replace(plan, storage_data=_Place(rank, len(plans), part)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and sync this rank's shard file and its digests; without tensors, no file."""
+        """Write and sync this rank's shard file and its digests. A rank without tensors writes no file."""
         place: _Place = plan.storage_data
         if not place.part.is_dir():
             raise ToolkitError(
-                "got the plan of an earlier save",
+                "expected a plan of this save, got the cached plan of an earlier save",
                 where=str(self._description.final),
                 fix="omit enable_plan_caching, or save with `Checkpointer`, which caches plans itself",
             )
@@ -151,7 +151,7 @@ class HDF5StorageWriter(StorageWriter):
         return future
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
-        """Write index and manifest and commit, on the coordinator after all ranks wrote."""
+        """Write the index and the manifest and commit, on the coordinator after all ranks have written."""
         written: list[_Written] = [result.storage_data for of_rank in results for result in of_rank]
         plan = whole_plan([rank.share for rank in written], metadata)
         if self._compression != "none":
@@ -161,12 +161,12 @@ class HDF5StorageWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """True for any path."""
+        """Return True for any path."""
         return True
 
 
 def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
-    """The bytes of a part; ToolkitError if torch's planner misplaced it in the plan (see `boxes`)."""
+    """Return the bytes of a part. Raises ToolkitError if torch's planner gave a wrong offset or shape (see `boxes`)."""
     name = item.index.fqn
     tensor: torch.Tensor = planner.resolve_data(item)  # type: ignore[assignment]
     assert item.tensor_data is not None
@@ -181,25 +181,25 @@ def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
         actual += f" at {list(chunk.offsets)}"
     if not is_right:
         raise ToolkitError(
-            f"expected a part of {expected} by the plan, got {actual}",
+            f"the plan expects a part of shape {expected}, got {actual}",
             where=name,
-            fix="save with `Checkpointer`, or pass dcp.save `planner=toolkit.checkpoint.SavePlanner()`",
+            fix="save with `Checkpointer`, or pass `planner=toolkit.checkpoint.SavePlanner()` to dcp.save",
         )
     return bytes_of(tensor, name)
 
 
 def _plain_value(item: WriteItem, planner: SavePlanner) -> Any:
-    """A value other than a tensor from DCP's bytes; accepts only plain values."""
+    """Decode a non-tensor value from DCP's bytes. Raises ToolkitError unless it is a plain value."""
     data = planner.resolve_data(item)
     assert isinstance(data, io.BytesIO)
     data.seek(0)
     try:
-        value = torch.load(data, weights_only=True)  # pickled a moment ago in this process
+        value = torch.load(data, weights_only=True)  # this process has just pickled it
     except Exception as error:
         raise ToolkitError(
-            "is neither a tensor nor a plain value, and cannot be stored in a checkpoint",
+            "is neither a tensor nor a plain value, so a checkpoint cannot contain it",
             where=item.index.fqn,
-            fix="keep numbers, strings, lists, tuples and dicts in the state",
+            fix="put only tensors, numbers, strings, lists, tuples and dicts into the state",
         ) from error
     jsonvalues.encode(value, item.index.fqn)
     return value

@@ -1,4 +1,4 @@
-"""`toolkit bench`: measure this machine. Ranks of a launcher measure; a single process starts some."""
+"""`toolkit bench`: measure this machine, with the ranks of a launcher, or with ranks that it starts itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _COLLECTIVES_JOB = "bench_collectives"
 _OF_THE_TABLE = re.compile(r"#| *[0-9]+ +[0-9]+ +float ")
-_OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # of arguments with another name than theirs
+_OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # arguments whose option has a name of its own
 
 
 @click.group()
@@ -46,32 +46,32 @@ def bench() -> None:
     "operations",
     default="all_reduce",
     metavar="NAMES",
-    help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send_recv, or all.",
+    help="Collectives: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send_recv, or all.",
 )
-@click.option("--ranks", type=int, metavar="N", help="How many ranks to start [2; those of the allocation].")
-@click.option("--sizes", default="8..16M", metavar="FIRST..LAST", help="Bytes [8..16M]; K, M, G are powers of 1024.")
-@click.option("--factor", default=2, help="Each size by the one before [2].")
-@click.option("--backend", default="auto", metavar="NAME", help="gloo, nccl, or auto: that of the device.")
+@click.option("--ranks", type=int, metavar="N", help="Number of ranks to start [2, or those of the allocation].")
+@click.option("--sizes", default="8..16M", metavar="FIRST..LAST", help="Sizes in bytes [8..16M]; K, M, G are binary.")
+@click.option("--factor", default=2, help="Ratio of successive sizes [2].")
+@click.option("--backend", default="auto", metavar="NAME", help="Backend: gloo, nccl, or auto (fits the device).")
 @click.option("--mpi", is_flag=True, help="Also measure MPI's own collectives on the same memory.")
 @click.option(
     "--algorithm",
     "algorithms",
     default="flat",
     metavar="NAMES",
-    help="Of all_reduce: flat, ring, tree, ... (docs/collectives.md), or all [flat].",
+    help="Algorithms of all_reduce: flat, ring, tree, ... (docs/collectives.md), or all [flat].",
 )
-@click.option("--iterations", default=20, help="Calls that are timed [20].")
-@click.option("--warmup", default=5, help="Calls before them [5].")
-@click.option("--result", type=RUN, metavar="RUN", help="Measure nothing: print what a run, or a file of --json, has.")
-@click.option("--json", "as_json", is_flag=True, help="One object; docs/bench.md has the keys.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A picture, too: .svg, .png or .pdf.")
+@click.option("--iterations", default=20, help="Number of timed calls [20].")
+@click.option("--warmup", default=5, help="Number of untimed calls before the timed ones [5].")
+@click.option("--result", type=RUN, metavar="RUN", help="Print the stored result of a run or --json file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/bench.md lists the keys.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also draw a picture: .svg, .png or .pdf.")
 @runs_option
 def collectives(
     ranks: int | None, result: str | None, as_json: bool, output: Path | None, runs: Path | None, **arguments: Any
 ) -> None:
-    """Time collectives over ranks, in the columns of nccl-tests, and check what they compute.
+    """Time collectives over ranks, in the columns of nccl-tests, and check their results.
 
-    Started by mpirun, srun or torchrun, these ranks measure; else it starts ranks itself, as `toolkit run` does.
+    If mpirun, srun or torchrun started this command, its ranks measure; else it starts ranks as `toolkit run` does.
 
     \b
     toolkit bench collectives --ranks 4 --algorithm all -o all_reduce.svg
@@ -98,10 +98,10 @@ def collectives(
     if output is not None:
         _draw(found, output)
     if code:
-        sys.exit(code)  # the run has told why
+        sys.exit(code)  # the run has reported why
     if wrong := _wrong(found):
         raise CheckFailedError(
-            f"{wrong} elements of results were wrong", fix="see the column #wrong; try fewer ranks, or one node"
+            f"{wrong} elements of the results were wrong", fix="see the column #wrong; try fewer ranks, or one node"
         )
 
 
@@ -133,11 +133,11 @@ def _draw(found: Measurement, output: Path) -> None:
     from toolkit.observe.pictures.collectives import draw_measurement
 
     draw_measurement(found, output)
-    click.echo(f"drawn in {output}", err=True)
+    click.echo(f"plot written to {output}", err=True)
 
 
 def _request(arguments: dict[str, Any]) -> BenchRequest:
-    """Return the arguments as a job has them; errors name the option."""
+    """Return the request for these options; errors name the option, not the key."""
     from toolkit.comm.bench.request import BenchRequest
 
     try:
@@ -155,10 +155,10 @@ def _by_option(error: ToolkitError) -> ToolkitError:
 
 
 def _started(request: BenchRequest) -> World | None:
-    """Return the world of a rank that a launcher started; None for a single process, which starts ranks itself."""
+    """Return the world of a rank that a launcher started; None for a single process, which must start ranks itself."""
     from toolkit.world.discover import discover
 
-    if request.backend == "gloo":  # any number of ranks can share what GPUs are not needed for
+    if request.backend == "gloo":  # hide the GPUs, whose number would limit the number of ranks
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     world = discover()
     if world.size == 1 and world.launcher in ("mpirun", "torchrun"):
@@ -167,13 +167,13 @@ def _started(request: BenchRequest) -> World | None:
 
 
 def _be_a_rank(world: World, request: BenchRequest, ranks: int | None, *, as_json: bool) -> Measurement:
-    """Measure with the other ranks; rank 0 prints, also errors common to all."""
+    """Measure together with the other ranks; rank 0 prints the results and the errors common to all ranks."""
     from toolkit.comm.bench.request import on_backend
 
     try:
         if ranks not in (None, world.size):
             raise ToolkitError(
-                f"{world.launcher} has started {world.size} ranks", where=f"--ranks {ranks}", fix="omit --ranks"
+                f"{world.launcher} has already started {world.size} ranks", where=f"--ranks {ranks}", fix="omit --ranks"
             )
         request.check_world(on_backend(world, request.backend))
         return _measure(world, request, as_json=as_json)
@@ -203,7 +203,7 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 
 
 def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
-    """Run the job of this name here; return (its measurement, its exit code)."""
+    """Run the shipped job in the foreground; return (its measurement, its exit code)."""
     from toolkit.config.request import JobRequest
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
@@ -233,12 +233,12 @@ def _say(line: str) -> None:
 
 
 def _check_job(request: BenchRequest, resolved: ResolvedJob) -> None:
-    """Reject what each of its ranks would reject."""
+    """Refuse a request that every rank would refuse."""
     from toolkit.world.device import visible_gpus
 
     job = resolved.job
     request.check_shape(job)
-    # A process in an allocation may be on a node without the GPUs that its ranks will have.
+    # In an allocation, this host may lack the GPUs that the ranks will have on their nodes.
     if not os.environ.get("SLURM_JOB_ID"):
         request.check_gpus(visible_gpus(os.environ), job.ranks_per_node)
 
@@ -251,7 +251,7 @@ def _settings(request: BenchRequest) -> tuple[str, ...]:
 
 
 def _echo(line: str) -> None:
-    """Print rank 0's table on stdout, and other output of ranks on stderr."""
+    """Print rank 0's table on stdout, and other output of the ranks on stderr."""
     text = line.removeprefix("[0] ")
     if text != line and _OF_THE_TABLE.match(text):
         echo_log(text)
@@ -264,23 +264,18 @@ USUAL_JOB = "train_lm"
 
 @bench.command()
 @click.argument("job", type=JOB, default=USUAL_JOB)
-@click.option("--steps", default=20, help="Steps that are profiled [20].")
-@click.option("--warmup", default=5, help="Steps before them [5].")
-@click.option(
-    "--result",
-    type=RUN,
-    metavar="RUN",
-    help="Measure nothing: print what a run, or a file of metrics/profile.json, has.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One object; docs/bench.md has the keys.")
-@click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@click.option("--steps", default=20, help="Number of profiled steps [20].")
+@click.option("--warmup", default=5, help="Number of steps before the profiled ones [5].")
+@click.option("--result", type=RUN, metavar="RUN", help="Print the stored profile of a run or profile.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/bench.md lists the keys.")
+@click.option("--site", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
 @runs_option
 @job_options
 def step(
     job: str, steps: int, warmup: int, result: str | None, as_json: bool, site: str | None, runs: Path | None,
     settings: tuple[str, ...], **values: Any,
 ) -> None:  # fmt: skip
-    """Profile some training steps of JOB [train_lm], here and now as `toolkit run` does, and say what to change.
+    """Profile some training steps of JOB [train_lm], in the foreground as `run` does, and advise what to change.
 
     \b
     toolkit bench step
@@ -311,8 +306,8 @@ def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
         if value < least:
-            raise ToolkitError(f"{value} steps", where=name, fix=f"choose {least} or more")
-    # The run saves when its last step has ended, so that one is not among the profiled ones.
+            raise ToolkitError(f"expected at least {least}, got {value}", where=name, fix=f"choose {least} or more")
+    # Run one more step: the run saves after its last step, and the profile must not include a save.
     length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
     later = " ".join(f"--set {setting}" for setting in length[1:])
     resolved = resolve_here(
@@ -323,7 +318,7 @@ def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile
     code = follow_here(directory, resolved, 0, partial(echo_log, err=True), partial(click.echo, err=True))
     path = directory.metrics / FILE
     if code and not path.exists():
-        sys.exit(code)  # the run has told why
+        sys.exit(code)  # the run has reported why
     return read_profile(path), code
 
 

@@ -1,5 +1,4 @@
-"""`toolkit ckpt`: lists and verifies checkpoints. The commands that show and compare their contents are in the files
-beside this one."""
+"""`toolkit ckpt`: list and verify checkpoints. Its other commands are in the modules `ckpt_*`."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.folder.verify import Problem
     from toolkit.checkpoint.format.manifest import Manifest
 
-PROBLEMS_SHOWN = 20  # of each checkpoint; --json has all
+PROBLEMS_SHOWN = 20  # for each checkpoint; --json prints all of them
 
-step_option = click.option("--step", type=click.IntRange(min=0), help="Select this step.")
+step_option = click.option("--step", type=click.IntRange(min=0), help="Select the checkpoint of this step.")
 
 
 class CheckpointCommands(click.Group):
-    """Reports a system error of any command with the place and the fix."""
+    """A group that reports a system error of any of its commands with the place and the fix."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from toolkit.rundir.files import is_unwritable
@@ -64,7 +63,7 @@ def ckpt() -> None:
 @step_option
 @json_option
 def ls(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
-    """List a run's checkpoints and the other folders beside them.
+    """List the checkpoints of a run, and the other folders next to them.
 
     \b
     toolkit ckpt ls last
@@ -86,7 +85,7 @@ def ls(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
-    """One line of the list."""
+    """Return one line of the list."""
     return (
         plain(summary.path.name) if summary.step is None else str(summary.step),
         "" if summary.size_bytes is None else size(summary.size_bytes),
@@ -103,7 +102,7 @@ def _summary_json(summary: Summary) -> dict[str, Any]:
 
 @dataclass
 class Verified:
-    """The result of checking one checkpoint. `unknown`: why it could not be checked, or ""."""
+    """The result of checking one checkpoint. `unknown` is the reason if it could not be checked, else ""."""
 
     path: Path
     problems: list[Problem]
@@ -113,13 +112,13 @@ class Verified:
 
     @property
     def verdict(self) -> str:
-        """`ok`, `BAD` or `not checked`."""
+        """The verdict in words: `ok`, `BAD` or `not checked`."""
         if self.unknown:
             return "not checked"
         return "BAD" if self.problems else "ok"
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `ckpt verify --json`."""
+        """Return the documented JSON of `ckpt verify --json`."""
         return {
             "path": str(self.path),
             "good": not self.problems and not self.unknown,
@@ -169,12 +168,12 @@ def _verified(folder: Path, *, full: bool) -> Verified:
         answer.unknown = str(error)
     answer.seconds = time.monotonic() - began
     if answer.problems and not folder.exists():
-        answer.problems, answer.unknown = [], "it was removed during the check"
+        answer.problems, answer.unknown = [], "the checkpoint was removed during the check"
     return answer
 
 
 def _read_all(answer: Verified, manifest: Manifest) -> None:
-    """Check every byte in several threads, and sum up the bytes that they read."""
+    """Check every byte in several threads, and count the bytes read."""
     import threading
 
     from toolkit.checkpoint.folder.verify import verify_bytes
@@ -215,7 +214,7 @@ def _print_counts(results: list[Verified], *, full: bool) -> None:
 @runs_option
 @step_option
 def index(run: str, runs: Path | None, step: int | None) -> None:
-    """Write index.h5 of one checkpoint (the newest) again, and print its path.
+    """Rewrite index.h5 of one checkpoint (the newest), and print its path.
 
     \b
     toolkit ckpt index last
@@ -225,7 +224,7 @@ def index(run: str, runs: Path | None, step: int | None) -> None:
 
     folder = one_folder(run, runs, step)
     manifest = manifest_of(folder)
-    with changing(folder / INDEX, "written", when_full="free space there, as with `toolkit ckpt prune RUN`"):
+    with changing(folder / INDEX, "written", when_full="free disk space, for example with `toolkit ckpt prune RUN`"):
         click.echo(write_index(folder, manifest))
 
 

@@ -1,4 +1,4 @@
-"""`toolkit ckpt export` and `import`: converts checkpoints to and from safetensors and torch's own files."""
+"""`toolkit ckpt export` and `import`: convert checkpoints to and from safetensors and torch's own formats."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FORMATS = click.Choice(["safetensors", "torch", "dcp"])
 _MODEL = "model"
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(?:([KMGT])(i?))?B", re.IGNORECASE)
 _OTHER_UNIT = re.compile(r"\d+(?:\.\d+)? ?(\D*)")
-_UNITS = "B, or K, M, G or T with B (powers of 1000) or iB (powers of 1024), as 5GB or 2GiB"
+_UNITS = "B, or K, M, G or T with B (powers of 1000) or iB (powers of 1024), such as 5GB or 2GiB"
 
 
 class NamedPath(click.Path):
-    """A path that is not empty: an unset shell variable would mean the current folder."""
+    """A path that must not be empty: with an unset shell variable, it would mean the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "" and param is not None:
@@ -36,18 +36,18 @@ class NamedPath(click.Path):
 @click.command()
 @click.argument("run", type=RUN_OR_STEP)
 @click.argument("dest", type=NamedPath(path_type=Path))
-@click.option("--format", "kind", type=_FORMATS, help="Default: by DEST's suffix: .safetensors, .pt, .pth.")
 @click.option(
-    "--only", metavar="PREFIX", help="Keys below PREFIX, which is removed from them; '' for all. [safetensors: model]"
+    "--format", "kind", type=_FORMATS, help="Output format [from the suffix of DEST: .safetensors, .pt, .pth]."
 )
+@click.option("--only", metavar="PREFIX", help="Keys below PREFIX, which is stripped; '' for all [safetensors: model].")
 @click.option(
     "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), help="Round floating-point tensors to this type."
 )
 @click.option(
     "--max-shard-size", metavar="SIZE", help="Limit of each safetensors file: 5GB (10^9), 500MB, 2GiB (2^30)."
 )
-@click.option("--force", is_flag=True, help="Replace the file DEST; in a folder, replace what exports wrote.")
-@click.option("--step", type=click.IntRange(min=0), help="Select this step.")
+@click.option("--force", is_flag=True, help="Replace the file DEST; in a folder, replace the files of earlier exports.")
+@click.option("--step", type=click.IntRange(min=0), help="Select the checkpoint of this step.")
 @runs_option
 def export(
     run: str,
@@ -98,12 +98,12 @@ def export(
 @click.command(name="import")
 @click.argument("source", type=NamedPath(path_type=Path, readable=False))
 @click.argument("dest", type=NamedPath(path_type=Path))
-@click.option("--format", "kind", type=_FORMATS, help="Default: by SOURCE's name or its files.")
+@click.option("--format", "kind", type=_FORMATS, help="Input format [from the name or the files of SOURCE].")
 @click.option("--step", type=click.IntRange(min=0), default=0, show_default=True, help="Step of the new checkpoint.")
-@click.option("--only", metavar="PREFIX", default="", help="Import keys below PREFIX, which is removed from them.")
+@click.option("--only", metavar="PREFIX", default="", help="Import only the keys below PREFIX, without PREFIX.")
 @click.option("--under", metavar="PREFIX", default="", help="Add PREFIX to all keys, such as `model`.")
 def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, under: str) -> None:
-    """Import safetensors, a file of torch.save or a folder of dcp.save as the checkpoint DEST/step-XXXXXXXX.
+    """Import safetensors, a torch.save file or a dcp.save folder as the checkpoint DEST/step-XXXXXXXX.
 
     \b
     toolkit ckpt import model.safetensors checkpoints --under model
@@ -117,12 +117,12 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
         _need_torch(kind)
     final, manifest = import_checkpoint(source, dest.absolute(), kind=kind, step=step, only=only, under=under)
     values = f" and {len(manifest.objects)} values" if manifest.objects else ""
-    say(f"{len(manifest.tensors)} tensors{values} of {source}")
+    say(f"imported {len(manifest.tensors)} tensors{values} from {source}")
     click.echo(final)
 
 
 def _format_of_destination(dest: Path, kind: str | None) -> str:
-    """The format from --format or DEST's suffix, which must not contradict each other."""
+    """Return the format from --format or DEST's suffix, which must not contradict each other."""
     from toolkit.checkpoint.convert.imports import format_of_name
 
     suffix_kind = format_of_name(dest)
@@ -131,7 +131,7 @@ def _format_of_destination(dest: Path, kind: str | None) -> str:
         raise ToolkitError("the suffix of DEST does not determine the format", where=str(dest), fix=fix)
     if kind is not None and suffix_kind not in (None, kind):
         fix = f"omit --format, or choose a suffix of DEST other than {dest.suffix}"
-        raise ToolkitError(f"has the suffix of {suffix_kind}, but --format is {kind}", where=str(dest), fix=fix)
+        raise ToolkitError(f"DEST has the suffix of {suffix_kind}, but --format is {kind}", where=str(dest), fix=fix)
     return kind or suffix_kind or ""
 
 
@@ -141,8 +141,8 @@ def _refuse_unfit_import(step: int, under: str) -> None:
     if step > LARGEST:
         raise ToolkitError(f"{step} is too large", where="--step", fix=f"choose a number up to {LARGEST}")
     if under and not all(under.split(".")):
-        fix = "write names with one dot between them, as model or model.encoder"
-        raise ToolkitError(f"{under!r:.80} has an empty part", where="--under", fix=fix)
+        fix = "separate names by one dot, as in model.encoder"
+        raise ToolkitError(f"{under!r:.80} has an empty name between its dots", where="--under", fix=fix)
 
 
 def _refuse_checkpoint_for_import(dest: Path) -> None:
@@ -156,22 +156,20 @@ def _refuse_checkpoint_for_import(dest: Path) -> None:
         step = step_of(dest)
         if step is None or dest.exists():
             raise
-        fix = f"name the folder, {dest.parent}, and pass --step {step}"
-        raise ToolkitError("is a checkpoint's name", where=str(dest), fix=fix) from None
+        fix = f"pass {dest.parent} as DEST, and --step {step}"
+        raise ToolkitError("DEST must not be the folder of one step", where=str(dest), fix=fix) from None
 
 
 def _refuse_unfit(kind: str, dtype: str | None, max_shard_size: str | None, dest: Path) -> None:
     for option, value in (("--dtype", dtype), ("--max-shard-size", max_shard_size)):
         if value is not None and kind != "safetensors":
-            raise ToolkitError(f"applies only to safetensors, but the format is {kind}", where=option, fix="omit it")
+            raise ToolkitError(f"requires safetensors, but the format is {kind}", where=option, fix=f"omit {option}")
     if max_shard_size is not None and dest.suffix == ".safetensors":
-        raise ToolkitError(
-            "applies only to a folder of files", where="--max-shard-size", fix="name a folder, or omit it"
-        )
+        raise ToolkitError("applies only if DEST is a folder", where="--max-shard-size", fix="omit --max-shard-size")
 
 
 def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) -> Selection:
-    """The part to export: --only, or for safetensors the model if the checkpoint has one."""
+    """Return the part to export: --only, or for safetensors the model if the checkpoint has one."""
     from toolkit.checkpoint.convert.selection import select
 
     if only is None:
@@ -181,7 +179,7 @@ def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) ->
 
 
 def _summary(selection: Selection, manifest: Manifest, folder: Path, kind: str) -> str:
-    """What is exported and what is not, for a message before the first tensor is read."""
+    """Describe what is exported and what is not, for a message before the first tensor is read."""
     below = f" (below `{selection.prefix}`)" if selection.prefix else ""
     summary = f"exporting {len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
     if kind == "safetensors":
@@ -193,7 +191,7 @@ def _summary(selection: Selection, manifest: Manifest, folder: Path, kind: str) 
 
 
 def _bytes(size_string: str) -> int:
-    """Bytes of "5GB" (10^9) or "2GiB" (2^30)."""
+    """Return the bytes in a size such as "5GB" (10^9) or "2GiB" (2^30)."""
     match = _SIZE.fullmatch(size_string.strip())
     size = 0
     if match is not None:

@@ -1,4 +1,4 @@
-"""`toolkit ckpt diff`: compares two checkpoints tensor by tensor."""
+"""`toolkit ckpt diff`: compare two checkpoints tensor by tensor."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _WORDS = {
     "only_in_a": "only in A",
     "only_in_b": "only in B",
-    "shape": "other shape",
-    "type": "other type",
+    "shape": "different shape",
+    "type": "different type",
     "values": "differ",
     "damaged": "DAMAGED",
 }
@@ -47,7 +47,7 @@ class Compared:
 
     a: Side
     b: Side
-    compared: int  # number of tensors
+    compared: int  # number of compared tensors
     tensors: list[TensorDifference]
     values: list[ValueDifference]
 
@@ -64,9 +64,9 @@ class Compared:
 @click.option("-n", "--most", type=click.IntRange(min=1), metavar="N", help="Show the N tensors that differ most.")
 @json_option
 def diff(a: str, b: str, runs: Path | None, only: tuple[str, ...], most: int | None, as_json: bool) -> int:
-    """Compare two checkpoints: A and B are RUN, which means its newest, or RUN:STEP.
+    """Compare two checkpoints: A and B are RUN, for its newest checkpoint, or RUN:STEP.
 
-    Exit code 0 if all tensors and values are equal to the bit, 1 if any differs.
+    Exit code 0 if all tensors and values are bitwise equal, 1 if any differs.
 
     \b
     toolkit ckpt diff last:200 last:400
@@ -100,7 +100,7 @@ def _compare(a: Side, b: Side, only: tuple[str, ...]) -> Compared:
 
 
 def _how_much(difference: TensorDifference) -> float:
-    """A sort key: tensors that cannot be compared are highest, tensors of only one side lowest."""
+    """Return a sort key: tensors that cannot be compared come first, tensors of only one side last."""
     if difference.a is None or difference.b is None:
         return -1.0
     return difference.numbers.relative_norm if difference.numbers is not None else float("inf")
@@ -132,7 +132,7 @@ def _tensor_json(difference: TensorDifference) -> dict[str, Any]:
 
 
 def _values_json(side: str, key: str, value: Any) -> dict[str, Any]:
-    """The JSON of one side; empty if it lacks the key, because the value may be null."""
+    """Return the JSON of one side; {} if it lacks the key, because null would be a value."""
     from toolkit.checkpoint.contents.differences import MISSING
     from toolkit.checkpoint.format.jsonvalues import encode
 

@@ -1,4 +1,4 @@
-"""Finds the checkpoints of RUN: a run, `RUN:STEP`, or a path to a run, a `checkpoints` folder or one checkpoint."""
+"""Find the checkpoints of RUN: a run, `RUN:STEP`, or a path to a run, a `checkpoints` folder or one checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[
     if not of_step:
         known = list(dict.fromkeys(number for number in steps.values() if number is not None))
         fix = f"choose one of the steps {_listed(known)}" if known else "omit the step"
-        raise NotFoundError(f"there is no checkpoint of step {step}", where=named, fix=fix)
+        raise NotFoundError(f"there is no checkpoint for step {step}", where=named, fix=fix)
     return of_step
 
 
@@ -59,19 +59,19 @@ def committed_folders(named: str, runs: Path | None, step: int | None) -> list[P
     if step is None and steps:
         return list(steps.values())
     raise NotFoundError(
-        "there is no committed checkpoint" + ("" if step is None else f" of step {step}"),
+        "there is no committed checkpoint" + ("" if step is None else f" for step {step}"),
         where=named,
         fix=f"choose one of the steps {_listed(list(steps))}" if steps else "wait for the run to save one",
     )
 
 
 def one_folder(named: str, runs: Path | None, step: int | None = None) -> Path:
-    """Return the newest committed checkpoint of RUN, or that of a step; see `committed_folders`."""
+    """Return the newest committed checkpoint of RUN, or the one of a given step; see `committed_folders`."""
     return committed_folders(named, runs, step)[-1]
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """Return a checkpoint's manifest for inspection; warn if its folder has the name of another step."""
+    """Return the manifest of a checkpoint for inspection; warn if its folder has the name of another step."""
     from toolkit.checkpoint.folder.verify import open_manifest
 
     with naming_other_steps(folder):
@@ -82,7 +82,7 @@ def manifest_of(folder: Path) -> Manifest:
 
 
 def manifest_for_export(folder: Path) -> Manifest:
-    """Return a checkpoint's manifest for an export: like `manifest_of`, but reject checkpoints that a load rejects."""
+    """Return the manifest of a checkpoint for an export: like `manifest_of`, but reject what a load would reject."""
     from toolkit.checkpoint.folder.verify import open_manifest
 
     with naming_other_steps(folder):
@@ -93,7 +93,7 @@ def manifest_for_export(folder: Path) -> Manifest:
 
 
 def _wrong_name(folder: Path, manifest: Manifest) -> CorruptCheckpointError | None:
-    """The error for a folder that is named after another step; None if the name is right."""
+    """Return the error for a folder that is named after another step; None if the name is right."""
     from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.format.layout import MANIFEST, step_folder, step_of
 
@@ -101,14 +101,14 @@ def _wrong_name(folder: Path, manifest: Manifest) -> CorruptCheckpointError | No
     if named is None or named == manifest.step:
         return None
     right = step_folder(folder.parent, manifest.step)
-    fix = f"mv {folder} {right}" if not right.exists() else f"compare it with {right.name}, and remove one of them"
-    message = f"is of step {manifest.step}, the folder is named after step {named}"
+    fix = f"mv {folder} {right}" if not right.exists() else f"compare the folder with {right.name}, and remove one"
+    message = f"contains step {manifest.step}, but the folder is named after step {named}"
     return CorruptCheckpointError(message, where=str(folder / MANIFEST), fix=fix)
 
 
 @contextmanager
 def naming_other_steps(folder: Path) -> Iterator[None]:
-    """Add the steps beside a checkpoint to the error if it is found damaged in the context.
+    """Add the other steps of a run to the error if a checkpoint is found to be damaged in the context.
 
     Raises:
         CorruptCheckpointError: it is damaged.
@@ -130,7 +130,8 @@ def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
     if match is None or Path(named).exists():
         return named, step
     if step is not None and step != int(match[2]):
-        raise ToolkitError(f"names step {match[2]}, but --step is {step}", where=named, fix="omit one of them")
+        message = f"RUN names step {match[2]}, but --step is {step}"
+        raise ToolkitError(message, where=named, fix=f"omit --step, or :{match[2]}")
     return match[1], int(match[2])
 
 
@@ -147,10 +148,10 @@ def folder_of(named: str, runs: Path | None) -> Path:
         from toolkit.checkpoint.convert.imports import format_of_name
 
         inside = (path.parent / "manifest.json").exists()
-        fix = f"name its folder, {path.parent}" if inside else "name a run, its checkpoints folder or one step folder"
+        fix = f"pass its folder, {path.parent}" if inside else "pass a run, its checkpoints folder or one step folder"
         if format_of_name(path) is not None and not inside:
             fix += "; `toolkit ckpt import` converts other files to a checkpoint"
-        raise NotFoundError("expected a checkpoint's folder, got a file", where=named, fix=fix)
+        raise NotFoundError("expected a checkpoint folder, got a file", where=named, fix=fix)
     if "/" in named and path.parent.is_dir():
         existing = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
         fix = f"choose one of: {_listed(existing)}" if existing else f"list {path.parent}"
@@ -161,7 +162,7 @@ def folder_of(named: str, runs: Path | None) -> Path:
 def refuse_empty(argument: str, named: str = "") -> None:
     """Reject an empty path, which would mean the current folder."""
     if not named:
-        fix = "name one (. is this folder); is a shell variable unset?"
+        fix = "pass a path, such as . for the current folder; perhaps a shell variable is not set"
         raise ToolkitError("is empty", where=argument, fix=fix)
 
 
@@ -180,15 +181,15 @@ def changing(folder: Path, verb: str, *, when_full: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OwnFailureError(message, where=where, fix=when_full) from None
         if error.errno == errno.EROFS:
-            raise ToolkitError(message, where=where, fix="do it on a host that can write there") from None
+            raise ToolkitError(message, where=where, fix="run the command on a host that can write there") from None
         if error.errno in _PATH_OCCUPIED:
             raise ToolkitError(message, where=where, fix=f"remove or rename {folder}") from None
         if not isinstance(error, PermissionError):
             raise
-        raise ToolkitError(message, where=where, fix="ask the owner of the run") from None
+        raise ToolkitError(message, where=where, fix="ask the owner for write access") from None
 
 
 def _listed(names: list[int] | list[str]) -> str:
-    """The names as a list; only the last ones if there are many."""
+    """Return the names as a list; only the last ones if there are many."""
     shown = ", ".join(map(str, names[-_STEPS_SHOWN:]))
     return shown if len(names) <= _STEPS_SHOWN else f"..., {shown}"

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree
 
-_LONGEST_VALUE = 200  # characters; --json has all of them
+_LONGEST_VALUE = 200  # maximum number of characters; --json prints all of them
 
 
 def print_out(what: Table | Tree) -> None:
-    """Print, wrapped at the terminal's width; in a file or pipe without wrapping and trailing spaces."""
+    """Print, wrapped at the terminal's width; to a file or pipe, without wrapping or trailing spaces."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -38,20 +38,20 @@ def shortened(value: object) -> str:
 
 
 def size(count: int) -> str:
-    """Format bytes, as 1.2 GB."""
+    """Format a number of bytes, such as 1.2 GB."""
     from rich.filesize import decimal
 
     return decimal(count)
 
 
 def speed(count: int, seconds: float) -> str:
-    """Format `1.2 GB in 0.4 s, 3.0 GB/s`."""
+    """Format a size with its time and rate: `1.2 GB in 0.4 s, 3.0 GB/s`."""
     return f"{size(count)} in {seconds:.{1 if seconds >= 0.1 else 3}f} s, {size(int(count / max(seconds, 1e-6)))}/s"
 
 
 @contextmanager
 def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while something is read; call the context's value with the bytes read. Silent without a terminal."""
+    """Show a progress bar on stderr, if that is a terminal; the yielded function adds to the bytes read."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -1,4 +1,4 @@
-"""`toolkit ckpt prune`: removes checkpoints that retention does not keep, and leftovers of interrupted saves."""
+"""`toolkit ckpt prune`: remove checkpoints that retention does not keep, and leftovers of interrupted saves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place:
     run: RunDirectory | None
 
     def attempts(self) -> list[int]:
-        """The run's attempts."""
+        """Return the numbers of the run's attempts."""
         return self.run.attempt_numbers() if self.run is not None else []
 
 
@@ -38,13 +38,13 @@ class Place:
 @click.argument("run", type=RUN_OR_STEP)
 @click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the N newest [as the run does].")
 @click.option(
-    "--keep-every", type=click.IntRange(min=0), metavar="N", help="Keep every step that N divides [as the run]."
+    "--keep-every", type=click.IntRange(min=0), metavar="N", help="Keep every step divisible by N [as the run does]."
 )
 @click.option(
-    "--keep-best", type=click.IntRange(min=0), metavar="N", help="Keep the N with the best metric [as the run]."
+    "--keep-best", type=click.IntRange(min=0), metavar="N", help="Keep the N with the best metric [as the run does]."
 )
-@click.option("--aside", is_flag=True, help="Also archived folders: .bad, .left and .aside.")
-@click.option("--full", is_flag=True, help="Read every byte of the counted checkpoints before removing any.")
+@click.option("--aside", is_flag=True, help="Also remove archived folders: .bad, .left and .aside.")
+@click.option("--full", is_flag=True, help="Read every byte of the kept checkpoints before removing any.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @runs_option
 @json_option
@@ -55,8 +55,8 @@ def prune(
 ) -> int:  # fmt: skip
     """Remove the checkpoints of RUN that are not kept, and leftovers of interrupted saves.
 
-    By default this keeps what the run itself keeps ([checkpoint] in its job file). Only complete checkpoints count as
-    kept: by a quick check (names, sizes, manifests), or with --full by a check of every byte.
+    By default this keeps what the run itself keeps ([checkpoint] in its job file). Only checkpoints that pass a check
+    count as kept: a quick check (names, sizes, manifests), or with --full a check of every byte.
 
     \b
     toolkit ckpt prune last --dry-run
@@ -80,11 +80,11 @@ def prune(
 def _refuse_step(named: str) -> None:
     run, step = with_step(named)
     if step is not None:
-        raise ToolkitError("names one step, but prune chooses among all", where=named, fix=f"toolkit ckpt prune {run}")
+        raise ToolkitError("expected a run, got one of its steps", where=named, fix=f"`toolkit ckpt prune {run}`")
 
 
 def _place(path: Path) -> Place:
-    """The `checkpoints` folder of a path: a run's, or one without a run.
+    """Return the `checkpoints` folder of a path, with its run if it has one.
 
     Raises:
         NotFoundError: there is no checkpoint.
@@ -94,7 +94,7 @@ def _place(path: Path) -> Place:
     from toolkit.rundir.layout import RunDirectory
 
     if is_checkpoint_folder(path):
-        raise ToolkitError("is one checkpoint", where=str(path), fix=f"name all of them: {path.parent}")
+        raise ToolkitError("expected a run, got a single checkpoint", where=str(path), fix=f"pass {path.parent}")
     checkpoint_folders(path)
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     run = RunDirectory(directory.parent)
@@ -103,7 +103,7 @@ def _place(path: Path) -> Place:
 
 
 def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | None]:
-    """The retention, and the checkpoint that the user chose as the start of the run.
+    """Return the retention, and the checkpoint that the run started from, if the user set one.
 
     Raises:
         ToolkitError: the number of checkpoints to keep is unknown.
@@ -112,7 +112,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
 
     if place.run is None:
         if "last" not in given:
-            message = "does not belong to a run, which would define what is kept"
+            message = "the folder does not belong to a run that defines what to keep"
             raise ToolkitError(message, where=str(place.directory), fix="pass --keep-last")
         return Retention(**given), None
     from toolkit.runs.record.job import recorded_job
@@ -122,7 +122,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
 
 
 def _refuse_running(place: Place) -> None:
-    """Refuse an active run: its ranks remove and save checkpoints, and may go back to an old one.
+    """Refuse an active run: its ranks remove and save checkpoints, and may resume from an old one.
 
     Raises:
         CheckFailedError: the run is active, or its state is unknown.
@@ -131,14 +131,15 @@ def _refuse_running(place: Place) -> None:
         return
     from toolkit.rundir.states import RunState
     from toolkit.runs.status.state import run_status
+    from toolkit.runs.status.state_table import state_phrase
 
     status = run_status(place.run)
     if not status.state.final and status.state is not RunState.CREATED:
         name = place.run.run_id
         raise CheckFailedError(
-            f"run {name} is {status.state.value} ({status.reason})",
+            f"run {name} {state_phrase(status.state)} ({status.reason})",
             where=str(place.directory),
-            fix=f"wait for it, or `toolkit cancel {name}`; --dry-run shows what would be removed",
+            fix=f"wait until the run ends, or `toolkit cancel {name}`; --dry-run shows what would be removed",
         )
 
 
@@ -156,14 +157,14 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
     for removal in planned:
         if place.attempts() != attempts:
             message = "the run was started again in the meantime"
-            raise CheckFailedError(message, where=str(place.directory), fix="prune it when it has finished")
-        when_full = f"the disk is too full to rename it: delete it by hand, rm -r {removal.folder}"
+            raise CheckFailedError(message, where=str(place.directory), fix="prune the run when it has ended")
+        when_full = f"the disk is too full to rename the folder first: `rm -r {removal.folder}`"
         try:
             with changing(removal.folder, "removed", when_full=when_full):
                 if not remove(removal, max(attempts, default=0)):
                     left.append(removal)
         except FileNotFoundError:
-            continue  # another prune was faster
+            continue  # another process has removed it
     return left
 
 

@@ -1,4 +1,4 @@
-"""`toolkit ckpt show`: prints the contents of a checkpoint as a tree, with norms on request."""
+"""`toolkit ckpt show`: print the contents of a checkpoint as a tree, with norms on request."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 
 only_option = click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Only keys such as '*.weight', or all below model.blocks.0."
+    "--only", multiple=True, metavar="PATTERN", help="Show keys such as '*.weight', or all below model.blocks.0."
 )
 
 
 @click.command()
 @click.argument("run", type=RUN_OR_STEP)
 @runs_option
-@click.option("--step", type=click.IntRange(min=0), help="Select this step.")
+@click.option("--step", type=click.IntRange(min=0), help="Select the checkpoint of this step.")
 @only_option
-@click.option("--depth", type=click.IntRange(min=1), help="Number of parts of the keys to show.")
+@click.option("--depth", type=click.IntRange(min=1), help="Number of levels of the tree to show.")
 @click.option("--pieces", is_flag=True, help="Show every piece with its file and offset.")
 @click.option("--norms", is_flag=True, help="Read the tensors: 2-norm, largest |x|, zeros, NaN and infinities.")
 @json_option
@@ -71,7 +71,7 @@ def show(
 
 
 def _read_norms(folder: Path, manifest: Manifest, tensors: Mapping[str, TensorRecord]) -> dict[str, Norms | str]:
-    """The norms of each tensor, or the problem of a damaged one."""
+    """Return the norms of each tensor, or the problem of a damaged one."""
     from toolkit.checkpoint.contents.norms import norms_of
     from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 

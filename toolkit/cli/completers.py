@@ -1,4 +1,4 @@
-"""TAB completion of values: runs, steps, jobs, sites, sessions, partitions."""
+"""Complete values on TAB: runs, steps, jobs, sites, sessions, partitions."""
 
 import os
 import re
@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-NEWEST = 50  # runs that are offered before anything of one is typed, and whose states are looked up
+NEWEST = 50  # number of runs that are offered without a typed prefix, and whose states are read
 
 
-MOST = 5000  # of those that begin as typed
+MOST = 5000  # number of runs that are offered with a typed prefix
 
 
 SINFO_S = 0.1
@@ -26,7 +26,7 @@ def _plain(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Return `last` and the newest runs; with a prefix, more of them. Shells that show help get name and state."""
+    """Return `last` and the newest runs; with a prefix, more of them. The help of each is its job name and state."""
     from toolkit.rundir.find import state_on_disk
     from toolkit.rundir.known import known_runs
 
@@ -42,7 +42,7 @@ def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 
 def _folder_of_runs(ctx: click.Context) -> Path:
-    """Return RUNS as of the command. The site's value is slow to determine, and cached until a site file changes."""
+    """Resolve RUNS as the command does. The site's value is slow to determine, and cached until a site file changes."""
     from toolkit.rundir.files import runs_folder
     from toolkit.runs.named_runs import runs_of_site
 
@@ -76,7 +76,7 @@ def runs_or_steps(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 
 def steps_of_run(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Return the saved steps of the RUN on the same line. If an option lacks its value, click does not parse RUN."""
+    """Return the saved steps of the RUN on the same line. While an option lacks its value, click has not parsed RUN."""
     return _steps(ctx, ctx.params.get("run") or next(iter(ctx.args), "last"), incomplete)
 
 
@@ -91,7 +91,7 @@ def _steps(ctx: click.Context, run: str, typed: str, *, before: str = "") -> lis
 
 
 def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Return shipped jobs and job files. The shell itself completes folders and quotes."""
+    """Return shipped jobs and job files. The shell itself completes folders and names that need quotes."""
     from toolkit.rundir.files import typed_path
 
     typed, slash, name = incomplete.rpartition("/")
@@ -138,6 +138,6 @@ def partitions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     if not known:
         try:
             known = Slurm(timeout_s=SINFO_S).call(["sinfo", "--noheader", "--format=%R"]).split()
-        except ToolkitError:  # no Slurm here, or a slow one: there is nothing to offer but what the site chooses
+        except ToolkitError:  # Slurm is missing or slow, so only `auto` is offered
             known = []
     return _plain([*dict.fromkeys(known), "auto"], incomplete)

@@ -43,7 +43,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
         return words, self.incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """bash replaces only the part after the last `:` at which it splits arguments."""
+        """Return the item without the part up to the last `:`, because bash replaces only the part after it."""
         value = str(item.value)
         kept, colon, _ = self.incomplete.rpartition(":")
         if colon in os.environ.get("COMP_BREAKS", ":") and value.startswith(kept + colon):
@@ -66,12 +66,12 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     add_completion_class(Bash)
     completion_class = get_completion_class(shell)
-    assert completion_class is not None  # click.Choice allows no other shell
+    assert completion_class is not None  # click.Choice accepts only supported shells
     click.echo(completion_class(ctx.find_root().command, {}, "toolkit", VARIABLE).source().rstrip())
 
 
 def complete(cli: click.Command, instruction: str) -> int:
-    """Print the completions of a line. Errors are not printed: they would appear in the middle of the user's command line."""
+    """Print the completions of a line, but no errors: they would appear in the middle of the command line."""
     from toolkit.errors import ToolkitError
 
     add_completion_class(Bash)

@@ -1,4 +1,4 @@
-"""`toolkit config`: a job's resolved values, their origins, and the files' schemas."""
+"""`toolkit config`: the resolved values of a job with their origins, and the schemas of job and site files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved job as JSON.")
 @print_command_option
 def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
-    """Show every value of JOB on a site; without JOB, what the site itself says.
+    """Show every value of JOB on a site; without JOB, the values of the site.
 
     \b
     toolkit config show train_lm --origin
@@ -44,7 +44,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
     chosen = choose_site(site).site
     if job is None:
         if settings:
-            raise click.UsageError("--set needs a JOB")
+            raise click.UsageError("--set requires JOB")
         if as_json:
             click.echo(json.dumps(shown_tables(chosen.model_dump(mode="json", by_alias=True))))
         else:

@@ -13,7 +13,7 @@ from toolkit.runs.named_runs import find
 @runs_option
 @print_command_option
 def save(run: str, runs: Path | None) -> None:
-    """Make RUN save at its next step and continue.
+    """Make RUN save a checkpoint at its next step and continue.
 
     \b
     toolkit save last
@@ -29,7 +29,7 @@ def save(run: str, runs: Path | None) -> None:
 @runs_option
 @print_command_option
 def stop(run: str, runs: Path | None) -> None:
-    """Make RUN save and stop; `resume` continues it.
+    """Make RUN save a checkpoint and stop; `resume` continues it.
 
     \b
     toolkit stop last
@@ -46,7 +46,7 @@ def stop(run: str, runs: Path | None) -> None:
 @runs_option
 @print_command_option
 def requeue(run: str, runs: Path | None) -> None:
-    """Make RUN save, and requeue its job.
+    """Make RUN save a checkpoint, and requeue its job.
 
     \b
     toolkit requeue last
@@ -55,4 +55,4 @@ def requeue(run: str, runs: Path | None) -> None:
     from toolkit.runs.requests.control import requeue_run
 
     status = requeue_run(find(run, runs, to="requeue"))
-    click.echo(f"run {status.run_id}: job {status.full_job_id} goes back into the queue ({status.reason})")
+    click.echo(f"run {status.run_id}: job {status.full_job_id} returns to the queue ({status.reason})")

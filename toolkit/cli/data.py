@@ -10,8 +10,8 @@ from toolkit.cli.options import json_option
 from toolkit.terminal.talk import say
 
 _UNKNOWN_VOCABULARY = (
-    "the file does not state its vocabulary, and train_lm cannot train on it. Fix: pack it with --vocabulary N, the "
-    "number of tokens of the tokenizer"
+    "the file does not state its vocabulary size, which train_lm needs. Fix: pack the file again with --vocabulary N, "
+    "the number of tokens of the tokenizer"
 )
 
 
@@ -27,8 +27,8 @@ def data() -> None:
 @data.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The token file.")
-@click.option("--tokenizer", default="bytes", metavar="NAME", help="bytes, or module:name of a function [bytes].")
-@click.option("--dtype", default="uint16", metavar="TYPE", help="uint16 or uint32 [uint16].")
+@click.option("--tokenizer", default="bytes", metavar="NAME", help="Tokenizer: bytes, or module:function [bytes].")
+@click.option("--dtype", default="uint16", metavar="TYPE", help="Type of a token: uint16 or uint32 [uint16].")
 @click.option("--end-token", type=click.IntRange(min=0), metavar="N", help="Token to append to each file [none].")
 @click.option(
     "--vocabulary",
@@ -61,7 +61,7 @@ def pack(
 
     total = sum(map(size_of, files))
     packing = Packing(tokenizer, dtype, end_token, vocabulary)
-    # One process can write bytes as fast as the disk reads them.
+    # For bytes, which need no tokenizer, one process is as fast as the disk.
     processes = processes or (1 if tokenizer == BYTES else len(os.sched_getaffinity(0)))
     with reading_bar("tokenising", total) as advance:
         header = pack(files, output, packing, processes=processes, replace=force, advance=advance)
@@ -75,9 +75,9 @@ def pack(
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--folder", type=click.Path(path_type=Path), help="Folder of the indexes [next to each file].")
 def index(files: tuple[Path, ...], folder: Path | None) -> None:
-    """Index the lines of JSON-lines FILES once, so that no rank has to.
+    """Index the lines of JSON-lines FILES once, so that no rank has to do it.
 
-    An index that is up to date is kept. FOLDER is the one of data.index_folder.
+    An index that is up to date is kept. FOLDER is the value of data.index_folder.
 
     \b
     toolkit data index corpus/*.jsonl
@@ -92,7 +92,7 @@ def index(files: tuple[Path, ...], folder: Path | None) -> None:
         total += records
     if not total:
         raise ToolkitError(
-            "no line contains a record", where=str(files[0]), fix="name files with one JSON document per line"
+            "no line contains a record", where=str(files[0]), fix="pass files with one JSON document per line"
         )
 
 

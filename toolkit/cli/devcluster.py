@@ -163,7 +163,7 @@ def fail(layout: Layout, node: str, slurmd: bool) -> None:
         cluster.kill_slurmd(layout, node)
     else:
         cluster.fail(layout, node)
-    what = "has no slurmd" if slurmd else "is disconnected"
+    what = "no longer runs slurmd" if slurmd else "is disconnected"
     click.echo(f"{node} {what}; Slurm marks it down within about 30 s", err=True)
 
 

@@ -15,7 +15,7 @@ from toolkit.runs.named_runs import find
 if TYPE_CHECKING:
     from toolkit.runs.compare import Comparison, Row
 
-_LONGEST = 60  # letters of one value in a line; --json has all of it
+_LONGEST = 60  # maximum characters of a value in a line; --json prints it in full
 
 
 @click.command()
@@ -24,7 +24,7 @@ _LONGEST = 60  # letters of one value in a line; --json has all of it
 @runs_option
 @json_option
 @print_command_option
-@click.option("--code", "with_code", is_flag=True, help="Print the lines of code that differ instead, as `diff -u`.")
+@click.option("--code", "with_code", is_flag=True, help="Print only the differing lines of code, as `diff -u` does.")
 def diff(a: str, b: str, runs: Path | None, as_json: bool, with_code: bool) -> None:
     """Compare the runs A and B: configuration, code, versions and results.
 
@@ -69,7 +69,7 @@ def _sides(row: Row, *, is_file: bool) -> tuple[str, str]:
     cells = []
     for value, origin in ((row.a, row.origin_a), (row.b, row.origin_b)):
         text = "-" if value is None else _text(value)
-        text = text[:12] if is_file else text  # of a digest or a commit
+        text = text[:12] if is_file else text  # of a digest or commit, the start is enough
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
         cells.append(f"{text} ({origin})" if origin else text)
     return cells[0], cells[1]

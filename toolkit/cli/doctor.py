@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@click.option(
+    "--site", type=SITE, metavar="NAME", help="Site name or file [default: $TOOLKIT_SITE, otherwise detected]."
+)
 @runs_option
 @json_option
 @print_command_option
@@ -50,19 +52,19 @@ def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
 
 @click.command()
 @runs_option
-@click.option("--older-than", type=Age(), help="Also whole runs that ended so long ago: 30d, 12w.")
-@click.option("--keep-checkpoints", is_flag=True, help="With --older-than: leave runs that have a checkpoint.")
+@click.option("--older-than", type=Age(), help="Also remove whole runs that ended longer ago than this: 30d, 12w.")
+@click.option("--keep-checkpoints", is_flag=True, help="With --older-than: keep runs that have a checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @json_option
 @print_command_option
 def gc(
     runs: Path | None, older_than: timedelta | None, keep_checkpoints: bool, dry_run: bool, yes: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Remove runs that were rendered and never started, and leftovers of interrupted saves.
+    """Remove runs that never started, and leftovers of interrupted saves.
 
-    Whole runs go only by --older-than. Nothing goes of a run that lives, that another run begins from, or that changed
-    within the last hour.
+    Whole runs are removed only with --older-than. A run is left untouched if it is active, if another run starts from
+    it, or if it changed within the last hour.
 
     \b
     toolkit gc --dry-run
@@ -71,7 +73,7 @@ def gc(
     from toolkit.upkeep.leftovers import find_leftovers
 
     if keep_checkpoints and older_than is None:
-        raise click.UsageError("--keep-checkpoints is of --older-than")
+        raise click.UsageError("--keep-checkpoints requires --older-than")
     folder = folder_of_runs(runs)
     found = find_leftovers(folder, older_than=older_than, keep_checkpoints=keep_checkpoints)
     if as_json:
@@ -107,7 +109,7 @@ def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
 
 
 def _remove(found: Sequence[Leftover]) -> int:
-    """Remove each sequentially; 1 if one could not be removed, which is printed."""
+    """Remove all; report each failure, and return 1 if there was one."""
     from toolkit.errors import CHECK_FAILED, ToolkitError
     from toolkit.terminal.talk import say
     from toolkit.upkeep.leftovers import remove

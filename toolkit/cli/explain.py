@@ -31,7 +31,7 @@ def explain(run: str, runs: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(explanation.as_json(), indent=1))
     else:
         for line in lines_of(explanation):
-            click.echo(plain(line.replace("\n", " ")))  # a path that it quotes may hold anything
+            click.echo(plain(line.replace("\n", " ")))  # a quoted path may contain escapes
 
 
 @click.command()

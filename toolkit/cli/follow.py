@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 STATE = click.Choice([state.value for state in RunState])
-task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", help="Task T of an array run.")
+task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", help="Select task T of an array run.")
 
 
 def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> RunDirectory:
-    """Return RUN, or with --task that task of it; `to` as in `find`."""
+    """Return RUN, or with --task that task of it; `to` is passed to `find`."""
     from toolkit.runs.status.state import require_task
 
     directory = find(run, runs, to=to)
@@ -39,7 +39,7 @@ def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> Run
 
 
 def _table(statuses: Sequence[RunStatus]) -> None:
-    """Return a line for each run."""
+    """Print a table with a line for each run."""
     from toolkit.rundir.sweep import in_words
 
     rows = []
@@ -57,7 +57,7 @@ def _table(statuses: Sequence[RunStatus]) -> None:
 
 
 def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
-    """Return a line for each task of the arrays among some runs."""
+    """Print a table with a line for each task of the array runs."""
     from toolkit.rundir.sweep import in_words
     from toolkit.slurm.records import named
 
@@ -78,8 +78,8 @@ def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
 @runs_option
 @json_option
 @print_command_option
-@click.option("--live", is_flag=True, help="All runs that have not ended.")
-@click.option("--tasks", "by_task", is_flag=True, help="A line for each task of an array, with its values.")
+@click.option("--live", is_flag=True, help="Show all runs that have not ended.")
+@click.option("--tasks", "by_task", is_flag=True, help="Show a line for each task of an array, with its swept values.")
 def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, by_task: bool) -> None:
     """Show the state of each RUN: a run id, a Slurm job id in any form, or `last` (the default).
 
@@ -89,7 +89,7 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
     toolkit status --live
     """
     if live and run:
-        raise click.UsageError("--live lists all runs that have not ended; omit RUN")
+        raise click.UsageError("--live cannot be combined with RUN: it shows all runs that have not ended")
     refused: list[ToolkitError] = []
     if live:
         from toolkit.runs.history.listing import unfinished_runs
@@ -134,20 +134,20 @@ def _no_arrays(statuses: Sequence[RunStatus]) -> list[ToolkitError]:
 @click.command()
 @click.argument("run", type=RUN, default="last")
 @runs_option
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--rank", default="", metavar="N|all", help="A rank's own log, or all of them, instead of the job's.")
-@click.option("--node", "nodes", default="", metavar="HOSTS", help="The ranks on these nodes, such as n[1-4].")
-@click.option("--failed", is_flag=True, help="The ranks that failed; of an array, those of the tasks that failed.")
-@click.option("--attempt", type=click.IntRange(min=0), help="Of this attempt [the last].")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines of each log [all].")
-@click.option("--by-time", is_flag=True, help="All lines in the order of their times.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
+@click.option("--rank", default="", metavar="N|all", help="Log of rank N, or of all ranks, instead of the job log.")
+@click.option("--node", "nodes", default="", metavar="HOSTS", help="Logs of the ranks on these nodes, such as n[1-4].")
+@click.option("--failed", is_flag=True, help="Logs of the failed ranks; for an array, of all failed tasks.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Logs of this attempt [the last].")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last N lines of each log [all].")
+@click.option("--by-time", is_flag=True, help="Merge all logs by the times in their lines.")
 @task_option
 @print_command_option
 def logs(
     run: str, runs: Path | None, follow: bool, rank: str, nodes: str, failed: bool, attempt: int | None, lines: int,
     by_time: bool, task: int | None,
 ) -> None:  # fmt: skip
-    """Print the log of RUN: the job's own, with the supervisor's messages, or those of ranks.
+    """Print the log of RUN: the job log, which has the supervisor's messages, or the logs of ranks.
 
     \b
     toolkit logs last -f
@@ -160,9 +160,9 @@ def logs(
     from toolkit.runs.status.state import require_submitted
 
     if sum((bool(rank), bool(nodes), failed)) > 1:
-        raise click.UsageError("choose one of --rank, --node and --failed")
+        raise click.UsageError("--rank, --node and --failed cannot be combined; choose one")
     if follow and (failed or by_time):
-        raise click.UsageError(f"-f prints lines as they are written; omit {'--failed' if failed else '--by-time'}")
+        raise click.UsageError(f"{'--failed' if failed else '--by-time'} cannot be combined with -f (live output)")
     directory = _part(run, task, runs)
     choice = LogChoice(rank, nodes, failed, attempt)
     if by_time:
@@ -185,7 +185,7 @@ def logs(
             f"the run continues; `toolkit logs -f {name}` shows more, `toolkit cancel {name}` ends it"
         ) from None
     if is_empty:
-        say(f"nothing was written there; `toolkit explain {directory.run_id}` shows its state")
+        say(f"the log is empty; `toolkit explain {directory.run_id}` explains the state of the run")
 
 
 @click.command()
@@ -193,7 +193,7 @@ def logs(
 @runs_option
 @print_command_option
 def wait(run: str, runs: Path | None) -> None:
-    """Wait until RUN ends; the exit code is the job's.
+    """Wait until RUN ends, and exit with the job's exit code.
 
     \b
     toolkit wait last && toolkit ckpt ls last
@@ -212,14 +212,14 @@ def wait(run: str, runs: Path | None) -> None:
 @print_command_option
 @task_option
 def cancel(run: tuple[str, ...], runs: Path | None, task: int | None) -> None:
-    """Make each RUN save and end.
+    """Make each RUN save a checkpoint and exit.
 
     \b
     toolkit cancel last
     toolkit cancel 123 124_7
     """
     if task is not None and len(run) > 1:
-        raise click.UsageError("--task is of one RUN; write RUN_T for each")
+        raise click.UsageError("--task requires a single RUN; pass each task as RUN_T")
     _, refused = for_each(run, lambda name: click.echo(_cancel(_part(name, task, runs, to="cancel"))))
     refuse_at_last(refused)
 
@@ -249,13 +249,13 @@ def _tree(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
 @runs_option
 @json_option
 @print_command_option
-@click.option("-J", "--job-name", default="", help="Only runs of this job.")
-@click.option("-t", "--state", "states", multiple=True, type=STATE, help="Only runs in this state; may be repeated.")
-@click.option("-S", "--since", type=Moment(), help="Only runs made since then: 12h, 7d, 2026-11-20.")
+@click.option("-J", "--job-name", default="", help="List runs of this job.")
+@click.option("-t", "--state", "states", multiple=True, type=STATE, help="List runs in this state; may be repeated.")
+@click.option("-S", "--since", type=Moment(), help="List runs created since then: 12h, 7d, 2026-11-20.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="At most N runs; 0 lists all."
+    "-n", "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="List at most N runs; 0 lists all."
 )
-@click.option("--tree", is_flag=True, help="Each below the run that it follows or repeats, with its resumes.")
+@click.option("--tree", is_flag=True, help="Show each run below the one that it follows or repeats, with its resumes.")
 def history(
     runs: Path | None, as_json: bool, job_name: str, states: tuple[str, ...], since: datetime | None,
     limit: int, tree: bool,

@@ -39,7 +39,7 @@ def list_jobs(as_json: bool) -> None:
 
 
 def _first_sentence(path: Path) -> str:
-    """The first sentence of the comment at the top of a job file; a decimal point does not end a sentence."""
+    """Return the first sentence of the comment at the top of a job file; a decimal point does not end a sentence."""
     lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     comment = " ".join(line.lstrip("# ").rstrip() for line in lines)
     return comment.partition(". ")[0].rstrip(".")
@@ -62,7 +62,7 @@ def copy_job(name: str, folder: Path) -> None:
     if name not in known:
         near = nearest(name, known)
         raise NotFoundError(
-            f"no shipped job {name!r}", fix=f"write {near[0]}" if near else f"one of {', '.join(known)}"
+            f"no shipped job {name!r}", fix=f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def copy_job(name: str, folder: Path) -> None:
     for source in sources:
         if (folder / source.name).exists():
             raise ToolkitError(
-                "the file exists already", where=str(folder / source.name), fix="remove it, or choose another folder"
+                "the file already exists", where=str(folder / source.name), fix="remove it, or choose another folder"
             )
     for source in sources:
         shutil.copyfile(source, folder / source.name)

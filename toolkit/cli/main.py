@@ -17,7 +17,7 @@ from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, DamagedFileError
 from toolkit.terminal.talk import say
 from toolkit.version import VERSION
 
-# name: (module, attribute, one-line help)
+# command name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("toolkit.cli.submit", "submit", "Submit a job."),
     "run": ("toolkit.cli.submit", "run", "Run a job on this machine, in the foreground."),
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "session": (
         "toolkit.cli.session",
         "session",
-        "Hold nodes for interactive work: start, ls, exec, attach, notebook, stop.",
+        "Allocate nodes for interactive work: start, ls, exec, attach, notebook, stop.",
     ),
     "gc": ("toolkit.cli.doctor", "gc", "Remove runs that never started, leftovers and old runs."),
     "doctor": (
@@ -62,9 +62,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "devcluster": ("toolkit.cli.devcluster", "devcluster", "Run a real Slurm cluster on this machine."),
 }
 
-# System errors about a name that the user gave.
+# System errors that are caused by a name that the user gave.
 _OF_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
-# System errors that only a write can raise.
+# System errors that a write to stdout can raise. Some have other causes, so `_stdout_refuses` tests stdout.
 _OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        from toolkit.slurm.commands import one_command  # not needed by --help, which never gets here
+        from toolkit.slurm.commands import one_command  # imported here, because --help does not need it
 
         with one_command():
             return super().invoke(ctx)
@@ -123,7 +123,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake becomes one line on stderr and its exit code."""
+    """Run the command line; report a user error as one line on stderr, with its exit code."""
     _open_what_was_closed()
     if instruction := os.environ.get("_TOOLKIT_COMPLETE"):
         from toolkit.cli.completion import complete
@@ -148,7 +148,7 @@ def _run() -> int:
         _say("interrupted")
         return INTERRUPTED
     except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # from click 8.2; before, click prints the help itself
+        if type(error).__name__ == "NoArgsIsHelpError":  # from click 8.2 on; older versions print the help themselves
             click.echo(error.format_message())
             return 0
         _say(_with_help(error))
@@ -189,7 +189,7 @@ def _open_what_was_closed() -> None:
 
 
 def _stdout_refuses() -> bool:
-    """Whether stdout rejects writes. It may have buffered or dropped the failed output, so this writes one more line."""
+    """Return whether stdout rejects writes: write one more line, because the failed output may have been dropped."""
     try:
         click.echo()
     except OSError:
@@ -228,7 +228,7 @@ def _with_help(error: click.ClickException) -> str:
         options = [name for one in context.command.params for name in one.opts]
         if "--set" in options and (instead := FIXES_ON_COMMAND_LINE.get(error.option_name)):
             return f"No such option {error.option_name!r}. Fix: {instead}; see `{context.command_path} --help`"
-        # click would suggest --runs for `--gpu`; a common prefix is the better guess.
+        # Suggest options with this prefix: click would suggest --runs for `--gpu`.
         if longer := [name for name in options if name.startswith(error.option_name)]:
             text = f"No such option {error.option_name!r}. Did you mean {' or '.join(map(repr, longer))}?"
     if not context:

@@ -1,4 +1,4 @@
-"""Options that several commands share: RUNS, and the shape of a job by the names of sbatch's options."""
+"""Options that several commands share: --runs, and the resources of a job under the names of sbatch's options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Named(click.ParamType[str]):
 
 
 RUN = Named("run", "runs")
-RUN_OR_STEP = Named("run", "runs_or_steps")  # RUN, or RUN:STEP
+RUN_OR_STEP = Named("run", "runs_or_steps")  # accepts RUN or RUN:STEP
 CHECKPOINT = Named("checkpoint", "steps_of_run")
 JOB = Named("job", "jobs")
 SHIPPED_JOB = Named("job", "shipped")
@@ -48,11 +48,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _REPEAT = "Submit N repeated jobs; each one resumes the previous one."
 _RAW = (
-    (("-o", "--output"), "Slurm's log file."),
-    (("-e", "--error"), "Slurm's error file."),
-    (("-d", "--dependency"), "Slurm's dependency."),
+    (("-o", "--output"), "Log file of the job, as for sbatch."),
+    (("-e", "--error"), "Log file for stderr, as for sbatch."),
+    (("-d", "--dependency"), "Dependency of the job, as for sbatch."),
 )
-# (names of the option, the key that it sets, help) in the order of --help; short options mean what they mean in sbatch.
+# (option names, the key that the option sets, help) in the order of --help; short options mean the same as in sbatch.
 _KEYS: tuple[tuple[tuple[str, ...], str, str], ...] = tuple(
     (option.names, option.key, option.about) for option in CLI_OPTIONS
 )
@@ -60,7 +60,7 @@ _KEYS = (*_KEYS[:1], (("--repeat",), "job.repeat", _REPEAT), *_KEYS[1:])
 
 
 def _argument(option: str) -> str:
-    """Return the name of the argument in which click passes an option's value."""
+    """Return the name of the argument in which click passes the value of an option."""
     return option.removeprefix("--").replace("-", "_")
 
 
@@ -87,9 +87,9 @@ def mesh_options(function: Command) -> Command:
 
 
 def _ranks_and_settings(function: Command) -> Command:
-    ranks = click.option("-n", "--ntasks", type=int, help="Ranks in all, the same number on each of -N nodes.")
+    ranks = click.option("-n", "--ntasks", type=int, help="Total number of ranks, divided equally among the -N nodes.")
     settings = click.option(
-        "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any key of the job file."
+        "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Set any key of the job file."
     )
     return settings(ranks(function))
 
@@ -109,7 +109,7 @@ def shape_of(values: Mapping[str, Any]) -> Shape:
     flags = {
         key: Flag(value, names[0]) for names, key, _ in _KEYS if (value := values.get(_argument(names[-1]))) is not None
     }
-    if values.get("repeat") not in (None, "1"):  # Slurm must not requeue repeated jobs, too
+    if values.get("repeat") not in (None, "1"):  # each repeated job resumes the run, so Slurm must not requeue it
         flags["job.requeue"] = Flag(False, f"--repeat {values['repeat']}, so job.requeue =")
     raw = tuple(f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name))
     return {"flags": flags, "ranks": values.get("ntasks"), "sbatch_options": raw}
@@ -131,10 +131,10 @@ def echo_log(text: str, *, err: bool = False) -> None:
         readable = written.decode("utf-8", "replace")
         end = "\n" if readable.endswith("\n") else ""
         written = (for_terminal(readable.removesuffix("\n")) + end).encode()
-    click.echo(written, nl=False, err=err, color=True)  # click would remove colours, too
+    click.echo(written, nl=False, err=err, color=True)  # without color=True, click would remove colors
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/contract.md has the keys.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/contract.md lists the keys.")
 
 
 def _print_commands(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -154,7 +154,7 @@ after_option = click.option(
     type=RUN,
     multiple=True,
     metavar="RUN[:ok|any]",
-    help="Start once RUN has completed, or has ended in any way.",
+    help="Start after RUN has completed (ok, the default), or has ended in any way (any).",
 )
 
 
@@ -171,14 +171,14 @@ def sweep_options(function: Command) -> Command:
         "--grid",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Values of the tasks, as TOML, CSV or JSON lines.",
+        help="File with the values of the tasks: TOML, CSV or JSON lines.",
     )
     sweep = click.option(
         "--sweep",
         "sweeps",
         multiple=True,
         metavar="KEY=V1,V2",
-        help="A task for each value; several options give every combination.",
+        help="One task per value; with several options, one task per combination.",
     )
     return sweep(grid(function))
 
@@ -194,6 +194,6 @@ def asks_for_job(function: Command) -> Command:
         return function(request_of(job, shape, **asked), **given)
 
     with_options = runs_option(job_options(cast(Command, command)))
-    of_site = click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+    of_site = click.option("--site", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
     of_argv = click.argument("argv", nargs=-1, type=click.UNPROCESSED)
     return click.argument("job", type=JOB)(of_argv(of_site(with_options)))

@@ -1,4 +1,4 @@
-"""`parse`: read the output of another command like toolkit does. docs/parse.md lists every kind and its keys."""
+"""`parse`: read the output of another command as toolkit does. docs/parse.md lists every kind and its keys."""
 
 import difflib
 import importlib
@@ -17,7 +17,7 @@ from toolkit.terminal.talk import say
 
 
 class Kind(NamedTuple):
-    """The reader of a kind: `function(text)` of `module` returns the values of the module's `KEYS`, and warnings."""
+    """The reader of a kind: `function(text)` of `module` returns (values of the module's `KEYS`, warnings)."""
 
     module: str
     function: str
@@ -36,7 +36,7 @@ KINDS = {
     "nccl-log": Kind("toolkit.topology.readers.nccl_log", "answer_nccl_log", "NCCL with NCCL_DEBUG=INFO"),
     "ibstat": Kind("toolkit.topology.readers.ibstat", "answer_ibstat", "ibstat"),
 }
-# Kinds of earlier versions, and what prints the same in a form that needs no reader of its own.
+# Kinds of earlier versions, each with a command or library that provides the same data in a standard format.
 REMOVED = {
     "squeue": "`squeue --json`",
     "sacct": "`sacct --json`",
@@ -44,14 +44,14 @@ REMOVED = {
     "scontrol-show-job": "`scontrol show job --json`",
     "scontrol-show-node": "`scontrol show node --json`",
     "scontrol-show-partition": "`scontrol show partition --json`",
-    "scontrol-show-topology": "topology.yaml (Slurm 25.05) with a YAML reader, or `toolkit parse slurm-topology-addr FILE`",
-    "slurm-topology-conf": "topology.yaml (Slurm 25.05) with a YAML reader, or `toolkit parse slurm-topology-addr FILE`",
+    "scontrol-show-topology": "a YAML parser for topology.yaml (Slurm 25.05), or `toolkit parse slurm-topology-addr FILE`",
+    "slurm-topology-conf": "a YAML parser for topology.yaml (Slurm 25.05), or `toolkit parse slurm-topology-addr FILE`",
     "nvidia-smi-nvlink": "NVML's nvmlDeviceGetNvLinkState (nvidia-ml-py)",
     "nvidia-smi-q": "`nvidia-smi -q -x` (XML)",
-    "nvidia-smi-query-gpu": "`nvidia-smi --query-gpu=... --format=csv` with a CSV reader, or NVML (nvidia-ml-py)",
+    "nvidia-smi-query-gpu": "`nvidia-smi --query-gpu=... --format=csv` with a CSV parser, or NVML (nvidia-ml-py)",
     "rocm-smi-showtopo": "`rocm-smi --showtopo --json`",
     "lstopo": "`lstopo --of xml`",
-    "nccl-topo-xml": "an XML reader: the file is XML",
+    "nccl-topo-xml": "an XML parser, because the file is XML",
     "nccl-tests": "`toolkit bench collectives --json`, or nccl-tests with `-J FILE.json`",
     "ibstatus": "`rdma -j link`, or `toolkit parse ibstat FILE`",
     "ibv_devinfo": "`rdma -j dev` and `rdma -j link`",
@@ -81,11 +81,11 @@ def reader_of(kind: str) -> tuple[Reader, dict[str, str]]:
 @click.command()
 @click.argument("kind")
 @click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/parse.md has the keys.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/parse.md lists the keys.")
 def parse(kind: str, file: str, as_json: bool) -> None:
     """Read FILE, the output of a command of KIND; `-` is stdin.
 
-    The first damaged line is named on stderr; facts that the damage may concern are null.
+    The first damaged line is named on stderr; facts that the damage may affect are null.
 
     \b
     numactl -H | toolkit parse numactl-H - --json
@@ -94,7 +94,7 @@ def parse(kind: str, file: str, as_json: bool) -> None:
     text = _text_of(file)
     if kind != "hostlist" and text.lstrip().startswith("{"):
         raise CheckFailedError(
-            f"expected the output of `{KINDS[kind].command}`, got JSON", where=file, fix="read it with a JSON reader"
+            f"expected text output of `{KINDS[kind].command}`, got JSON", where=file, fix="use a JSON parser instead"
         )
     try:
         facts, warnings = reader(text)
@@ -102,7 +102,7 @@ def parse(kind: str, file: str, as_json: bool) -> None:
         error.where = f"{file}:{error.where.removeprefix('line ')}" if error.where else file
         error.fix = error.fix or f"pass the output of `{KINDS[kind].command}`"
         raise
-    is_refused = facts.get("valid") is False  # an invalid host list has an answer all the same
+    is_refused = facts.get("valid") is False  # facts about an invalid host list are printed before the error
     for warning in () if is_refused else warnings:
         say(f"{file}: {warning}")
     _print({key: facts[key] for key in keys}, as_json=as_json)
@@ -135,27 +135,27 @@ def _text_of(file: str) -> str:
         raise ToolkitError(
             f"cannot be read: {error.strerror}", where=file, fix="pass a file that you can read, or - for stdin"
         ) from error
-    return data.decode("utf-8-sig", errors="replace")  # editors of Windows put a byte order mark before the text
+    return data.decode("utf-8-sig", errors="replace")  # Windows editors may add a byte order mark
 
 
 KEYS = {
-    "valid": "whether it is a valid host list; the other keys are null if it is not",
-    "count": "how many hosts it names",
-    "expansion": "each of them, in its order, each once",
-    "first": "the first of them",
-    "last": "the last of them",
+    "valid": "whether the host list is valid; the other keys are null if not",
+    "count": "number of hosts in the list",
+    "expansion": "the hosts, each once, in the order of the list",
+    "first": "the first host",
+    "last": "the last host",
 }
 
 
 def parse_hostlist(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (values of `KEYS`, why the host list is invalid)."""
     if not text.strip():
-        raise CheckFailedError("expected a list of hosts, got an empty text", where="line 1")
+        raise CheckFailedError("expected a list of hosts, got an empty string", where="line 1")
     invalid = dict.fromkeys(KEYS) | {"valid": False}
     try:
         hosts = [] if text.strip() in NOTHING else expand_hostlist(text.strip())
     except ToolkitError as error:
         return invalid, (f"line 1: {error.message}",)
     if not hosts:
-        return invalid, ("line 1: names no host",)
+        return invalid, ("line 1: expected at least one host, got none",)
     return {"valid": True, "count": len(hosts), "expansion": hosts, "first": hosts[0], "last": hosts[-1]}, ()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @runs_option
 @json_option
 @print_command_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @click.option(
     "--timeout", "timeout_s", type=click.IntRange(min=1), default=600, show_default=True, metavar="SECONDS",
     help="Give up if the run has not continued by then.",
@@ -47,7 +47,7 @@ def rehearse(
     from toolkit.runs.rehearse.rehearse import rehearse as follow
 
     if rank is not None and failure != "kill-rank":
-        raise click.UsageError(f"{failure} takes no rank; omit {rank}, or write kill-rank {rank}")
+        raise click.UsageError(f"{failure} does not accept a rank; omit {rank}, or use kill-rank {rank}")
     directory = find(run, runs, to="rehearse")
     inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory))
     _ask(directory, failure, yes=yes)
@@ -68,14 +68,14 @@ def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ToolkitError(
-            "a rehearsal makes a running job fail, and there is no terminal to confirm it", fix="pass --yes"
+            "a rehearsal makes a running job fail, but there is no terminal to confirm it", fix="pass --yes"
         )
     click.echo(what_is_at_stake(run, require_stepping(run)), err=True)
-    click.confirm(f"Let {failure} happen to it now?", abort=True, err=True)
+    click.confirm(f"Cause {failure} now?", abort=True, err=True)
 
 
 def _cut_off(run: RunDirectory) -> CutOff | None:
-    """Return how to disconnect a node: the dev cluster can, other clusters do not let users."""
+    """Return a function that disconnects a node; None unless the run is on a dev cluster, where users may do that."""
     from toolkit.devcluster import cluster
     from toolkit.devcluster.layout import make_layout
     from toolkit.runs.record.job import recorded_job
@@ -83,7 +83,7 @@ def _cut_off(run: RunDirectory) -> CutOff | None:
 
     conf = Path(recorded_job(run).scheduler.conf).expanduser()
     folder = conf.parent.parent
-    if not (folder / "cluster.json").exists():  # what only a dev cluster's folder has
+    if not (folder / "cluster.json").exists():  # only the folder of a dev cluster has this file
         return None
     layout = make_layout(folder.name, folder)
     if layout.slurm_conf != conf:
@@ -93,7 +93,7 @@ def _cut_off(run: RunDirectory) -> CutOff | None:
     def cut_off(node: str) -> Iterator[Injected]:
         cluster.fail(layout, node)
         try:
-            yield Injected(f"cut {node} off the network; it is connected again at the end")
+            yield Injected(f"disconnected {node} from the network; it is reconnected at the end")
         finally:
             cluster.restore(layout, node)
 

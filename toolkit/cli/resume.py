@@ -20,9 +20,7 @@ from toolkit.cli.submit import announce, follow, force_option, live_here, parsab
 
 @click.command()
 @click.argument("run", type=RUN)
-@click.option(
-    "--site", type=SITE, metavar="NAME", help="Another site, by its name or file [the one of the run's last start]."
-)
+@click.option("--site", type=SITE, metavar="NAME", help="Name or file of another site [the site of the last start].")
 @runs_option
 @job_options
 @click.option(
@@ -30,11 +28,11 @@ from toolkit.cli.submit import announce, follow, force_option, live_here, parsab
     "checkpoint",
     type=CHECKPOINT,
     metavar="CKPT",
-    help="Step, folder name or path [the newest that verifies].",
+    help="Step, folder name or path [the newest valid checkpoint].",
 )
 @click.option("--here", is_flag=True, help="Continue in the foreground, as `run` does, instead of submitting.")
-@click.option("--same-code", is_flag=True, help="With the code of the previous start, without later edits.")
-@click.option("--job-gone", is_flag=True, help="Its old job ended with its cluster, which no longer answers.")
+@click.option("--same-code", is_flag=True, help="Use the code of the previous start, without later edits.")
+@click.option("--job-gone", is_flag=True, help="Treat the old job as ended: its cluster is gone and does not respond.")
 @after_option
 @wait_option
 @parsable_option
@@ -44,7 +42,7 @@ def resume(
     run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool,
     same_code: bool, job_gone: bool, after: tuple[str, ...], wait: bool, parsable: bool, force: bool, **values: Any,
 ) -> None:  # fmt: skip
-    """Continue RUN from its newest checkpoint as a new job, maybe on another number of ranks.
+    """Continue RUN from its newest checkpoint as a new job, optionally with another number of ranks.
 
     \b
     toolkit resume last
@@ -55,7 +53,7 @@ def resume(
     from toolkit.submission.next_start import prepare_next, submit_next
 
     if here and after:
-        raise click.UsageError("--after is for the queue, and --here starts at once")
+        raise click.UsageError("--after cannot be combined with --here, which starts immediately")
     request = request_of(run, values, settings=settings, site=site, runs=runs, after=after)
     prepared = prepare_next(request, checkpoint=checkpoint, same_code=same_code, job_gone=job_gone, here=here)
     if here:
@@ -69,7 +67,7 @@ def resume(
 @click.command()
 @click.argument("run", type=RUN)
 @click.option(
-    "--site", type=SITE, metavar="NAME", help="Another site, or the current values of a site's file [RUN's values]."
+    "--site", type=SITE, metavar="NAME", help="Use another site, or the current values of a site file [RUN's values]."
 )
 @runs_option
 @job_options
@@ -81,7 +79,7 @@ def rerun(
     run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], wait: bool, parsable: bool, force: bool,
     **values: Any,
 ) -> None:  # fmt: skip
-    """Repeat RUN as a new run: its configuration, its code and its data.
+    """Repeat RUN as a new run with the same configuration, code and data.
 
     \b
     toolkit rerun last

@@ -1,4 +1,4 @@
-"""`toolkit session`: named allocations that outlive every terminal."""
+"""`toolkit session`: named allocations that remain when a terminal is closed."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from toolkit.terminal.talk import say
 
 @click.group()
 def session() -> None:
-    """Hold nodes to work on: start, ls, exec, attach, notebook, stop.
+    """Allocate nodes for interactive work: start, ls, exec, attach, notebook, stop.
 
     \b
     toolkit session start -N 2 -t 1:00:00
@@ -30,15 +30,15 @@ def session() -> None:
 
 @session.command()
 @click.argument("job", type=JOB, required=False)
-@click.option("--name", default="session", show_default=True, help="What the other commands call it.")
-@click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@click.option("--name", default="session", show_default=True, help="Name of the session for the other commands.")
+@click.option("--site", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
 @job_options
-@click.option("--force", is_flag=True, help="Request nodes although preflight refuses the request.")
+@click.option("--force", is_flag=True, help="Request nodes even if preflight refuses the request.")
 @print_command_option
 def start(
     job: str | None, name: str, site: str | None, settings: tuple[str, ...], force: bool, **values: Any
 ) -> None:  # fmt: skip
-    """Request nodes and wait until Slurm grants them; Ctrl-C withdraws the request. JOB lends its shape.
+    """Request nodes and wait until Slurm grants them; Ctrl-C withdraws the request. JOB provides the resources.
 
     \b
     toolkit session start -N 2 -t 1:00:00
@@ -79,7 +79,7 @@ def _until(left_s: float | None) -> str:
 @json_option
 @print_command_option
 def list_sessions(as_json: bool) -> None:
-    """List the sessions. An ended one is listed once more, then removed.
+    """List the sessions. A session that has ended is listed once, then removed from the list.
 
     \b
     toolkit session ls
@@ -115,8 +115,8 @@ def list_sessions(as_json: bool) -> None:
 @session.command("exec")
 @click.argument("name", type=SESSION)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("-N", "--nodes", type=click.IntRange(min=1), help="On fewer nodes than the session has.")
-@click.option("-n", "--ntasks", type=click.IntRange(min=1), help="Tasks in all [the session's on each node].")
+@click.option("-N", "--nodes", type=click.IntRange(min=1), help="Use only N nodes of the session.")
+@click.option("-n", "--ntasks", type=click.IntRange(min=1), help="Number of tasks [the session's per node].")
 @print_command_option
 def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int | None) -> None:
     """Run a COMMAND in the session NAME, on all of its nodes; the exit code is the command's.
@@ -134,11 +134,11 @@ def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int 
 
 @session.command()
 @click.argument("name", type=SESSION)
-@click.option("--node", metavar="NODE", help="On this node [the first].")
-@click.option("--new", is_flag=True, help="A new shell, without tmux.")
+@click.option("--node", metavar="NODE", help="Node to run on [the first].")
+@click.option("--new", is_flag=True, help="Open a new shell, without tmux.")
 @print_command_option
 def attach(name: str, node: str | None, new: bool) -> None:
-    """Open a shell in the session NAME. With tmux on the node it is the same one each time, also after a lost terminal.
+    """Open a shell in the session NAME; with tmux on the node, always the same one, even after the terminal was lost.
 
     \b
     toolkit session attach dev
@@ -149,16 +149,16 @@ def attach(name: str, node: str | None, new: bool) -> None:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ToolkitError(
-            "a shell needs a terminal, and its input or output is none here",
+            "a shell needs a terminal, but stdin or stdout is not a terminal",
             where=f"session attach {name}",
-            fix=f"`toolkit session exec {name} -- COMMAND` needs none",
+            fix=f"run `toolkit session exec {name} -- COMMAND`, which needs no terminal",
         )
     known = running_session(name)
     where = node_of(known, node)
     argv = [] if new else lasting_shell(known, where)
     if not argv:
         if not new:
-            say(f"there is no tmux on {where}: this shell ends with its terminal")
+            say(f"there is no tmux on {where}: this shell will end with the terminal")
         shell = os.environ.get("SHELL", "/bin/sh")
         argv = shell_argv(known, [shell, "-l"], node=where, on_terminal=True)
     _become(argv, step_environment(known))
@@ -166,12 +166,12 @@ def attach(name: str, node: str | None, new: bool) -> None:
 
 @session.command()
 @click.argument("name", type=SESSION)
-@click.option("--port", type=click.IntRange(1024, 65535), help="This port alone [the first free one from 8888].")
-@click.option("--node", metavar="NODE", help="On this node [the first].")
-@click.option("--login", metavar="HOST", help="What your own machine calls this host [its full name].")
+@click.option("--port", type=click.IntRange(1024, 65535), help="Port to use [the first free one from 8888].")
+@click.option("--node", metavar="NODE", help="Node to run on [the first].")
+@click.option("--login", metavar="HOST", help="Name of this host for ssh from your own machine [its full name].")
 @print_command_option
 def notebook(name: str, port: int | None, node: str | None, login: str | None) -> None:
-    """Start Jupyter in the session NAME, and print the ssh line of a tunnel to it.
+    """Start Jupyter in the session NAME, and print the ssh command for a tunnel to it.
 
     \b
     toolkit session notebook dev
@@ -180,7 +180,7 @@ def notebook(name: str, port: int | None, node: str | None, login: str | None) -
     from toolkit.session.session import running_session
 
     found = start_notebook(running_session(name), port=port, named=node)
-    click.echo(f"Jupyter runs on {found.node}, until `toolkit session stop {name}`. On your own machine:", err=True)
+    click.echo(f"Jupyter runs on {found.node}, until `toolkit session stop {name}`. Run on your own machine:", err=True)
     click.echo(found.tunnel(login or socket.getfqdn() or platform.node()))
     click.echo(found.url)
 
@@ -212,7 +212,7 @@ def _become(argv: Sequence[str], environment: dict[str, str]) -> None:
 
     program = shutil.which(argv[0], path=environment.get("PATH"))
     if program is None:
-        raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module")
+        raise NotFoundError(f"{argv[0]} is not on PATH", fix="load the Slurm module")
     if prints_commands():
         click.echo("+ " + shlex.join(argv), err=True)
     sys.stdout.flush()

@@ -149,7 +149,7 @@ def init(name: str, output: Path | None, to_stdout: bool, force: bool) -> None:
     help="Check only this partition; may be repeated.",
 )
 @click.option("-A", "--account", default="", help="Account to charge.")
-@click.option("-t", "--time", default="", metavar="TIME", help="Walltime of the probes, as Slurm reads it [a minute].")
+@click.option("-t", "--time", default="", metavar="TIME", help="Walltime of the probes, in Slurm's format [1 minute].")
 @click.option("--wait", "wait_s", type=float, default=600.0, show_default=True, help="Seconds to wait for the probes.")
 @runs_option
 @json_option
@@ -203,7 +203,7 @@ def _print_proof(proof: Proof) -> None:
 
 @site.command("partitions")
 @click.argument("job", type=JOB)
-@click.option("--site", "site_name", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@click.option("--site", "site_name", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
 @job_options
 @json_option
 @print_command_option
@@ -244,7 +244,7 @@ def _behind(one: Candidate, ranked: list[Candidate]) -> str:
 
 
 def _why(one: Candidate, ranked: list[Candidate]) -> str:
-    """Why the partition was not chosen, then the components of its score."""
+    """Return why the partition was not chosen, then the components of its score."""
     return one.refused or "; ".join(filter(None, (_behind(one, ranked), one.in_words())))
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from toolkit.rundir.layout import RunDirectory
     from toolkit.submission.run_handle import Run
 
-wait_option = click.option("--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's.")
-parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;RUN_ID` alone.")
-force_option = click.option("--force", is_flag=True, help="Submit what `toolkit preflight` refuses.")
+wait_option = click.option("--wait", is_flag=True, help="Follow the run until it ends; exit with its exit code.")
+parsable_option = click.option("--parsable", is_flag=True, help="Print only `JOB_ID;RUN_ID`.")
+force_option = click.option("--force", is_flag=True, help="Submit even if preflight refuses the job.")
 
 
 def announce(run: Run, *, parsable: bool) -> None:
@@ -60,9 +60,9 @@ def follow(run: RunDirectory) -> None:
 @parsable_option
 @force_option
 @print_command_option
-@click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, and keep nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, without keeping a run.")
 def submit(request: JobRequest, wait: bool, parsable: bool, force: bool, dry_run: bool) -> None:
-    """Submit JOB: a job file, or the name of a shipped job. What follows `--` goes to the job.
+    """Submit JOB: a job file, or the name of a shipped job. Arguments after `--` are passed to the job.
 
     \b
     toolkit submit train_lm --site local --wait
@@ -87,7 +87,7 @@ def submit(request: JobRequest, wait: bool, parsable: bool, force: bool, dry_run
 @after_option
 @print_command_option
 def render(request: JobRequest) -> None:
-    """Print the script of JOB, ready for sbatch; toolkit makes its empty run directory.
+    """Print the script of JOB, ready for sbatch; toolkit creates its run directory.
 
     \b
     toolkit render train_lm -N 2 -t 1:00:00 > job.sbatch
@@ -119,7 +119,7 @@ def preflight(request: JobRequest, as_json: bool) -> None:
             click.echo(f"{finding.severity.value:<8} {finding.check:<13} {finding.as_error()}")
         for one in found.silent:
             click.echo(f"{'unknown':<8} {one}")
-        click.echo("it would be refused" if found.refusals else "nothing is in its way")
+        click.echo("submit would refuse this job" if found.refusals else "submit would accept this job")
         if found.cost is not None:
             click.echo(in_words(found.cost))
     sys.exit(CHECK_FAILED if found.refusals else 0)
@@ -127,12 +127,12 @@ def preflight(request: JobRequest, as_json: bool) -> None:
 
 @click.command()
 @asks_for_job
-@click.option("--session", type=SESSION, metavar="NAME", help="On the nodes of this session (`toolkit session ls`).")
+@click.option("--session", type=SESSION, metavar="NAME", help="Use the nodes of this session (`toolkit session ls`).")
 @print_command_option
 def run(request: JobRequest, session: str | None) -> None:
     """Run JOB in the foreground: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
 
-    An allocation sets the nodes, and the tasks on each node that the user requested from salloc.
+    An allocation determines the number of nodes and, if requested from salloc, the tasks per node.
 
     \b
     toolkit run mpi_hello -n 4
@@ -151,7 +151,7 @@ def run(request: JobRequest, session: str | None) -> None:
 
 
 def live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
-    """Run one start in the foreground; return the job's exit code."""
+    """Run one start in the foreground; exit with the job's exit code."""
     from toolkit.submission.run_here import follow_here
 
     sys.exit(follow_here(directory, job, start, echo_log, partial(click.echo, err=True)))

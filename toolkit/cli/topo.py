@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def topo() -> None:
-    """Show hardware facts, and place a job's groups on them.
+    """Show hardware facts, and place the process groups of a job on them.
 
     \b
     toolkit topo show
@@ -34,12 +34,14 @@ topo.add_command(check)
 @click.argument("job", type=JOB)
 @mesh_options
 @click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
-@click.option("--leaves", metavar="N,N", help="Nodes below each leaf switch; all below one, when not given.")
-@click.option("--facts", metavar="FILE", help="What `topo show --json` printed on each node; - is stdin.")
-@click.option("--model", metavar="SHAPE", help="Of a transformer: 70e9,layers=80,width=8192,context=4096.")
-@click.option("--bytes", "payloads", multiple=True, metavar="DIM=BYTES", help="What a rank exchanges for it in a step.")
-@click.option("--explain", is_flag=True, help="Say what each tier carries, and the order of ranks.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/topology.md has the keys.")
+@click.option("--leaves", metavar="N,N", help="Number of nodes below each leaf switch [all below one].")
+@click.option("--facts", metavar="FILE", help="Output of `topo show --json` from each node; - is stdin.")
+@click.option(
+    "--model", metavar="SHAPE", help="Shape of a transformer, such as 70e9,layers=80,width=8192,context=4096."
+)
+@click.option("--bytes", "payloads", multiple=True, metavar="DIM=BYTES", help="Bytes that a rank exchanges per step.")
+@click.option("--explain", is_flag=True, help="Explain the traffic on each network level, and the order of ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/topology.md lists the keys.")
 def groups(
     job: str,
     settings: tuple[str, ...],
@@ -52,7 +54,7 @@ def groups(
     as_json: bool,
     **shape: Any,
 ) -> None:
-    """Show the links of JOB's groups of ranks: as launched, and as placed.
+    """Show which links the process groups of JOB use, as launched and as placed.
 
     \b
     toolkit topo groups train_lm.toml --machine dgx-a100 -N 8 --leaves 4,4 --explain
@@ -64,10 +66,10 @@ def groups(
     from toolkit.topology.placement import as_launched, place
 
     resolved = resolve(request_of(job, shape, settings=settings), None)
-    refuse_components(resolved, "groups are shown of nodes that are alike", "omit the components")
+    refuse_components(resolved, "groups require nodes of the same shape", "use a job without [[component]]")
     tiers = _tiers(resolved, machine, leaves, facts)
     if resolved.job.min_nodes != resolved.job.max_nodes:
-        said = f"of {resolved.job.nodes} nodes the most; -N {resolved.job.min_nodes} shows the fewest"
+        said = f"the maximum of {resolved.job.nodes}; -N {resolved.job.min_nodes} shows the minimum"
         click.echo(f"nodes: {resolved.job.max_nodes}, {said}", err=True)
     sizes = resolved.parallel.sizes(tiers.size)
     shape_of_model = read_model(model) if model is not None else None
@@ -78,11 +80,11 @@ def groups(
         return
     _print_groups(tiers, before, after)
     if resolved.parallel.placement == "launched":
-        click.echo("the job's ranks stay as launched: by parallel.placement")
+        click.echo('the job keeps the rank placement of the launcher: parallel.placement = "launched"')
     if explain:
         if model is not None:
             step = job_step(resolved, sizes)
-            click.echo(f"micro-batches of a step: {step.micro_batches} of {step.micro_batch} samples [train.batch]")
+            click.echo(f"micro-batches per step: {step.micro_batches} of {step.micro_batch} samples [train.batch]")
         _explain(tiers, after, traffic)
 
 
@@ -92,7 +94,7 @@ def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts
 
     if facts and (machine or leaves):
         said = "--machine" if machine else "--leaves"
-        raise ToolkitError(f"{facts} describes the nodes", where=said, fix=f"omit {said}, or --facts")
+        raise ToolkitError(f"cannot be combined with --facts {facts}", where=said, fix=f"omit {said}, or --facts")
     topology = _topology_of_facts(resolved, facts) if facts else _topology_of_machine(resolved, machine, leaves)
     notes: list[str] = []
     tiers = tiers_of_topology(topology, resolved.job.ranks_per_node, notes)
@@ -112,7 +114,7 @@ def _topology_of_machine(resolved: ResolvedJob, machine: str | None, leaves: str
     below = leaves_of(leaves) if leaves else [nodes]
     if sum(below) != nodes:
         raise ToolkitError(
-            f"{leaves} is {sum(below)} nodes, and the job has {nodes}",
+            f"{leaves} adds up to {sum(below)} nodes, but the job has {nodes}",
             where="--leaves",
             fix=f"pass numbers that add up to {nodes}, or -N {sum(below)}",
         )
@@ -120,9 +122,9 @@ def _topology_of_machine(resolved: ResolvedJob, machine: str | None, leaves: str
     gpus = len(topology.nodes[0].hardware.gpus)
     if resolved.job.ranks_per_node > gpus:
         raise ToolkitError(
-            f"{resolved.job.ranks_per_node} ranks on a {kind}, which has {gpus} GPUs",
+            f"{resolved.job.ranks_per_node} ranks per node, but a {kind} has {gpus} GPUs",
             where=resolved.origin("job.ranks_per_node").place("job.ranks_per_node"),
-            fix=f"pass --ntasks-per-node {gpus}, or less",
+            fix=f"pass --ntasks-per-node {gpus} or less",
         )
     return topology
 
@@ -134,9 +136,9 @@ def _topology_of_facts(resolved: ResolvedJob, facts: str) -> Topology:
     topology = read_facts(facts)
     if len(topology.nodes) != resolved.job.max_nodes:
         raise ToolkitError(
-            f"{len(topology.nodes)} nodes in the facts, but the job has {resolved.job.max_nodes}",
+            f"the file describes {len(topology.nodes)} nodes, but the job has {resolved.job.max_nodes}",
             where=facts,
-            fix=f"pass -N {len(topology.nodes)}, or the facts of {resolved.job.max_nodes} nodes",
+            fix=f"pass -N {len(topology.nodes)}, or a file with the output from {resolved.job.max_nodes} nodes",
         )
     return topology
 
@@ -154,7 +156,7 @@ def _print_groups(tiers: Tiers, before: Any, after: Any) -> None:
         table.add_row(*row)
     print_out(table)
     placed = f"{after.seconds * 1e3:.1f} ms packed {', '.join(after.packed)}" if after.packed else "no order is better"
-    click.echo(f"a step's exchanges: {before.seconds * 1e3:.1f} ms as launched, {placed}")
+    click.echo(f"communication per step: {before.seconds * 1e3:.1f} ms as launched, {placed}")
     for line in after.compromises:
         click.echo(f"compromise: {line}")
 
@@ -162,26 +164,26 @@ def _print_groups(tiers: Tiers, before: Any, after: Any) -> None:
 def _explain(tiers: Tiers, after: Any, traffic: dict[str, Traffic]) -> None:
     for name in after.costs:
         of = traffic[name]
-        click.echo(f"{name}: {of.exchange} of {of.payload_bytes / 1e9:.3g} GB a rank in {of.calls} calls [{of.source}]")
+        click.echo(f"{name}: {of.exchange} of {of.payload_bytes / 1e9:.3g} GB/rank in {of.calls} calls [{of.source}]")
     for level in tiers.levels:
         link = level.link
         click.echo(
             f"{level.name}: {int(level.group_of.max()) + 1} groups, {link.latency_s * 1e6:g} us, "
-            f"{link.bytes_per_s / 1e9:g} GB/s a rank [{link.source}]"
+            f"{link.bytes_per_s / 1e9:g} GB/s per rank [{link.source}]"
         )
     click.echo(f"order of ranks: {_ranges(after.mesh.ravel().tolist())}")
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Format ranks in order, with short forms of equal steps: 0-7, 16-30:2."""
+    """Format ranks in order, with ranges for equal steps: 0-7, 16-30:2."""
     from toolkit.topology.names import short_ranges
 
     return ", ".join(short_ranges(ranks))
 
 
 @topo.command()
-@click.option("--facts", metavar="FILE", help="Facts of nodes, instead of this one's; - is stdin.")
-@click.option("--json", "as_json", is_flag=True, help="One object on one line; docs/topology.md has the keys.")
+@click.option("--facts", metavar="FILE", help="Show the nodes described in FILE instead of this node; - is stdin.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON; docs/topology.md lists the keys.")
 def show(facts: str | None, as_json: bool) -> None:
     """Show this node's facts, each with its source; unknown ones with the reason.
 
@@ -213,13 +215,15 @@ def show(facts: str | None, as_json: bool) -> None:
 
 
 @topo.command()
-@click.option("--facts", metavar="FILE", help="What `topo show --json` printed on each node; - is stdin.")
+@click.option("--facts", metavar="FILE", help="Output of `topo show --json` from each node; - is stdin.")
 @click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
 @click.option("--leaves", metavar="N,N", help="Nodes of --machine below each leaf switch [1].")
-@click.option("--input", "matrix", metavar="FILE", help="What `nvidia-smi topo -m` printed; - is stdin.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf.")
+@click.option("--input", "matrix", metavar="FILE", help="Output of `nvidia-smi topo -m`; - is stdin.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Output image file: .svg, .png or .pdf."
+)
 def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str | None, output: Path) -> None:
-    """Draw nodes with their GPUs, NICs and links, and the leaves above them; this node, when nothing else is given.
+    """Draw nodes with their GPUs, NICs and links, and the leaf switches above them; by default this node.
 
     \b
     toolkit topo plot --machine dgx-a100 --leaves 4,4 -o cluster.svg
@@ -232,9 +236,9 @@ def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str
     check_picture(output)
     given = [name for name, value in (("--facts", facts), ("--machine", machine), ("--input", matrix)) if value]
     if len(given) > 1:
-        raise ToolkitError("expected one input to draw", where=" and ".join(given), fix="omit all but one")
+        raise ToolkitError("a picture shows only one input", where=" and ".join(given), fix="omit all but one")
     if leaves and not machine:
-        raise ToolkitError("needs a machine", where="--leaves", fix="pass --machine, too")
+        raise ToolkitError("requires --machine", where="--leaves", fix="add --machine NAME")
     topology, title = _what(facts, machine, leaves, matrix)
     save_picture(draw(topology, title), output)
     click.echo(str(output))

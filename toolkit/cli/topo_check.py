@@ -26,20 +26,20 @@ EXISTING = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--env-file", type=EXISTING, metavar="FILE", help="Check FILE's NAME=VALUE lines, not this environment.")
-@click.option("--run", type=RUN, metavar="RUN", help="Check what a run sets for its ranks.")
+@click.option("--env-file", type=EXISTING, metavar="FILE", help="Check NAME=VALUE lines in FILE, not the environment.")
+@click.option("--run", type=RUN, metavar="RUN", help="Check the variables that a run sets for its ranks.")
 @runs_option
-@click.option("--nccl", metavar="VERSION", help="NCCL in use, such as 2.21.5; else what is installed here.")
-@click.option("--log", type=EXISTING, metavar="FILE", help="Check an NCCL_DEBUG=INFO log, and what was set there.")
+@click.option("--nccl", metavar="VERSION", help="NCCL version, such as 2.21.5 [the installed one].")
+@click.option("--log", type=EXISTING, metavar="FILE", help="Check an NCCL_DEBUG=INFO log, and the variables in it.")
 @click.option(
-    "--facts", type=EXISTING, metavar="FILE", help="What `topo show --json` printed on a node: what to expect."
+    "--facts", type=EXISTING, metavar="FILE", help="Output of `topo show --json` on a node, with what to expect."
 )
 @click.option("--expect-net", metavar="NET", help="Network that the log must show: IB, Socket, OFI or a plugin's name.")
-@click.option("--expect-nics", metavar="NIC,NIC", help="Adapters that it must show, all and no others.")
-@click.option("--expect-gdr", type=click.Choice(["yes", "no"]), help="Whether it must show GPUDirect RDMA.")
-@click.option("--expect-rails", is_flag=True, help="It must show every connection on one rail.")
-@click.option("--settings", is_flag=True, help="Say what the fabric's facts on this node ask to be set for ranks.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/fabric.md has the keys.")
+@click.option("--expect-nics", metavar="NIC,NIC", help="Adapters that the log must show, all and no others.")
+@click.option("--expect-gdr", type=click.Choice(["yes", "no"]), help="Whether the log must show GPUDirect RDMA.")
+@click.option("--expect-rails", is_flag=True, help="Require that the log shows every connection on one rail.")
+@click.option("--settings", is_flag=True, help="Print the variables to set for ranks, from this node's network.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/fabric.md lists the keys.")
 def check(
     env_file: Path | None,
     run: str | None,
@@ -56,7 +56,7 @@ def check(
 ) -> int:
     """Check NCCL's variables in this environment, a file, a run or a log; and the log itself.
 
-    Ends with 1 when something is wrong; notes alone end with 0.
+    The exit code is 1 if something is wrong, and 0 if there are only notes.
 
     \b
     toolkit topo check --env-file job.env --nccl 2.21.5
@@ -95,14 +95,14 @@ def _refuse_both(env_file: Path | None, run: str | None) -> None:
     from toolkit.errors import ToolkitError
 
     if env_file and run:
-        raise ToolkitError("--env-file and --run both name what to check", where="topo check", fix="choose one of them")
+        raise ToolkitError("--env-file cannot be combined with --run", where="topo check", fix="choose one of them")
 
 
 def _refuse_lonely(log: Path | None, *expected: Any) -> None:
     from toolkit.errors import ToolkitError
 
     if log is None and any(expected):
-        raise ToolkitError("what to expect is given, and no log", where="topo check", fix="pass --log FILE")
+        raise ToolkitError("the --expect options require a log", where="topo check", fix="pass --log FILE")
 
 
 def _givens(
@@ -154,12 +154,12 @@ def _version(nccl: str | None, seen: tuple[NcclLog, LogEvidence] | None) -> tupl
         return parse_version(nccl, "--nccl"), "--nccl"
     if seen:
         said = seen[1].version
-        return (parse_version(said, "--log"), "the log") if said else (None, "the log does not show it")
+        return (parse_version(said, "--log"), "the log") if said else (None, "the log does not show the version")
     return find_nccl(os.environ)
 
 
 def _here(local: bool, ports: tuple[AdapterPort, ...] | None) -> Any:
-    """Return the known devices: those of a facts file for any environment, this node's for its own."""
+    """Return the known devices: those in a facts file, else those of this node for its own environment."""
     from toolkit.topology.nccl.lint import Here
     from toolkit.topology.nccl.node import read_ports
     from toolkit.world.address import interface_addresses
@@ -235,6 +235,6 @@ def _lines(
     wrong = sum(finding.level == "wrong" for finding in findings)
     nccl = f"NCCL {version} [{said_by}]" if version else f"NCCL unknown ({said_by}): checked as the newest"
     count, where = answer["checked"]["variables"], answer["checked"]["where"]
-    counted = f"{count} variable{'' if count == 1 else 's'} of {where}"
+    counted = f"{count} variable{'' if count == 1 else 's'} in {where}"
     lines.append(f"{nccl}: {counted}, {wrong} wrong, {len(findings) - wrong} to note")
     return lines

@@ -10,18 +10,18 @@ import click
 if TYPE_CHECKING:
     from toolkit.topology.facts import Topology
 
-MOST_NODES = 100_000  # some ten times the largest clusters with GPUs; they are all described before any is drawn
+MOST_NODES = 100_000  # about ten times the largest GPU clusters; all nodes must fit in memory
 
 
 def read_facts(path: str) -> Topology:
-    """Return the topology of a file of facts, of stdin for `-`."""
+    """Return the topology in a facts file, or in stdin for `-`."""
     from toolkit.topology.topology_json import read_topology
 
-    return read_topology(_text(path, "pass what `toolkit topo show --json` printed on each node"), _name(path))
+    return read_topology(_text(path, "pass the output of `toolkit topo show --json` from each node"), _name(path))
 
 
 def matrix_topology(path: str) -> Topology:
-    """Return one node known only from `nvidia-smi topo -m` in a file, or stdin for `-`."""
+    """Return the topology of one node from the output of `nvidia-smi topo -m` in a file, or in stdin for `-`."""
     from pathlib import Path
 
     from toolkit.errors import ToolkitError
@@ -30,7 +30,7 @@ def matrix_topology(path: str) -> Topology:
     from toolkit.topology.sources.commands import answer_of_matrix
     from toolkit.topology.topology_json import topology_of_node
 
-    fix = "pass what `nvidia-smi topo -m` printed"
+    fix = "pass the output of `nvidia-smi topo -m`"
     name = "stdin" if path == "-" else Path(path).name
     answer = answer_of_matrix(_text(path, fix), name)
     if "gpu_count" not in {about[0] for about in answer.claims}:
@@ -48,19 +48,21 @@ def machine_of(name: str | None) -> str:
 
     if name is None or name not in machines():
         raise ToolkitError(
-            "nothing describes the nodes" if name is None else f"no machine {name!r} is known",
+            "the machine type of the nodes is missing" if name is None else f"unknown machine {name!r}",
             where="--machine",
             fix=f"choose one of {', '.join(machines())}"
-            + (", or --facts FILE with what `toolkit topo show --json` printed on each node" if name is None else ""),
+            + (
+                ", or --facts FILE with the output of `toolkit topo show --json` from each node" if name is None else ""
+            ),
         )
     return name
 
 
 def leaves_of(text: str) -> list[int]:
-    """Return the nodes below each leaf: [4, 4] for "4,4"."""
+    """Return the number of nodes below each leaf switch: [4, 4] for "4,4"."""
     from toolkit.errors import ToolkitError
 
-    fix = "pass nodes of each leaf: 4,4"
+    fix = "pass the number of nodes below each leaf switch, such as 4,4"
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise ToolkitError(f"expected a list of whole numbers, got {text!r}", where="--leaves", fix=fix)
@@ -73,11 +75,11 @@ def leaves_of(text: str) -> list[int]:
 
 
 def too_many_nodes(where: str, said: str) -> Exception:
-    """Return the error that names the number of nodes."""
+    """Return the error for a number of nodes above the limit."""
     from toolkit.errors import ToolkitError
 
     return ToolkitError(
-        f"{said} is more than the {MOST_NODES} nodes of the limit", where=where, fix=f"choose {MOST_NODES}, or fewer"
+        f"{said} exceeds the limit of {MOST_NODES} nodes", where=where, fix=f"choose {MOST_NODES} or fewer"
     )
 
 

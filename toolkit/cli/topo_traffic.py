@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from toolkit.topology.model_traffic import Step, Transformer
     from toolkit.topology.traffic import Traffic
 
-# Words of --model, by the fields of a Transformer; the bare number is the parameters.
+# Names in --model, with the fields of a Transformer; the number without a name is that of the parameters.
 _WORDS = {
     "layers": "layers",
     "width": "width",
@@ -27,13 +27,13 @@ _EXAMPLE = "70e9,layers=80,width=8192,context=4096"
 
 
 def read_model(text: str) -> Transformer:
-    """Parse "70e9,layers=80,width=8192,context=4096"."""
+    """Parse the value of --model, such as "70e9,layers=80,width=8192,context=4096"."""
     from toolkit.topology.model_traffic import Transformer
 
     first, *words = (word.strip() for word in text.split(","))
     parameters = _number(first)
     if not parameters:
-        raise _refusal(f"expected a number of parameters, got {first!r}", f"begin with it, as in {_EXAMPLE}")
+        raise _refusal(f"expected a number of parameters, got {first!r}", f"begin with one, as in {_EXAMPLE}")
     given: dict[str, int] = {}
     for word in words:
         name, _, number = word.partition("=")
@@ -41,17 +41,17 @@ def read_model(text: str) -> Transformer:
         if name not in _WORDS:
             raise _refusal(f"{name!r} is not a property of a model", f"use {', '.join(_WORDS)}, as in {_EXAMPLE}")
         if not value or value != int(value):
-            raise _refusal(f"{word!r} is not a whole number of at least 1", f"write it as in {_EXAMPLE}")
+            raise _refusal(f"expected a whole number of at least 1, got {word!r}", f"write {name}=N, as in {_EXAMPLE}")
         given[_WORDS[name]] = int(value)
     if missing := [name for name in _MUST if name not in given]:
-        raise _refusal(f"{text!r} does not say {' and '.join(missing)}", f"write it as in {_EXAMPLE}")
+        raise _refusal(f"{text!r} lacks {' and '.join(missing)}", f"add the missing values, as in {_EXAMPLE}")
     return Transformer(parameters, **given)
 
 
 def traffic_of_job(
     resolved: ResolvedJob, sizes: Mapping[str, int], model: Transformer | None, payloads: tuple[str, ...]
 ) -> dict[str, Traffic]:
-    """Return the traffic of each dimension: of the model with the job's batch, else nominal; --bytes overrides."""
+    """Return the traffic per dimension: from the model with the job's batch, else nominal; --bytes overrides it."""
     from toolkit.topology.model_traffic import model_traffic
     from toolkit.topology.placement import nominal_traffic
 
@@ -63,25 +63,29 @@ def traffic_of_job(
         payload_bytes = _number(number)
         if name not in traffic or payload_bytes is None:
             raise _refusal(
-                f"{text!r} is not DIM=BYTES", f"pass for instance tp=4e9; DIM is {', '.join(traffic)}", where="--bytes"
+                f"expected DIM=BYTES, got {text!r}",
+                f"write tp=4e9, for example; DIM is one of {', '.join(traffic)}",
+                where="--bytes",
             )
         if sizes.get(name, 1) == 1:
             raise _refusal(
-                f"{name} has one rank, which exchanges nothing", f"omit {text}, or set parallel.{name}", "--bytes"
+                f"dimension {name} has a single rank, which exchanges nothing",
+                f"omit {text}, or set parallel.{name}",
+                "--bytes",
             )
         traffic[name] = replace(traffic[name], payload_bytes=payload_bytes, source="--bytes")
     return traffic
 
 
 def job_step(resolved: ResolvedJob, sizes: Mapping[str, int]) -> Step:
-    """Return the split of the job's optimizer step on a rank."""
+    """Return how a rank divides the job's optimizer step into micro-batches."""
     from toolkit.topology.model_traffic import step_of
 
     return step_of(resolved.train.batch, resolved.train.micro_batch, sizes)
 
 
 def _number(text: str) -> float | None:
-    """Parse a finite number, at least 0."""
+    """Return a finite number of at least 0; None if the text is not one."""
     try:
         number = float(text)
     except ValueError:

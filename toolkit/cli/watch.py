@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toolkit.runs.follow.watch import Watch
 
 PERIOD_S = 1.0
-# Without a terminal: how often a line is printed for a run without a change of state.
+# Seconds between the lines for a run whose state does not change, without a terminal.
 LINE_PERIOD_S = 10.0
 
 
@@ -29,7 +29,7 @@ LINE_PERIOD_S = 10.0
 @json_option
 @print_command_option
 def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
-    """Show the progress of RUN, or of all unfinished runs, until they end; with RUN its exit code.
+    """Show the progress of RUN, or of all unfinished runs, until they end; with RUN, exit with its exit code.
 
     \b
     toolkit watch
@@ -71,7 +71,7 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     console = Console()
     if as_json or not console.is_terminal:
         return _print_lines(watched, as_json=as_json)
-    if is_plain():  # rich would keep what is bold and dim
+    if is_plain():  # in a plain terminal, rich must not print bold or dim text
         console = Console(color_system=None)
     unicode = has_unicode() and not is_plain()
     with given_back(), Live(console=console, auto_refresh=False) as live:

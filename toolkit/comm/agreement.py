@@ -1,4 +1,4 @@
-"""Exchanges between ranks that give all of them the same result, or the same error."""
+"""Collective operations on Python objects, after which all ranks have the same result or raise the same error."""
 
 import os
 import re
@@ -17,44 +17,45 @@ __all__ = ["Ranks", "RanksLostError", "from_rank_zero"]
 
 T = TypeVar("T")
 _GONE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
-_PLACE = re.compile(r"^\[\S+:\d+\] ")  # in gloo's source
+_PLACE = re.compile(r"^\[\S+:\d+\] ")  # the prefix of gloo's messages: file and line of its source
 
 
 @contextmanager
 def _detecting_lost_ranks() -> Iterator[None]:
-    """Turn the RuntimeError by which gloo reports a lost connection into a `RanksLostError`, with gloo's message.
+    """Convert the RuntimeError with which gloo reports a lost connection to a `RanksLostError`.
 
     Raises:
-        RanksLostError: a rank has exited.
+        RanksLostError: a rank has exited; the error contains gloo's message.
     """
     try:
         yield
     except RuntimeError as error:
-        reason = _PLACE.sub("", str(error)).partition(". ")[0]  # without the general advice that follows
-        if not _GONE.search(reason):  # a rank that is only late is a different error
+        reason = _PLACE.sub("", str(error)).partition(". ")[0]  # without gloo's general advice
+        if not _GONE.search(reason):  # for example a timeout, after which a late rank may still be running
             raise
         raise RanksLostError(
-            f"a rank went away ({reason})", fix="`toolkit explain RUN` reports why it exited"
+            f"lost the connection to a rank ({reason})", fix="run `toolkit explain RUN` for the cause"
         ) from error
 
 
 class RanksLostError(OwnFailureError):
-    """Another rank has exited during an exchange. The ranks cannot agree on this error, so each has its own message."""
+    """Another rank exited during a collective. The ranks cannot agree on this error, so each has its own message."""
 
 
 class Ranks:
-    """All ranks of a world, with exchanges between them. `node` is the number of this rank's node, of `nodes`, without
-    gaps; `sharing_cpus` counts the ranks of it, including this one, that may run on this rank's CPUs.
+    """Collectives between all ranks of a world.
 
-    With more than one rank, torch's default process group must be initialised; the constructor is collective. The
-    exchanges use a separate group, so that a save in the background does not mix with the training's collectives.
+    `node` is the number of this rank's node, from 0 to `nodes` - 1. `sharing_cpus` counts the ranks of this node,
+    including this one, that may run on this rank's CPUs. With more than one rank, torch's default process group must be
+    initialized; the constructor is collective. A separate group keeps the collectives of background saves apart from
+    those of training.
     """
 
     def __init__(self, world: World) -> None:
         known = dist.get_world_size() if dist.is_initialized() else 1
         if known != world.size:
             raise OwnFailureError(
-                f"the world has {world.size} ranks, but the process group has {known}",
+                f"the world has {world.size} ranks, but the default process group has {known}",
                 fix="initialise the default process group first",
             )
         self.rank = world.rank
@@ -86,16 +87,16 @@ class Ranks:
         return _from_rank_zero(self.rank, self.size, work, self._group)
 
     def together(self, work: Callable[[], T]) -> T:
-        """Run `work` on every rank; returns this rank's result.
+        """Run `work` on every rank and return this rank's result.
 
         Raises:
-            RankFailure: on every rank, `RankFailure.worst` of all ranks.
+            RankFailure: `work` failed on a rank; every rank raises `RankFailure.worst` of all failures.
         """
         return self.together_any(lambda: (work(), False))[0]
 
     @_detecting_lost_ranks()
     def together_any(self, work: Callable[[], tuple[T, bool]]) -> tuple[T, bool]:
-        """Like `together`, for work that also returns a flag; returns whether the flag is true on any rank."""
+        """Like `together`, for work that also returns a flag; return whether the flag is true on any rank."""
         result, failure = _attempt(self.rank, work)
         if self.size > 1:
             flags = torch.tensor([failure is not None, result is not None and result[1]], dtype=torch.uint8)
@@ -114,7 +115,7 @@ class Ranks:
         """Run `work` on every rank, and `finish` on rank 0 with the results, of `size_bytes` each.
 
         Raises:
-            RankFailure: as in `together`; or rank 0's, if `finish` failed.
+            RankFailure: as in `together`, or that of rank 0 if `finish` failed.
         """
         payload, failure = _attempt(self.rank, work)
         payloads = self._gather((b"\1" + payload) if payload is not None else bytes(1 + size_bytes))
@@ -132,7 +133,7 @@ class Ranks:
 
     @_detecting_lost_ranks()
     def _gather(self, payload: bytes) -> list[bytes]:
-        """The payload of every rank, all of one length, on rank 0; an empty list on the others."""
+        """Return the equally long payloads of all ranks on rank 0, and an empty list on the others."""
         if self.size == 1:
             return [payload]
         own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -142,7 +143,7 @@ class Ranks:
 
     @_detecting_lost_ranks()
     def gather_objects(self, value: Any) -> list[Any]:
-        """The value of every rank on rank 0; an empty list on the others."""
+        """Return the values of all ranks on rank 0, and an empty list on the others."""
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -151,7 +152,7 @@ class Ranks:
 
     @_detecting_lost_ranks()
     def gather_everywhere(self, value: Any) -> list[Any]:
-        """The value of every rank, on all of them."""
+        """Return the values of all ranks, on every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -160,7 +161,7 @@ class Ranks:
 
     @_detecting_lost_ranks()
     def scatter_objects(self, values: list[Any]) -> Any:
-        """This rank's value of the list that rank 0 passes."""
+        """Return this rank's item of the list that rank 0 passes."""
         if self.size == 1:
             return values[0]
         own: list[Any] = [None]
@@ -169,7 +170,7 @@ class Ranks:
 
     @_detecting_lost_ranks()
     def exchange_on_node(self, value: Any) -> list[Any]:
-        """The value of every rank of this node, on all of them, in the order of their ranks."""
+        """Return the values of all ranks of this node, in rank order, on each of these ranks."""
         if self.on_node == 1:
             return [value]
         values: list[Any] = [None] * self.on_node
@@ -182,7 +183,7 @@ class Ranks:
 
 
 def from_rank_zero(world: World, work: Callable[[], T]) -> T:
-    """`Ranks.from_rank_zero` over torch's default group."""
+    """Run `work` on rank 0 and return its result on every rank, like `Ranks.from_rank_zero`, in the default group."""
     return _from_rank_zero(world.rank, world.size, work, None)
 
 
@@ -197,7 +198,7 @@ def _from_rank_zero(rank: int, size: int, work: Callable[[], T], group: dist.Pro
         except Exception as error:  # noqa: BLE001
             answer[1] = error
     with _detecting_lost_ranks():
-        # Objects travel only between our own ranks.
+        # This unpickles objects, but only from ranks of the same job.
         dist.broadcast_object_list(answer, src=0, group=group)
     if answer[1] is not None:
         raise answer[1]
@@ -214,5 +215,5 @@ def _attempt(rank: int, work: Callable[[], T]) -> tuple[T | None, RankFailure | 
 
 
 def _node_group(ranks: list[int]) -> dist.ProcessGroup | None:
-    """A group of the ranks that share a node, in any order; None for a single rank."""
+    """Return a process group of these ranks of a node; None for a single rank."""
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if len(ranks) > 1 else None

@@ -1,6 +1,6 @@
 """The table of all-reduce algorithms. All have the same signature, so that callers can measure and select them by name.
 
-Imports torch only when an algorithm runs: the login node reads the names, required layouts and schedules without it.
+torch is imported only when an algorithm runs, because login nodes read the names, layouts and schedules without it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from toolkit.comm.peers import Peers
 
-    # Reduce `data` in place over all peers; every rank gets the same bits. `data` is contiguous, of shape
-    # (elements,) and not empty; `reductions.to_working` determines its type and the op ("sum", "min", "max", "product").
+    # Reduces `data` in place over all peers; all ranks get bitwise the same result. `data` is contiguous, of shape
+    # (elements,) and not empty; `reductions.to_working` determines its dtype and the op (sum, min, max, product).
     AllReduce = Callable[[torch.Tensor, str, Peers], None]
 
 
@@ -46,7 +46,7 @@ class Algorithm:
 
 
 def hierarchical_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """Reduce-scatter in the node, all-reduce across nodes, all-gather in the node; see hierarchical.py."""
+    """All-reduce by a reduce-scatter in the node, an all-reduce across nodes and an all-gather in the node."""
     assert peers.reducer is not None
     peers.reducer.all_reduce(data, op)
 
@@ -66,12 +66,12 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
 
 
 def layouts_allow(name: str, nodes: int, ranks_per_node: int) -> bool:
-    """Whether the algorithm can run on `nodes` nodes with `ranks_per_node` ranks each, if the nodes of the ranks are known."""
+    """Return whether the algorithm can run on `nodes` nodes with `ranks_per_node` ranks each, if they are known."""
     return ALGORITHMS[name].needs != "even nodes" or (nodes > 1 and ranks_per_node > 1)
 
 
 def available(peers: Peers) -> tuple[str, ...]:
-    """The names of the algorithms that these peers can run."""
+    """Return the names of the algorithms that these peers can run."""
     have = {"": True, "nodes": bool(peers.nodes), "even nodes": peers.reducer is not None}
     return tuple(name for name, algorithm in ALGORITHMS.items() if have[algorithm.needs])
 
@@ -83,16 +83,16 @@ def find_algorithm(name: str, peers: Peers) -> Algorithm:
         ToolkitError: the name is unknown, or the layout of ranks does not allow the algorithm.
     """
     if name not in ALGORITHMS:
-        raise ToolkitError(f"all-reduce algorithm {name!r} is not known", fix=f"one of {', '.join(ALGORITHMS)}")
+        raise ToolkitError(f"unknown all-reduce algorithm {name!r}", fix=f"use one of {', '.join(ALGORITHMS)}")
     if name not in available(peers):
-        known = "the nodes of the ranks are unknown" if not peers.nodes else "the nodes are not alike"
+        known = "the nodes of the ranks are unknown" if not peers.nodes else "the layout of the ranks differs"
         needs = (
-            "where each rank runs"
+            "the node of each rank"
             if ALGORITHMS[name].needs == "nodes"
             else ("two or more nodes with the same number of ranks, two or more each, and a group of all ranks")
         )
         raise ToolkitError(
-            f"all-reduce algorithm {name!r} needs {needs}; {known}",
-            fix=f"Communicator(world, topology=gather_topology(world)), or one of {', '.join(available(peers))}",
+            f"all-reduce algorithm {name!r} requires {needs}, but {known}",
+            fix=f"pass topology=gather_topology(world) to Communicator, or use one of {', '.join(available(peers))}",
         )
     return ALGORITHMS[name]

@@ -22,7 +22,7 @@ from toolkit.comm.tree import tree_broadcast, tree_reduce
 from toolkit.errors import ToolkitError
 
 T = TypeVar("T")
-_BETWEEN_TWO = 1  # tag of send and receive: separates their messages from those of the algorithms
+_BETWEEN_TWO = 1  # message tag of send and receive, which separates them from the messages of collectives
 
 
 class AsynchronousCollectives:
@@ -76,7 +76,7 @@ class AsynchronousCollectives:
 
         def work() -> torch.Tensor:
             working = reductions.to_working(tensor, op, self._peers.size)
-            wide = working.numel() // max(tensor.numel(), 1)  # a complex number is two real ones
+            wide = working.numel() // max(tensor.numel(), 1)  # 2 if complex: reduced as two real numbers
             parts = list(working.split([length * row * wide for length in parts_lengths]))
             parts[self._peers.place] = parts[self._peers.place].clone()
             part = direct_reduce_scatter(parts, _left(op), self._peers)
@@ -118,11 +118,11 @@ class AsynchronousCollectives:
         return self._issuer.start("all-gather (flat)", [tensor], work)
 
     def all_gather_unequal(self, tensor: torch.Tensor) -> Handle[list[torch.Tensor]]:
-        """The tensors of all ranks, which may have different lengths along dimension 0."""
+        """Gather the tensors of all ranks, which may have different lengths along dimension 0."""
         return self._issuer.start("all-gather (direct)", [tensor], lambda: self._gather_unequal(tensor, None))
 
     def gather(self, tensor: torch.Tensor, root: int) -> Handle[list[torch.Tensor] | None]:
-        """The tensors of all ranks, on the root; lengths along dimension 0 may differ."""
+        """Gather the tensors of all ranks on the root; lengths along dimension 0 may differ."""
         self._check_rank(root)
 
         def work() -> list[torch.Tensor] | None:
@@ -132,7 +132,7 @@ class AsynchronousCollectives:
         return self._issuer.start("gather (direct)", [tensor], work)
 
     def scatter(self, tensors: Sequence[torch.Tensor] | None, like: torch.Tensor, root: int) -> Handle[torch.Tensor]:
-        """Give each rank one of the root's tensors."""
+        """Send one of the root's tensors to each rank."""
         self._check_rank(root)
         if self._peers.place == root:
             self._check_scattered(tensors, like)
@@ -189,7 +189,7 @@ class AsynchronousCollectives:
     def broadcast_many(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> Handle[list[torch.Tensor]]:
         """Copy each tensor from its own root to all ranks concurrently, in place."""
         if len(tensors) != len(roots):
-            raise ToolkitError(f"{len(tensors)} tensors, but {len(roots)} roots", fix="pass one root for each tensor")
+            raise ToolkitError(f"got {len(tensors)} tensors, but {len(roots)} roots", fix="pass one root per tensor")
         for root in roots:
             self._check_rank(root)
         return self._issuer.start("broadcast (trees)", tensors, lambda: self._broadcast(tensors, roots))
@@ -233,7 +233,7 @@ class AsynchronousCollectives:
         return list(tensors)
 
     def _gather_unequal(self, tensor: torch.Tensor, root: int | None) -> list[torch.Tensor]:
-        """The tensors of all ranks on `root`, or on every rank if `root` is None; other ranks get only their own tensor."""
+        """Return the tensors of all ranks on `root` (None: on every rank); other ranks get only their own tensor."""
         if tensor.dim() == 0:
             tensor = tensor.view(1)
         announced = torch.tensor([[tensor.shape[0], _form(tensor)]] * self._peers.size, device=tensor.device)
@@ -251,7 +251,7 @@ class AsynchronousCollectives:
         )
 
     def _receive_buffers(self, announced: torch.Tensor, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Empty tensors to receive into, one for each row (length, form) that a rank announced."""
+        """Return receive buffers, one for each row (length, form) that a rank announced."""
         for place, line in enumerate(announced):
             self._check_form(place, line, tensor)
         lengths = announced[:, 0].tolist()
@@ -262,7 +262,7 @@ class AsynchronousCollectives:
             raise ToolkitError(
                 f"expected {tensor.dtype} of shape (n, {', '.join(map(str, tensor.shape[1:]))}), as on rank "
                 f"{self._peers.place} of the group, got another type or other trailing dimensions from rank {place} of the group",
-                fix="pass tensors that differ in their first dimension only",
+                fix="pass tensors that differ only in their first dimension",
             )
 
     def _swap(
@@ -275,7 +275,7 @@ class AsynchronousCollectives:
         return received
 
     def _agree_on_overflow(self, part: torch.Tensor, dtype: torch.dtype, op: str) -> None:
-        """Raise on all ranks if one rank has a part that overflows; otherwise the other ranks would continue without it."""
+        """Raise an error on all ranks if the part of one rank overflows, so that no rank continues alone."""
         if not reductions.may_overflow(dtype, op):
             return
         found = torch.tensor([reductions.overflows(part, dtype, op)], dtype=torch.uint8, device=part.device)
@@ -288,18 +288,18 @@ class AsynchronousCollectives:
         size = self._peers.size
         rows = tensor.shape[0] if tensor.dim() else 0
         if tensor.dim() == 0:
-            raise ToolkitError("a tensor without dimensions cannot be split among ranks", fix="tensor.view(1)")
+            raise ToolkitError("a tensor without dimensions cannot be split among ranks", fix="pass tensor.view(1)")
         if lengths is None:
             if rows % size:
                 raise ToolkitError(
-                    f"{rows} rows do not divide among {size} ranks",
-                    fix="pad them, or pass the lengths of unequal parts",
+                    f"{rows} rows are not divisible by {size} ranks",
+                    fix="pad the rows, or pass the lengths of unequal parts",
                 )
             return [rows // size] * size
         if len(lengths) != size or sum(lengths) != rows or min(lengths) < 0:
             raise ToolkitError(
                 f"lengths {list(lengths)} do not split {rows} rows among {size} ranks",
-                fix=f"{size} lengths, none below 0, with the sum {rows}",
+                fix=f"pass {size} lengths, none below 0, with the sum {rows}",
             )
         return list(lengths)
 
@@ -307,32 +307,32 @@ class AsynchronousCollectives:
         if tensors is None or len(tensors) != self._peers.size:
             given = "none" if tensors is None else str(len(tensors))
             raise ToolkitError(
-                f"the root of a scatter has {given} tensors for {self._peers.size} ranks",
-                fix="one tensor for each rank",
+                f"expected {self._peers.size} tensors to scatter, one per rank, got {given}",
+                fix="pass one tensor for each rank",
             )
         for place, tensor in enumerate(tensors):
             if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
                 raise ToolkitError(
-                    f"the tensor for rank {place} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
-                    f"not {like.dtype} of shape {tuple(like.shape)}",
-                    fix="scatter tensors of the type and shape of `like`",
+                    f"expected {like.dtype} of shape {tuple(like.shape)} for rank {place}, "
+                    f"got {tensor.dtype} of shape {tuple(tensor.shape)}",
+                    fix="scatter tensors with the dtype and shape of `like`",
                 )
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._peers.size:
-            raise ToolkitError(f"there is no rank {rank} in this group of {self._peers.size}", fix="ranks count from 0")
+            raise ToolkitError(f"expected a rank from 0 to {self._peers.size - 1}, got {rank}", fix="pass a group rank")
 
     def _check_other(self, rank: int) -> None:
         self._check_rank(rank)
         if rank == self._peers.place:
-            raise ToolkitError(f"rank {rank} speaks to itself", fix="copy the tensor")
+            raise ToolkitError(f"rank {rank} cannot send to or receive from itself", fix="copy the tensor instead")
 
 
 def _left(op: str) -> str:
-    """The op that remains when averages were divided beforehand."""
+    """Return the op to perform: a sum for averages, whose inputs are already divided."""
     return "sum" if op == "avg" else op
 
 
 def _form(tensor: torch.Tensor) -> int:
-    """A number for the type and the dimensions behind the first, which all ranks must share."""
+    """Return a checksum of the dtype and the dimensions after the first, which must be equal on all ranks."""
     return zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())

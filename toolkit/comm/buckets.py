@@ -1,8 +1,8 @@
-"""Many tensors in few all-reduces: they are packed side by side as they come, and unpacked when a bucket is back.
+"""All-reduce many tensors with few calls: pack them into buckets, and unpack the results.
 
-With a limit in bytes, a bucket goes off as soon as it is full, and is reduced while the next is packed: hand gradients
-over in the order in which the backward pass makes them, the last layer's first. Without a limit all of one type go
-in one call ("fused"), which is best for many small tensors that are there already.
+With a limit in bytes, a bucket is sent as soon as it is full, and reduced while the next one is packed. Add gradients
+in the order in which the backward pass computes them, from the last layer to the first. Without a limit, all tensors of
+one dtype go into one call ("fused"), which is best for many small tensors that already exist.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,15 +12,15 @@ import torch
 from toolkit.comm.handle import Handle
 from toolkit.comm.reductions import plain
 
-BUCKET_BYTES = 25 * 1024 * 1024  # as DDP's
+BUCKET_BYTES = 25 * 1024 * 1024  # DDP's default
 StartAllReduce = Callable[[torch.Tensor], Handle[torch.Tensor]]
 
 
 class Buckets:
-    """Tensors on their way. All ranks put the same shapes and types in the same order."""
+    """Packs tensors into buckets and all-reduces them. All ranks add equal shapes and dtypes in the same order."""
 
     def __init__(self, start: StartAllReduce, bucket_bytes: int | None = BUCKET_BYTES) -> None:
-        """Reduce buckets by `start`; `bucket_bytes` None means no limit."""
+        """Reduce buckets with `start`; `bucket_bytes` None means no limit."""
         self._start = start
         self._bucket_bytes = bucket_bytes
         self._open: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
@@ -28,11 +28,11 @@ class Buckets:
 
     @property
     def under_way(self) -> int:
-        """How many buckets were started and not yet unpacked."""
+        """The number of buckets that were started and not yet unpacked."""
         return len(self._started)
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Add a tensor that must not change until `finish`; a full bucket starts. Larger tensors get their own bucket."""
+        """Add a tensor, which must not change until `finish`, and start full buckets; a large tensor gets its own."""
         key = (tensor.dtype, tensor.device)
         held = self._open.setdefault(key, [])
         if held and self._bucket_bytes is not None and _bytes_of([*held, tensor]) > self._bucket_bytes:
@@ -43,12 +43,12 @@ class Buckets:
             self._send(key)
 
     def flush(self) -> None:
-        """Start what is still open."""
+        """Start all buckets that are not full yet."""
         for key in list(self._open):
             self._send(key)
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Flush, wait for every bucket, and write the results into the tensors. `timeout_s` is for each bucket."""
+        """Flush, wait for every bucket, and write the results into the tensors. `timeout_s` applies to each bucket."""
         self.flush()
         while self._started:
             tensors, handle = self._started[0]

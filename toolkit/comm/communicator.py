@@ -57,7 +57,7 @@ class Communicator:
         """Create separate process groups for the ranks of `group` (None: all). Collective over these ranks.
 
         Args:
-            topology: where ranks run, from `gather_topology`; the leader and hierarchical all-reduce need it.
+            topology: the hosts of the ranks, from `gather_topology`; the leader and hierarchical all-reduce require it.
             beat_s: seconds between two heartbeats of a rank.
 
         Raises:
@@ -68,14 +68,14 @@ class Communicator:
         self._world = world
         if world.size > 1 and not dist.is_initialized():
             raise OwnFailureError(
-                f"{world.size} ranks have no process group",
+                f"torch's default process group is not initialised for {world.size} ranks",
                 fix="start through `toolkit run`, or call toolkit.world.rendezvous.start_groups(world) first",
             )
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if dist.is_initialized() else [0]
         if world.rank not in ranks:
             raise ToolkitError(
                 f"rank {world.rank} is not in the group of ranks {ranks}",
-                fix="create the communicator on the ranks of the group only",
+                fix="create the communicator only on the ranks of the group",
             )
         self.rank = ranks.index(world.rank)
         self.size = len(ranks)
@@ -99,19 +99,19 @@ class Communicator:
 
     @property
     def can_measure(self) -> bool:
-        """Whether `choose_by_measurement` has something to measure: ranks on the CPU whose nodes are known."""
+        """Whether `choose_by_measurement` can run: two or more CPU ranks whose nodes are known."""
         return self.size > 1 and bool(self._peers.nodes) and self._world.device == "cpu"
 
     def choose_by_measurement(self, budget_s: float = BUDGET_S) -> Choice:
-        """Measure the links between the ranks, so that `algorithm="fastest"` can select by the result. Collective.
+        """Measure the links between the ranks, for the selection by `algorithm="fastest"`. Collective.
 
         In a run, toolkit stores the result in the run directory; later attempts on the same nodes reuse it.
 
         Args:
-            budget_s: seconds for each tier, the nodes and the network.
+            budget_s: seconds per tier; the tiers are the links within nodes and the network between them.
 
         Raises:
-            ToolkitError: the nodes of the ranks are not known, there is one rank, or they are on GPUs.
+            ToolkitError: the nodes of the ranks are unknown, there is only one rank, or the ranks use GPUs.
         """
         if not self.can_measure:
             raise ToolkitError(
@@ -129,7 +129,7 @@ class Communicator:
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """Bytes that this rank sent to each rank of the group, without the traffic of the backends' own collectives ("flat")."""
+        """The bytes that this rank sent to each rank of the group, not counting collectives of the backend ("flat")."""
         return dict(self._peers.sent_bytes)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Communicator:
         self.close()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> torch.Tensor:
-        """Reduce `tensor` in place over all ranks and return it; every rank gets the same bits.
+        """Reduce `tensor` in place over all ranks and return it; all ranks get bitwise the same result.
 
         Args:
             op: "sum", "avg", "min", "max" or "product". A NaN on any rank gives NaN. 8 and 16 bit integers never
@@ -160,7 +160,7 @@ class Communicator:
     def all_reduce_many(
         self, tensors: Sequence[torch.Tensor], op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None
     ) -> None:
-        """All-reduce many tensors in place: concatenated in one call for each type, or in buckets of the given bytes.
+        """All-reduce many tensors in place: concatenated in one call per dtype, or in buckets of `bucket_bytes`.
 
         Buckets are filled from the last tensor to the first, the order in which a backward pass computes gradients.
         """
@@ -187,15 +187,15 @@ class Communicator:
         return self.start.all_gather(tensor).wait()
 
     def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks; their first dimension may differ."""
+        """Return the tensors of all ranks; their first dimension may differ."""
         return self.start.all_gather_unequal(tensor).wait()
 
     def gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
-        """The tensors of all ranks on the root, None elsewhere; their first dimension may differ."""
+        """Return the tensors of all ranks on the root, None elsewhere; their first dimension may differ."""
         return self.start.gather(tensor, root).wait()
 
     def scatter(self, tensors: Sequence[torch.Tensor] | None, like: torch.Tensor, root: int) -> torch.Tensor:
-        """Return this rank's tensor of the root's `tensors`, which all have the shape and type of `like`."""
+        """Return this rank's item of the root's `tensors`, which all have the shape and dtype of `like`."""
         return self.start.scatter(tensors, like, root).wait()
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -261,7 +261,8 @@ class Communicator:
         if len(ranks) == dist.get_world_size():
             group: dist.ProcessGroup = dist.new_group(timeout=timeout)
             return group
-        # torch names such a group by the rank's number of groups: with different numbers, the ranks would never connect.
+        # torch derives the name of such a group from the rank's number of groups. If the numbers differ, the ranks
+        # never connect.
         store = dist.PrefixStore("communicator/groups", world_store())
         key = f"{zlib.crc32(repr(ranks).encode())}/{store.add(f'{ranks}/{self._world.rank}', 1)}"
         store.set(f"{key}/{self._world.rank}", str(count_groups()))
@@ -269,7 +270,8 @@ class Communicator:
         counts = {rank: int(store.get(f"{key}/{rank}")) for rank in ranks}
         if len(set(counts.values())) > 1:
             raise ToolkitError(
-                "; ".join(f"rank {rank} has {count} process groups" for rank, count in counts.items()),
+                "expected equal numbers of process groups, but "
+                + ", ".join(f"rank {rank} has {count}" for rank, count in counts.items()),
                 where=f"rank {self._world.rank} on {self._world.host}",
                 fix="create process groups and communicators of subsets on all ranks, so that each rank has the same number",
             )
@@ -284,7 +286,7 @@ class Communicator:
 
 
 def _nodes(ranks: Sequence[int], topology: Topology | None) -> RankGroups:
-    """The places in the group on each node; empty if the node of any rank is unknown."""
+    """Return the group ranks on each node; empty if the node of any rank is unknown."""
     if topology is None or topology.conflicts:
         return ()
     places = {rank: place for place, rank in enumerate(ranks)}

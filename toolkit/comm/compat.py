@@ -1,4 +1,4 @@
-"""Names of torch that differ between supported versions, and the private names that toolkit uses.
+"""torch names that differ between supported versions, and the private torch API that toolkit uses.
 
 torch 2.13 renames two collectives and warns at every use of the old names; torch 2.11 has only the old names.
 """
@@ -22,30 +22,30 @@ reduce_scatter_single = _first_of("reduce_scatter_single", "reduce_scatter_tenso
 
 
 def world_store() -> dist.Store:
-    """A separate connection to the store of the default process group.
+    """Return a separate connection to the store of the default process group.
 
-    `Store.clone` is public since torch 2.8, but is in no type stub.
+    `Store.clone` is public since torch 2.8, but missing from the type stubs.
     """
     store: dist.Store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
     return store
 
 
 def world_timeout() -> timedelta:
-    """The timeout of the default process group; torch would give other groups its default of 30 minutes."""
+    """Return the timeout of the default process group; for other groups, torch would use its default of 30 minutes."""
     timeout: timedelta = distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
     return timeout
 
 
 def count_groups() -> int:
-    """The number of process groups of this rank; torch uses it to name a group that only its members create."""
+    """Return the number of process groups of this rank; torch puts it into names of groups that only members create."""
     return len(distributed_c10d._world.pg_names)
 
 
 def after_backward(check: Callable[[], None]) -> None:
     """Call `check` at the end of the current backward pass; `backward` raises its errors.
 
-    DDP also finishes its pass in such a callback, which it registers later. A callback that another callback registers
-    runs after DDP's. FSDP2 and DDP's own hooks use the same private name.
+    DDP also finishes its pass in such a callback, which it registers later. Therefore this callback registers `check`
+    as another callback, which runs after DDP's. FSDP2 and the hooks in DDP use the same private API.
     """
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(check))
@@ -54,6 +54,6 @@ def after_backward(check: Callable[[], None]) -> None:
 def when_computed(callback: Callable[[], None]) -> None:
     """Call `callback` when the current backward pass has computed its last gradient, before it waits for other ranks.
 
-    DDP and FSDP2 wait in callbacks that they register later than the hook of the loss, the first hook to run.
+    Call it in a hook of the loss, which runs first: DDP and FSDP2 register the callbacks in which they wait later.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,4 +1,4 @@
-"""Bytes and seconds of the collectives that toolkit issues. Each owner has its own instance."""
+"""Count the calls, bytes and seconds of the collectives that toolkit issues."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ class Count:
 
 
 class Counters:
-    """Totals by kind. Thread-safe."""
+    """Totals by kind of collective. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Count] = {}
@@ -50,6 +50,5 @@ class Counters:
         self.add(kind, tensor.numel() * tensor.element_size(), seconds)
 
     def totals(self) -> dict[str, Count]:
-        """The totals so far."""
         with self._lock:
             return dict(self._counts)

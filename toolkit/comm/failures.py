@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from toolkit.comm.presence import Presence, RankObservation
 from toolkit.errors import OwnFailureError
@@ -22,36 +24,36 @@ class CollectiveError(OwnFailureError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        where: str,
-        fix: str,
-        collective: str,
-        sequence: int,
-        present: Sequence[int],
+        self, message: str, *, where: str, fix: str, collective: str, sequence: int, present: Sequence[int],
         missing: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(message, where=where, fix=fix)
         self.collective = collective
         self.sequence = sequence
         self.present = tuple(present)
         self.missing = tuple(missing)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # ranks send their errors to each other
+        restored = partial(
+            CollectiveError, where=self.where, fix=self.fix, collective=self.collective, sequence=self.sequence,
+            present=self.present, missing=self.missing,
+        )  # fmt: skip
+        return restored, (self.message,)
+
 
 def is_transport_error(error: BaseException) -> bool:
-    """Whether the network or a peer caused the error, not the tensors of the caller."""
+    """Return whether the network or a peer caused the error, rather than the caller's tensors."""
     return isinstance(error, (RuntimeError, OSError)) and bool(_TRANSPORT.search(str(error)))
 
 
 def is_time_out(error: BaseException) -> bool:
-    """Whether the transport itself timed out."""
+    """Return whether the transport (gloo, NCCL or the store) timed out."""
     return bool(_TIME_OUT.search(str(error)))
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """One call: its kind, its number among the collectives, and the peer if only two ranks take part."""
+    """Identifies a call: its kind, its number among the collectives, and the peer if only two ranks take part."""
 
     kind: str
     sequence: int
@@ -72,51 +74,39 @@ class Witness:
         self._subject = presence.subject if presence is not None else "communicator"
 
     def explained(self, ticket: Ticket, seconds: float, error: BaseException | None = None) -> CollectiveError:
-        """The error of a call that did not finish in `seconds`, or failed after `seconds`, with the missing ranks."""
+        """Return an error, with the missing ranks, for a call that failed or was not finished after `seconds`."""
         outcome = f"did not finish in {seconds:.1f} s" if error is None else f"failed after {seconds:.1f} s"
         try:
             observations = self._presence.observe() if self._presence is not None else []
         except RuntimeError:
             return self._error(
-                f"{ticket} {outcome}, and the store does not respond: rank 0, or the agent that hosts it, has exited "
-                "or is disconnected",
-                ticket,
-                (),
-                (),
-                "see the log of rank 0",
-            )
+                f"{ticket} {outcome}, and the store does not respond: rank 0, or the agent that hosts the "
+                "store, has exited or is disconnected",
+                ticket, (), (), "see the log of rank 0",
+            )  # fmt: skip
         if ticket.peer is not None:
             others = [place for place in range(len(self._ranks)) if place != ticket.peer]
             missing = [ticket.peer]
         else:
             missing = [place for place, seen in enumerate(observations) if not seen.has_entered(ticket.sequence)]
-            others = [place for place in range(len(self._ranks)) if place not in missing]
+            others = [place for place in range(len(observations)) if place not in missing]
         return self._named(ticket, outcome, observations, missing, others, error)
 
     def refused(self, kind: str, sequence: int, before: CollectiveError) -> CollectiveError:
-        """The error of a call that is rejected because an earlier one failed."""
+        """Return the error for a call that is rejected because an earlier one failed."""
         return CollectiveError(
             f"{kind} cannot be issued: {before.collective} number {before.sequence} failed before it",
-            where=self._where,
-            fix=f"create a new {self._subject}, or exit this rank",
-            collective=kind,
-            sequence=sequence,
-            present=before.present,
-            missing=before.missing,
-        )
+            where=self._where, fix=f"create a new {self._subject}, or exit this rank", collective=kind, sequence=sequence,
+            present=before.present, missing=before.missing,
+        )  # fmt: skip
 
     def _named(
-        self,
-        ticket: Ticket,
-        outcome: str,
-        observations: Sequence[RankObservation],
-        missing: Sequence[int],
-        present: Sequence[int],
-        error: BaseException | None,
-    ) -> CollectiveError:
+        self, ticket: Ticket, outcome: str, observations: Sequence[RankObservation], missing: Sequence[int],
+        present: Sequence[int], error: BaseException | None,
+    ) -> CollectiveError:  # fmt: skip
         parts = [f"{ticket} {outcome}"]
         parts += [
-            f"rank {self._ranks[place]} did not come ({self._last_seen(observations[place])})" for place in missing[:8]
+            f"rank {self._ranks[place]} did not join ({self._last_seen(observations[place])})" for place in missing[:8]
         ]
         if len(missing) > 8:
             parts.append(f"nor did {len(missing) - 8} other ranks")
@@ -129,9 +119,9 @@ class Witness:
         ][: 8 if ticket.peer is None else 0]
         gave_up = [place for place in present if (line := observations[place].line) and line.gave_up]
         if gave_up and not missing:
-            parts.append(f"{_listed([self._ranks[place] for place in gave_up])} came and gave up waiting")
-        if ticket.peer is None:
-            parts.append(f"there: {_listed([self._ranks[place] for place in present])}")
+            parts.append(f"{_listed([self._ranks[place] for place in gave_up])} joined and timed out")
+        if ticket.peer is None and present:
+            parts.append(f"joined: {_listed([self._ranks[place] for place in present])}")
         if error is not None and not missing:
             parts.append(f"network error: {str(error).splitlines()[0]}")
         return self._error(
@@ -145,9 +135,7 @@ class Witness:
     def _fix(self, missing: Sequence[int], gave_up: Sequence[int]) -> str:
         if missing:
             first = self._ranks[missing[0]]
-            return (
-                f"see the log of rank {first} for what it does or why it exited; if it is only slow, increase timeout_s"
-            )
+            return f"see the log of rank {first} for its state or error; if this rank is only slow, increase timeout_s"
         if gave_up:
             return f"see the log of rank {self._ranks[gave_up[0]]}, which names the missing rank"
         return "all ranks entered the collective: check the network between them"
@@ -156,7 +144,9 @@ class Witness:
         line = observation.line
         if line is None:
             return f"it never created this {self._subject}"
-        state = "alive" if observation.is_alive else "it has left" if line.left else "no heartbeat"
+        state = (
+            "alive" if observation.is_alive else f"it has left this {self._subject}" if line.left else "no heartbeat"
+        )
         return f"{state}, last in {Ticket(line.collective, line.sequence)}"
 
     def _error(

@@ -1,4 +1,13 @@
-"""Communication hooks for DistributedDataParallel: reduce gradients in tiers, or by the fastest measured algorithm."""
+"""DDP communication hooks: reduce gradients in two tiers (in nodes, across nodes), or with the fastest algorithm.
+
+The order of events in one backward pass on the CPU:
+
+1. DDP calls the hook as soon as all gradients of a bucket are ready, in the same order of buckets on all ranks.
+2. The hook starts the reduction in a thread, and returns a future; the backward pass continues.
+3. The thread averages the bucket in place and completes the future, also if the reduction failed.
+4. At the end of the backward pass, DDP waits for its futures. A callback that runs after it raises an error of the
+   reduction from `backward` with its original type.
+"""
 
 # No `from __future__ import annotations` here: DDP reads the annotations of its hook and rejects strings.
 
@@ -51,10 +60,10 @@ def find_reduction(
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
 ) -> Reduction:
-    """The reduction that averages gradients over `group`; rank 0 prints it to stderr. Collective.
+    """Choose the reduction that averages gradients over `group`; rank 0 prints it to stderr. Collective.
 
-    `setting` is "auto" or "hierarchical" (two tiers, if the layout has two), "flat" (DDP's own), or "measured": toolkit
-    measures the links between the ranks for some seconds and reduces each bucket by its fastest algorithm.
+    `setting` is "auto" or "hierarchical" (two tiers if the layout has them), "flat" (DDP's own), or "measured": toolkit
+    measures the links between the ranks for some seconds and reduces each bucket with its fastest algorithm.
 
     A backward pass that waits longer than `timeout_s` for a rank (None: the timeout of the default process group), or
     loses one, raises a CollectiveError that names the rank. `beat_s` is the interval of the ranks' heartbeats.
@@ -89,14 +98,14 @@ def _by_measurement(
         raise ToolkitError(
             "measuring links requires two or more CPU ranks with known nodes",
             where="parallel.reduction",
-            fix='set reduction = "auto"; on GPUs NCCL measures by itself',
+            fix='set reduction = "auto"; on GPUs NCCL tunes itself',
         )
     choice = communicator.choose_by_measurement()
-    return Reduction(measured_hook(communicator), say(world, f"{GRADIENTS}: by measurement, {choice.line}"))
+    return Reduction(measured_hook(communicator), say(world, f"{GRADIENTS}: chosen by measurement: {choice.line}"))
 
 
 def measured_hook(communicator: Communicator) -> Hook:
-    """A communication hook that averages each bucket by its fastest measured algorithm."""
+    """Return a communication hook that averages each bucket with its fastest measured algorithm."""
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
@@ -111,11 +120,11 @@ def measured_hook(communicator: Communicator) -> Hook:
 
 
 def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None = None) -> Hook:
-    """A communication hook for `register_comm_hook(None, hook)`; it averages as DDP does.
+    """Return a hook for `register_comm_hook(None, hook)` that averages gradients like DDP.
 
     Buckets are reduced while the backward pass continues: on the CPU by the reducer's threads, on a GPU on one separate
-    stream. DDP passes buckets in the same order on all ranks, which the reducer requires. `calls`
-    adds the missing ranks to errors.
+    stream. DDP passes buckets in the same order on all ranks, which the reducer requires. `calls` adds the missing
+    ranks to errors.
     """
     streams: dict[torch.device, torch.cuda.Stream] = {}
 

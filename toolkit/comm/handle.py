@@ -14,7 +14,7 @@ _POLL_S = 0.001
 
 
 class Handle(Generic[T]):
-    """The result of an asynchronous call. The caller must not touch the passed tensors until it is done."""
+    """The result of an asynchronous call. The caller must not use the passed tensors until the call is done."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Handle(Generic[T]):
         self._event = event
 
     def done(self) -> bool:
-        """Whether `wait` would return or raise without waiting."""
+        """Return whether `wait` would return or raise immediately."""
         return self._future.done() and (self._event is None or self._event.query())
 
     def when_done(self, call: Callable[[], object]) -> None:
@@ -38,7 +38,7 @@ class Handle(Generic[T]):
         self._future.add_done_callback(lambda _: call())
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Wait for the result and return it. The caller may call it again, also after a timeout.
+        """Wait for the result and return it. The caller may call this again, even after a timeout.
 
         Without `timeout_s` the communicator's timeout applies; on a GPU the current stream then waits instead of the
         caller.
@@ -65,5 +65,5 @@ class Handle(Generic[T]):
         stream.wait_event(self._event)
         for tensor in result if isinstance(result, list) else [result]:
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
-                tensor.record_stream(stream)  # allocated on the communicator's stream, used on this one
+                tensor.record_stream(stream)  # allocated on the communicator's stream, but used on this one
         return result

@@ -1,9 +1,9 @@
 """All-reduce in three stages: reduce-scatter in the node, all-reduce across nodes, all-gather in the node.
 
-With N nodes of L ranks and S bytes, 2(N-1)/N S leave each node. A flat ring needs 2(NL-1)/NL S when neighbours in
-rank are neighbours on nodes, and L times as much when ranks are dealt to nodes round-robin; its latency grows with NL,
-here with N. The stages of different segments run at the same time, so that the network need not wait for the
-node. After the 2D-torus all-reduce of Mikami et al., "Massively Distributed SGD", arXiv:1811.05233 (2018).
+With N nodes of L ranks and S bytes, 2(N-1)/N S bytes leave each node. In a flat ring, 2(NL-1)/NL S leave it if
+consecutive ranks are on the same node, and L times as much if ranks are assigned to nodes round-robin. The latency of
+the ring grows with NL, here with N. The stages of different segments run concurrently, so that the network need not
+wait for the node. After the 2D-torus all-reduce of Mikami et al., "Massively Distributed SGD", arXiv:1811.05233 (2018).
 """
 
 from concurrent.futures import Future
@@ -25,11 +25,10 @@ SEGMENT_BYTES = 2 * 1024 * 1024
 
 
 class HierarchicalReducer:
-    """This rank's groups and the all-reduce over them.
+    """Performs the all-reduce over this rank's node group and cross-node group.
 
-    Each stage has its own thread and its own process group, which nothing else uses. Work enters every stage in the
-    order of the calls, and all ranks must make the same calls in the same order; then no rank can wait for another
-    in a cycle, however many reductions are in progress.
+    Each stage has its own thread and its own process group. Work enters every stage in call order, and all ranks must
+    make the same calls in the same order. Therefore ranks cannot deadlock, however many reductions are in progress.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class HierarchicalReducer:
         segment_bytes: int = SEGMENT_BYTES,
         timeout_s: float | None = None,
     ) -> None:
-        """Create the groups of a hierarchical plan. Collective over all ranks; `timeout_s` None: the default group's timeout."""
+        """Create the groups of a hierarchical plan, collectively; `timeout_s` defaults to that of the default group."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
         self._segment_bytes = segment_bytes
@@ -59,10 +58,10 @@ class HierarchicalReducer:
             stage.close()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
-        """Reduce `tensor` in place over all ranks; every rank gets the same bits.
+        """Reduce `tensor` in place over all ranks; all ranks get bitwise the same result.
 
-        Any shape (the same on all ranks), strides and number of elements; any dtype that the backend adds up.
-        "sum", "min", "max", "product", or "avg", which divides by the number of ranks before the sum, as DDP does, so
+        The tensor may have any shape (the same on all ranks), any strides, and any dtype that the backend can sum. `op`
+        is "sum", "min", "max", "product", or "avg", which divides by the number of ranks before the sum, like DDP, so
         that half precision does not overflow.
 
         Raises:
@@ -71,7 +70,7 @@ class HierarchicalReducer:
         self.start(tensor, op).result()
 
     def start(self, tensor: torch.Tensor, op: str = "sum") -> Future[torch.Tensor]:
-        """Start `all_reduce`; the future returns `tensor`, which must not be touched before.
+        """Start `all_reduce`; the future returns `tensor`, which the caller must not use until then.
 
         On a GPU all work goes to the current stream, and the returned future is already done.
         """
@@ -130,12 +129,12 @@ class HierarchicalReducer:
 
 
 def node_reduce_scatter(segment: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's part of the group's result, shape (segment.numel() / ranks of the group,)."""
+    """Return this rank's part of the group's result, shape (segment.numel() / ranks of the group,)."""
     if segment.device.type != "cpu":
         part = segment.new_empty(segment.numel() // group.size())
         reduce_scatter_single(part, segment, op=BACKEND_OPS[op], group=group)
         return part
-    # gloo's reduce-scatter takes twice as long as an exchange of parts that each owner adds up.
+    # gloo's reduce-scatter takes twice as long as an all-to-all after which each rank sums its part.
     parts = torch.empty_like(segment)
     dist.all_to_all_single(parts, segment, group=group)
     return fold_rows(parts.view(group.size(), -1), op)

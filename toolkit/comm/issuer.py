@@ -1,4 +1,4 @@
-"""Issues collectives sequentially, numbers and counts them, and explains those that do not finish."""
+"""Issue collectives sequentially, number and count them, and add the missing ranks to errors."""
 
 import threading
 import time
@@ -20,15 +20,14 @@ T = TypeVar("T")
 class Issuer:
     """This rank's queue of collectives.
 
-    On the CPU a thread takes them in the order of the calls; what is sent to one rank and received from one has a
-    thread for each direction, so that two ranks may both send before they receive. On a GPU everything uses one
-    stream, from the calling thread.
+    On the CPU, a thread runs them in call order. Sends and receives between two ranks have one thread per direction, so
+    that both ranks may send before they receive. On a GPU, the calling thread issues everything on one stream.
     """
 
     def __init__(
         self, ranks: Sequence[int], where: str, presence: Presence | None, counters: Counters, timeout_s: float
     ) -> None:
-        """Issue for a group of world `ranks`; `where` names this rank. `presence` is None for a single rank."""
+        """Issue collectives of the world ranks `ranks`; `where` names this rank. `presence` is None for one rank."""
         self.counters = counters
         self.timeout_s = timeout_s
         self._witness = Witness(ranks, where, presence)
@@ -63,7 +62,6 @@ class Issuer:
             self._presence.close()
 
     def explained(self, ticket: Ticket, seconds: float, error: BaseException | None = None) -> CollectiveError:
-        """The error of a call that did not finish in `seconds`, or failed after `seconds`, with the missing ranks."""
         return self._witness.explained(ticket, seconds, error)
 
     def _refuse_if_broken(self, kind: str) -> None:
@@ -73,7 +71,7 @@ class Issuer:
     def _queue(self, lane: str, ticket: Ticket, tensors: Sequence[torch.Tensor], work: Callable[[], T]) -> Handle[T]:
         def late(seconds: float) -> CollectiveError:
             error = self.explained(ticket, seconds)
-            if seconds >= self.timeout_s:  # the transport gives up now, too
+            if seconds >= self.timeout_s:  # the transport has timed out as well
                 self._broken = self._broken or error
             return error
 

@@ -1,4 +1,4 @@
-"""All-reduce algorithms that move data in few large messages: backend, direct and leader.
+"""All-reduce algorithms with few large messages: flat (by the backend), direct and leader.
 
 `direct` is also available as a reduce-scatter and an all-gather. Parts may have unequal lengths, including zero.
 """
@@ -14,14 +14,14 @@ from toolkit.comm.tree import tree_broadcast
 
 
 def flat_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce by the backend: gloo's ring, or NCCL's choice by size and hardware. All ranks of the group call it."""
+    """All-reduce with the backend: gloo's ring, or NCCL's choice. All ranks of the group must call it."""
     backend_all_reduce(data, op, peers.group)
 
 
 def leader_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce through the first rank of each node, which sums in the order of ranks. Needs `peers.nodes`.
+    """All-reduce through the first rank of each node, which sums in rank order. Requires `peers.nodes`.
 
-    Only the leaders communicate across nodes, by a ring: 2(N-1)/N S leave each node, for any number of ranks in it.
+    Only these leaders communicate across nodes, in a ring: 2(N-1)/N S bytes leave each of N nodes for S bytes of data.
     """
     (node,) = (places for places in peers.nodes if peers.place in places)
     leader, *others = node
@@ -37,14 +37,14 @@ def leader_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
 
 
 def direct_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce with 2(p-1) messages in 2 latencies: each rank sums one part and sends it to all others; 2(p-1)/p S each."""
+    """All-reduce S bytes over p ranks in 2 latencies: each rank sums one part and sends it to all; it sends 2(p-1)/p S."""
     parts = data.tensor_split(peers.size)
     direct_reduce_scatter(parts, op, peers)
     direct_all_gather(parts, peers)
 
 
 def direct_reduce_scatter(parts: Sequence[torch.Tensor], op: str, peers: Peers) -> torch.Tensor:
-    """Reduce `parts[place]` of all ranks into this rank's own part, in place and in the order of ranks; return it."""
+    """Reduce this rank's part of `parts` over all ranks, in place and in rank order, and return it."""
     own = parts[peers.place]
     others = [place for place in range(peers.size) if place != peers.place]
     incoming = {place: torch.empty_like(own) for place in others}
@@ -58,6 +58,6 @@ def direct_reduce_scatter(parts: Sequence[torch.Tensor], op: str, peers: Peers) 
 
 
 def direct_all_gather(parts: Sequence[torch.Tensor], peers: Peers) -> None:
-    """Fill `parts[place]` with the part of the rank at that place."""
+    """Fill `parts`, which has one part per rank, with the parts of the other ranks."""
     others = [place for place in range(peers.size) if place != peers.place]
     peers.exchange([(parts[peers.place], place) for place in others], [(parts[place], place) for place in others])

@@ -8,10 +8,10 @@ from typing import Any
 
 
 class OrderedThread:
-    """Runs work in the order of `submit`, until it is closed or the process ends.
+    """Runs work in the order of `submit`, until it is closed or the process exits.
 
-    It is a daemon, unlike the threads of concurrent.futures: a rank that fails must be able to exit while this
-    thread still waits in a collective for its peers.
+    It is a daemon thread, unlike those of concurrent.futures, because a rank that fails must be able to exit while this
+    thread still waits for other ranks in a collective.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,5 +33,5 @@ class OrderedThread:
             future, work = item
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised again where the future is read
+            except BaseException as error:  # noqa: BLE001 - the reader of the future raises it again
                 future.set_exception(error)

@@ -15,17 +15,17 @@ from toolkit.topology.groups import RankGroups
 if TYPE_CHECKING:
     from toolkit.comm.hierarchical import HierarchicalReducer
 
-Message = tuple[torch.Tensor, int]  # a contiguous tensor, and the place of the peer
+Message = tuple[torch.Tensor, int]  # a contiguous tensor, and the place (index) of the peer
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Some ranks of a process group, numbered by their places from 0.
+    """The ranks of a process group that take part in a collective. A rank's place is its index among them, from 0.
 
-    `members[place]` is a rank of the group, `place` this rank's own. `nodes` are the places on each node, ascending,
-    and empty if the nodes are unknown; `reducer` is set if their layout allows the hierarchical algorithm.
-    `sent_bytes` counts what this rank sent to each rank of the group, without the backends' own collectives. Messages
-    match only within one `tag`. `group` is None for a single rank.
+    `members[place]` is the group rank at a place, `place` is that of this rank. `nodes` lists the places on each node,
+    ascending, and is empty if the nodes are unknown; `reducer` is set if the layout allows the hierarchical algorithm.
+    `sent_bytes` counts the bytes that this rank sent to each group rank, without collectives of the backend. A receive
+    matches only sends with the same `tag`. `group` is None for a single rank.
     """
 
     group: dist.ProcessGroup | None
@@ -42,15 +42,15 @@ class Peers:
         return len(self.members)
 
     def among(self, places: Sequence[int]) -> Peers:
-        """The peers at `places`, in that order, including this rank. They share the process group."""
+        """Return the peers at `places`, in that order, which include this rank. They share the process group."""
         members = tuple(self.members[place] for place in places)
         return replace(self, members=members, place=list(places).index(self.place), nodes=(), reducer=None)
 
     def post(self, sends: Iterable[Message] = (), receives: Iterable[Message] = ()) -> list[dist.Work]:
-        """Start sends and receives. The tensors must not be touched before every work has finished.
+        """Start sends and receives. The caller must not use the tensors before every returned work has finished.
 
-        Messages from one rank to another arrive in the order of the calls, and within a call in the order of the
-        arguments. Empty tensors are skipped, on both sides.
+        Messages from one rank to another arrive in call order, and within a call in the order of the arguments. Empty
+        tensors are neither sent nor received.
         """
         operations = [self._operation(dist.irecv, tensor, peer) for tensor, peer in receives if tensor.numel()]
         for tensor, peer in sends:
@@ -60,7 +60,7 @@ class Peers:
         return dist.batch_isend_irecv(operations) if operations else []
 
     def exchange(self, sends: Iterable[Message] = (), receives: Iterable[Message] = ()) -> None:
-        """Send and receive; on a GPU, later work on the stream waits for it."""
+        """Send and receive; on a GPU, only later work on the stream waits for the transfers."""
         for work in self.post(sends, receives):
             work.wait()
 
@@ -69,6 +69,6 @@ class Peers:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as uint8, shape (bytes,), which every backend supports. Contiguous tensors only."""
+    """Return a contiguous tensor's memory as uint8, shape (bytes,), which every backend supports."""
     # torch treats a single element as contiguous with any stride, but `view` with another type rejects that stride.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""Heartbeats of the ranks in the store, with the last collective of each; read only after a failure.
+"""Heartbeats of the ranks in torch's store, with the last collective of each rank; read only after a failure.
 
 A thread of every rank writes one line every `beat_s`: the heartbeat number and the last collective that the rank entered.
-A rank that computes, sleeps or waits continues its heartbeat; a killed or disconnected rank does not. So a rank whose
-collective fails can distinguish a late rank from a dead one, at no cost for the collectives.
+A rank that computes, sleeps or waits continues its heartbeat; a killed or disconnected rank does not. If a collective
+fails, a rank can therefore distinguish a late rank from a dead one, at no cost for successful collectives.
 """
 
 import threading
@@ -23,9 +23,9 @@ _HERE, _LEFT, _GAVE_UP = "0", "1", "2"
 
 @dataclass(frozen=True)
 class Line:
-    """The last line of one rank.
+    """The last line that a rank wrote.
 
-    `left`: it closed its communicator or exited normally; `gave_up`: it did so after a failed collective.
+    `left`: the rank closed its communicator or exited normally; `gave_up`: it did so after a failed collective.
     """
 
     beat: int
@@ -37,34 +37,34 @@ class Line:
 
 @dataclass(frozen=True)
 class RankObservation:
-    """One rank as observed by another: `line` is None if it never wrote one; `is_alive` if its heartbeat continued."""
+    """A rank as observed by another: `line` is None if it wrote none; `is_alive` is True if its heartbeat continued."""
 
     line: Line | None
     is_alive: bool
 
     def has_entered(self, sequence: int) -> bool:
-        """Whether it entered the collective, and is alive or exited normally."""
+        """Return whether the rank entered the collective, and is alive or exited normally."""
         return self.line is not None and self.line.sequence >= sequence and (self.is_alive or self.line.left)
 
 
 def new_board(name: str, rank: int) -> dist.Store:
-    """A new board with its own store connection, for the ranks that create one of this name together.
+    """Return a new section ("board") of the store, with its own connection, for the lines of the ranks that create it.
 
-    `rank` is the world rank. Each rank counts its boards of a name, so that a second board has its own keys.
+    `rank` is the world rank. Each rank counts its boards per name, so that a second board has its own keys.
     """
     store = world_store()
     return dist.PrefixStore(f"{name}/{store.add(f'{name}/made by {rank}', 1)}", store)
 
 
 class Presence:
-    """This rank's line on the board, and the lines of the others. Ranks are those of the group."""
+    """Writes this rank's heartbeat line to the board, and reads the lines of the others. Ranks are group ranks."""
 
     def __init__(
         self, store: dist.Store, rank: int, size: int, *, beat_s: float = BEAT_S, subject: str = "communicator"
     ) -> None:
-        """Write the first line and start the heartbeat. Do not share the store: another wait on it delays heartbeats.
+        """Write the first line and start the heartbeat. Do not share `store`, because other waits delay the heartbeat.
 
-        `subject` names the object that the ranks created together, for messages.
+        `subject` is the name of the object that the ranks create together, for messages.
         """
         self.subject = subject
         self._store = store
@@ -79,25 +79,25 @@ class Presence:
         self._write()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
         self._thread.start()
-        # Also at process exit: a thread that is inside the store at that time would crash the process.
+        # Also runs at process exit: a thread that uses the store at that time would crash the process.
         self.close = weakref.finalize(self, _leave, self._stop, self._thread)
 
     def enter(self, sequence: int, collective: str) -> None:
-        """Record that this rank has entered a collective. Sends nothing: the next heartbeat contains it."""
+        """Record that this rank has entered a collective, for the next heartbeat; sends nothing itself."""
         self._entered = (sequence, collective)
 
     def give_up(self) -> None:
-        """Leave after a failed collective: others see that this rank entered it, so its exit is not the cause."""
+        """Leave after a failed collective; the other ranks then know that this rank entered it and did not cause it."""
         self._gave_up = True
         self.close()
 
     def observe(self) -> list[RankObservation]:
-        """The state of every rank. Takes 2.5 heartbeat intervals: only a second read shows which heartbeats continue.
+        """Return the state of every rank, after 2.5 heartbeat intervals: only a second read shows who is alive.
 
         Raises:
             RuntimeError: the store does not respond.
         """
-        time.sleep(self.beat_s / 2)  # until then a rank that has just entered has written its line
+        time.sleep(self.beat_s / 2)  # by then, a rank that has just entered the collective has written its line
         before = self._read()
         time.sleep(2 * self.beat_s)
         after = self._read()
@@ -113,7 +113,7 @@ class Presence:
             try:
                 self._write(left=left)
             except RuntimeError:
-                return  # rank 0 exited, and the store with it: no rank can read this rank's line any more
+                return  # the store exited with rank 0, so no rank can read this line any more
 
     def _write(self, *, left: bool = False) -> None:
         self._beat += 1

@@ -13,7 +13,7 @@ __all__ = ["RankFailure", "add_failure_kind"]
 
 
 class FailureKind(NamedTuple):
-    """An error class that keeps its type on the other ranks; `comes_first` puts it before failures of lower ranks."""
+    """An error class that keeps its type on other ranks; `comes_first` gives it priority over lower ranks' failures."""
 
     error: type[ToolkitError]
     comes_first: bool = False
@@ -28,14 +28,14 @@ def add_failure_kind(name: str, error: type[ToolkitError], *, comes_first: bool 
 
 
 def _kind_of(error: ToolkitError) -> str:
-    """The name of the most specific kind that fits."""
+    """Return the name of the most specific kind that matches the error."""
     return max(
         (name for name, kind in _KINDS.items() if isinstance(error, kind.error)),
         key=lambda name: len(_KINDS[name].error.__mro__),
     )
 
 
-class RankFailure(Exception):  # noqa: N818 - an event, which the code catches before a user sees it
+class RankFailure(Exception):  # noqa: N818 - toolkit always catches it before a user sees it
     """The error that one rank raised; identical on every rank after they agreed on it."""
 
     def __init__(self, rank: int, error: Exception) -> None:
@@ -45,7 +45,7 @@ class RankFailure(Exception):  # noqa: N818 - an event, which the code catches b
 
     @classmethod
     def of(cls, rank: int, error: Exception) -> RankFailure:
-        """The failure of this rank, or of another rank if this rank received that one."""
+        """Return the failure of this rank, or `error` itself if it is the failure of another rank."""
         if isinstance(error, cls):
             return error
         failure = cls(rank, error)
@@ -54,7 +54,7 @@ class RankFailure(Exception):  # noqa: N818 - an event, which the code catches b
 
     @classmethod
     def worst(cls, failures: Sequence[RankFailure]) -> RankFailure:
-        """The failure of the lowest rank; those of a kind that comes first precede all others."""
+        """Return the failure of the lowest rank; a kind with `comes_first` has priority over all others."""
         return min(failures, key=lambda failure: (not failure._comes_first, failure.rank))
 
     @property

@@ -1,7 +1,7 @@
 """The type rules of reductions: supported ops, accumulation types and overflow checks.
 
-8 and 16 bit integers are summed in 32 bits and multiplied as float64, which is exact if the result fits; an
-overflow is an error, never a wrapped number. 32 and 64 bit integers wrap, as in torch.
+8- and 16-bit integers are summed in 32 bits and multiplied as float64, which is exact if the result fits. An overflow
+is an error, never a wrapped number. 32- and 64-bit integers wrap, as in torch.
 """
 
 import torch
@@ -25,35 +25,35 @@ def check_reducible(dtype: torch.dtype, op: str, backend: str) -> None:
     """Reject an op that the type or the backend does not support.
 
     Raises:
-        ToolkitError: with the op, the type, the backend and a fix.
+        ToolkitError: `op` is unknown, or not supported for `dtype`.
     """
     if op not in OPS:
-        raise ToolkitError(f"op {op!r} is not known", fix=f"use one of {', '.join(OPS)}")
+        raise ToolkitError(f"unknown op {op!r}", fix=f"use one of {', '.join(OPS)}")
     if dtype in _FLOATS:
         return
     fix = ""
     if dtype in (*_SMALL_INTEGERS, *_INTEGERS):
-        fix = "use op 'sum' and divide, or convert to a float before" if op == "avg" else ""
+        fix = "use op 'sum' and divide, or convert the tensor to a float type first" if op == "avg" else ""
     elif dtype is torch.bool:
-        fix = "" if op in ("min", "max") else "'min' is and, 'max' is or; to count, convert to torch.int64 before"
+        fix = "" if op in ("min", "max") else "use 'min' for and, 'max' for or; to count, convert to torch.int64 first"
     elif dtype.is_complex and dtype is not torch.complex32:
         fix = "" if op in ("sum", "avg") else "reduce torch.view_as_real(tensor), or its absolute value"
     else:
-        fix = "convert to torch.float32 or torch.int64 before"
+        fix = "convert the tensor to torch.float32 or torch.int64 first"
     if fix:
-        raise ToolkitError(f"op {op!r} of {dtype} cannot be reduced over {backend}", fix=fix)
+        raise ToolkitError(f"op {op!r} does not support {dtype} over {backend}", fix=fix)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without gradient, contiguous, with conjugation and negation resolved; not copied if already so."""
+    """Return the tensor detached, contiguous, and with conjugation and negation resolved; copied only if necessary."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def to_working(tensor: torch.Tensor, op: str, size: int) -> torch.Tensor:
-    """The input of the reduction: contiguous, of shape (elements,), in a type that algorithms and backends support.
+    """Return the input of the reduction: contiguous, shape (elements,), in a type that algorithms and backends support.
 
-    It shares the tensor's memory if possible. Averages are divided by `size` first, as DDP
-    does, so that half precision does not overflow; the remaining op is a sum.
+    It shares the tensor's memory if possible. For an average, the input is divided by `size` first, as in DDP, so that
+    half precision does not overflow; the remaining op is a sum.
     """
     tensor = plain(tensor).view(-1)
     if tensor.dtype.is_complex:
@@ -68,19 +68,19 @@ def to_working(tensor: torch.Tensor, op: str, size: int) -> torch.Tensor:
 
 
 def from_working(result: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
-    """The result in the caller's type, shape (elements,); call `overflows` first."""
+    """Return the result in the caller's type, shape (elements,); call `overflows` first."""
     if dtype.is_complex:
         return torch.view_as_complex(result.view(-1, 2))
     if dtype is torch.bool:
         return result.view(torch.bool)
     if dtype in _SMALL_INTEGERS and op == "product":
-        # NaN is infinity times zero; for integers that requires a zero factor.
+        # Infinity times zero gives NaN, but a product of integers with a factor of zero is zero.
         return result.nan_to_num(nan=0.0).to(dtype)
     return result.to(dtype)
 
 
 def overflows(result: torch.Tensor, dtype: torch.dtype, op: str) -> bool:
-    """Whether the result overflows a small integer type. Synchronizes with the GPU, for these types only."""
+    """Return whether the result overflows a small integer type. Only for these types, it synchronizes with the GPU."""
     if not may_overflow(dtype, op) or result.numel() == 0:
         return False
     limits = torch.iinfo(dtype)
@@ -88,16 +88,16 @@ def overflows(result: torch.Tensor, dtype: torch.dtype, op: str) -> bool:
 
 
 def may_overflow(dtype: torch.dtype, op: str) -> bool:
-    """Whether the type and op require an overflow check."""
+    """Return whether the type and op require an overflow check."""
     return dtype in _SMALL_INTEGERS and op in ("sum", "product")
 
 
 def overflow_error(dtype: torch.dtype, op: str, size: int) -> ToolkitError:
-    """The error of an overflow; identical on every rank."""
+    """Return the error for an overflow, which is identical on every rank."""
     limits = torch.iinfo(dtype)
     return ToolkitError(
-        f"the {op} of {size} ranks does not fit into {dtype} ({limits.min} to {limits.max})",
-        fix="convert to torch.int32 or torch.int64 before",
+        f"the {op} over {size} ranks does not fit in {dtype} ({limits.min} to {limits.max})",
+        fix="convert the tensor to torch.int32 or torch.int64 first",
     )
 
 
@@ -124,9 +124,9 @@ def fold_rows(parts: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def backend_all_reduce(flat: torch.Tensor, op: str, group: dist.ProcessGroup | None) -> None:
-    """The backend's own all-reduce of a working tensor, in place.
+    """All-reduce a working tensor in place with the backend.
 
-    gloo's "min" and "max" keep or drop a NaN depending on rank order; reducing a mask gives all ranks the NaN.
+    With "min" and "max", gloo keeps or drops a NaN depending on rank order, so a reduced mask sets it on all ranks.
     """
     mask = torch.isnan(flat).to(torch.uint8) if op in ("min", "max") and flat.is_floating_point() else None
     dist.all_reduce(flat, op=BACKEND_OPS[op], group=group)

@@ -1,11 +1,11 @@
-"""All-reduce on a ring: every rank receives only from its left neighbour and sends only to its right one.
+"""All-reduce on a ring: every rank receives only from its left neighbor and sends only to its right one.
 
-The data consists of one chunk for each rank. In p-1 steps each chunk passes all ranks and is summed, in p-1 more the sums
-pass all ranks. Each rank sends 2(p-1)/p S, the minimum, at the cost of 2(p-1) latencies.
+The data is split into one chunk per rank. In p-1 steps, each chunk passes all p ranks and is summed; in p-1 more steps,
+the sums pass all ranks. For S bytes of data, each rank sends 2(p-1)/p S, the minimum, at the cost of 2(p-1) latencies.
 After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
-Three names of the table are this algorithm with other parameters. `pieces` splits each chunk: a rank forwards a piece as
-soon as it is summed, while it receives the next one. `ahead` is the number of open receive buffers.
+Three algorithms of the table use this code with different parameters. `pieces` splits each chunk: a rank forwards a
+piece as soon as it is summed, while it receives the next one. `ahead` is the number of open receive buffers.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ PIPELINE_AHEAD = 4
 
 
 def ring_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce with one piece in a chunk: transfers and sums alternate."""
+    """All-reduce with one piece per chunk: transfers and sums alternate."""
     _ring(data, op, peers, pieces=1, ahead=1)
 
 
 def double_buffered_ring_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce with two pieces in a chunk and two buffers: a rank sums one half while it receives the other."""
+    """All-reduce with two pieces per chunk and two buffers: a rank sums one half while it receives the other."""
     _ring(data, op, peers, pieces=2, ahead=2)
 
 
 def pipelined_ring_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """All-reduce with pieces of 256 KiB, up to 32 in a chunk, which do not wait for the rest of their chunk."""
+    """All-reduce with pieces of 256 KiB, up to 32 per chunk, which are forwarded without waiting for the chunk."""
     chunk_bytes = -(-data.numel() // peers.size) * data.element_size()
     pieces = min(max(-(-chunk_bytes // PIECE_BYTES), 1), MOST_PIECES)
     _ring(data, op, peers, pieces=pieces, ahead=min(pieces, PIPELINE_AHEAD))
@@ -41,7 +41,7 @@ def _ring(data: torch.Tensor, op: str, peers: Peers, *, pieces: int, ahead: int)
     if peers.size == 1:
         return
     chunks = [chunk.tensor_split(pieces) for chunk in data.tensor_split(peers.size)]
-    # A GPU has one queue for sends and receives: posted ahead, they would wait for each other in a cycle.
+    # A GPU has one queue for sends and receives; if they were posted ahead, they would deadlock.
     walk = _walk_ahead if data.device.type == "cpu" else _walk_in_step
     walk(_PieceOrder(chunks, peers, pieces, op), ahead)
 
@@ -63,7 +63,7 @@ class _PieceOrder:
         return self._chunks[(self.peers.place - step) % self.peers.size][piece]
 
     def incoming(self, item: int) -> torch.Tensor:
-        """The target of a received piece: the first half of the items is summed there, the second half stored there."""
+        """Return the target of a received piece: the first half of the items is added to it, the second half copied."""
         step, piece = divmod(item, self.pieces)
         return self._chunks[(self.peers.place - step - 1) % self.peers.size][piece]
 

@@ -1,11 +1,11 @@
-"""FSDP2's all-gather and reduce-scatter in two tiers, through torch's extension points.
+"""FSDP2's all-gather and reduce-scatter in two tiers, within and across nodes, through torch's extension points.
 
-Each node receives the same number of bytes for every layout of ranks: with N nodes of L ranks and S bytes of parameters,
-(N-1)/N S enter and leave a node. A flat ring moves (NL-1)/NL S over each node's edge when neighbours in rank are
-neighbours on nodes, L times as much when ranks are dealt to nodes round-robin.
+With N nodes of L ranks and S bytes of parameters, (N-1)/N S enter and leave a node for every layout of ranks. A flat
+ring moves (NL-1)/NL S into and out of a node if consecutive ranks are on the same node, and L times as much if ranks
+are assigned to nodes round-robin.
 
-torch 2.11 and 2.13 have the same extension points, `FSDPModule.set_custom_all_gather` and `set_custom_reduce_scatter`. The
-classes that these name as arguments are private; the two methods below are all that torch calls.
+torch 2.11 and 2.13 have the same extension points, `FSDPModule.set_custom_all_gather` and `set_custom_reduce_scatter`.
+Their argument types are private classes, of which torch calls only the two methods below.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ def choose_sharding_collectives(
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
 ) -> str:
-    """Install the two-tier collectives in `model` and all its shards if `setting` and `topology` select them.
+    """Install the two-tier collectives in all FSDP modules of `model` if `setting` and `topology` select them.
 
-    Collective, call once after `fully_shard`, for a model that is sharded over all ranks. `setting` is that of
+    Collective; call it once after `fully_shard`, for a model that is sharded over all ranks. `setting` is that of
     `[parallel] reduction`. Returns a log line with the choice and its reason; rank 0 also prints it to stderr. A
     forward or backward pass that waits longer than `timeout_s` for a rank (None: the timeout of the default
     process group), or loses one, raises a CollectiveError that names the rank. `beat_s` is the interval of the ranks'
@@ -76,12 +76,12 @@ def choose_sharding_collectives(
 
 
 class ShardingTiers:
-    """The groups of both tiers, each with one use only: FSDP gathers and scatters at the same time on a GPU."""
+    """The groups of both tiers, separate for gather and scatter, because FSDP runs both concurrently on a GPU."""
 
     def __init__(
         self, plan: GroupPlan, calls: WatchedCalls, counters: Counters | None = None, *, timeout_s: float | None = None
     ) -> None:
-        """Create the groups of a hierarchical plan. Collective over all ranks; `calls` adds the missing ranks to errors."""
+        """Create the groups of a hierarchical plan, collectively; `calls` adds the missing ranks to errors."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
         self.calls = calls
@@ -91,7 +91,7 @@ class ShardingTiers:
         self._orders: dict[tuple[dist.ProcessGroup, torch.device], torch.Tensor] = {}
 
     def order(self, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-        """The place of each rank in `group`, ranks sorted by local index, then node; shape (ranks,).
+        """Return the indices in `group` of the ranks, sorted by local index, then node; shape (ranks,).
 
         Raises:
             ToolkitError: the model is not sharded over all ranks.
@@ -101,7 +101,7 @@ class ShardingTiers:
             sorted_ranks = [rank for across in self.plan.cross_groups for rank in across]
             if sorted(ranks) != sorted(sorted_ranks):
                 raise ToolkitError(
-                    f"the model is sharded over {len(ranks)} of {len(sorted_ranks)} ranks",
+                    f"expected a model sharded over all {len(sorted_ranks)} ranks, got {len(ranks)} ranks",
                     where="parallel.reduction",
                     fix='set reduction = "flat", or shard over all ranks',
                 )
@@ -116,17 +116,16 @@ class _Allocates:
         self._tiers = tiers
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an empty tensor."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class AllGatherInTiers(_Allocates):
-    """Across nodes first, each rank its own part, then all parts in the node."""
+    """All-gathers across nodes first, each rank its own part, then all parts within the node."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
-        """Fill `output_tensor` with the parts of all ranks, in the group's order. Always done on return."""
+        """Fill `output_tensor` with the parts of all ranks, in group order. Always complete on return."""
         tiers = self._tiers
         order = tiers.order(group, input_tensor.device)
         across = input_tensor.new_empty(tiers.gather_cross.size() * input_tensor.numel())
@@ -140,7 +139,7 @@ class AllGatherInTiers(_Allocates):
 
 
 class ReduceScatterInTiers(_Allocates):
-    """In the node first, so that only the node's sum crosses the network."""
+    """Reduces within the node first, so that only the sum of the node crosses the network."""
 
     def __call__(
         self,
@@ -150,14 +149,14 @@ class ReduceScatterInTiers(_Allocates):
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """Fill `output_tensor` with this rank's part of the sum or average. Always done on return.
+        """Fill `output_tensor` with this rank's part of the sum or average. Always complete on return.
 
         Raises:
-            ToolkitError: another op.
+            ToolkitError: `op` is neither sum nor average.
         """
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ToolkitError(
-                f"the hierarchical reduce-scatter of FSDP expected sum or avg, got {op}",
+                f"the hierarchical reduce-scatter for FSDP supports sum and avg, got {op}",
                 fix="call set_force_sum_reduction_for_comms(True) on the model",
             )
         tiers = self._tiers

@@ -9,7 +9,7 @@ from toolkit.world.facts import World
 
 
 def choose_tiers(what: str, ranks: int, world: World, setting: str, topology: Topology) -> tuple[GroupPlan, str]:
-    """The groups of both tiers, or none, and a log line with the choice and its reason; rank 0 prints it to stderr.
+    """Return the groups of both tiers, or none, and a log line with the reason; rank 0 prints it to stderr.
 
     Args:
         what: name of the collectives in the log line.

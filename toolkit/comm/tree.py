@@ -1,7 +1,7 @@
 """Binomial trees: log2(p) rounds, in each of which half of the remaining ranks send to the other half.
 
-Places are relative to the root. Each rank adds in the order of rounds, so that the result has the same bits
-regardless of timing.
+Places are relative to the root. Each rank adds in round order, so the result is bitwise the same regardless of
+timing.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from toolkit.comm.reductions import fold
 
 
 def tree_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
-    """Reduce to the first rank, then broadcast: 2 log2(p) latencies, but all of S in each."""
+    """Reduce to the first rank, then broadcast: 2 log2(p) latencies, but each round moves the whole data."""
     tree_reduce(data, op, peers, root=0)
     tree_broadcast([data], [0], peers)
 
@@ -34,7 +34,7 @@ def tree_reduce(data: torch.Tensor, op: str, peers: Peers, root: int) -> None:
 
 
 def tree_broadcast(tensors: Sequence[torch.Tensor], roots: Sequence[int], peers: Peers) -> None:
-    """Copy each tensor from its root to all ranks, in place. All trees share the rounds."""
+    """Copy each tensor from its root to all ranks, in place. The trees of all tensors run in the same rounds."""
     distance = 1
     while distance < peers.size:
         distance *= 2

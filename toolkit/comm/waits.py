@@ -1,4 +1,4 @@
-"""Phases of a profile for the time that a rank waits in communication, which computation does not hide."""
+"""Record in the step profile how long a rank waits for communication that computation does not hide."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,10 +17,10 @@ __all__ = ["backward", "waits_noted"]
 
 @contextmanager
 def waits_noted(profile: Profile) -> Iterator[None]:
-    """Record the waits of torch's Python code for collectives as phase "communication" of `profile` in this context.
+    """Within this context, record waits for collectives in torch's Python code as phase "communication" of `profile`.
 
     These are synchronous calls of torch.distributed, `wait` of asynchronous ones, FSDP2 on the CPU, and DTensor. All of
-    them call one of two functions, which this context replaces. DDP waits in C++, at the end of `backward`.
+    them call one of the two functions that this context replaces. DDP waits in C++, at the end of `backward`.
     """
     wait, wait_tensor = dist.Work.wait, _functional_collectives.wait_tensor
     dist.Work.wait = _noted(wait, profile)  # type: ignore[method-assign]
@@ -41,9 +41,9 @@ def _noted(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]
 
 
 def backward(loss: Tensor, profile: Profile) -> None:
-    """Run `loss.backward()` as a phase; the part after the last gradient is communication.
+    """Run `loss.backward()` as a phase; the part after the last gradient counts as communication.
 
-    In that part DDP waits for unfinished buckets, and FSDP2 reduces its last group.
+    In that part, DDP waits for unfinished buckets, and FSDP2 reduces its last parameter group.
     """
     if not profile.on:
         loss.backward()

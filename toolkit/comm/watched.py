@@ -1,7 +1,7 @@
-"""Collectives that torch calls, in a backward pass or a module's hooks: numbered, and explained when they fail.
+"""Number the collectives that torch starts in backward passes or module hooks, and add missing ranks to their errors.
 
-DDP and FSDP call their plugs in the same order on all ranks, so that each rank can count the calls for itself, and
-the errors name ranks as a communicator's do.
+DDP and FSDP call their extension points in the same order on all ranks, so each rank can count the calls itself. Errors
+name ranks in the same form as those of a communicator.
 """
 
 import time
@@ -40,7 +40,7 @@ class WatchedCalls:
         """Add the missing ranks to a failure of the call in this block.
 
         Raises:
-            CollectiveError: a peer or the network failed, or an earlier call did.
+            CollectiveError: a peer or the network failed, or an earlier call failed.
         """
         with self._explaining(self._enter(kind)):
             yield
@@ -81,7 +81,7 @@ class WatchedCalls:
             raise explained from error
 
     def _explained(self, ticket: Ticket, seconds: float, error: BaseException) -> BaseException:
-        """The error to raise: after a transport failure a CollectiveError, the same for all calls in progress."""
+        """Return the error to raise; after a transport failure, the same CollectiveError for all calls in progress."""
         if not is_transport_error(error):
             return error
         if self._broken is None:

@@ -1,4 +1,4 @@
-"""A resolved job with some values replaced: for a resume with another shape, and for each task of a sweep."""
+"""Replace values of a resolved job, for a resume with other resources and for each task of a sweep."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -16,18 +16,18 @@ from toolkit.config.site import Site
 
 __all__ = ["amend_job", "move_job", "nodes_after", "vary_job", "with_values"]
 
-_OF_A_METRIC = frozenset({"checkpoint.best", "train.validate_every"})
+_METRIC_KEYS = frozenset({"checkpoint.best", "train.validate_every"})
 
 
 def amend_job(
     recorded: ResolvedJob, *, site: Site, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None
 ) -> ResolvedJob:
-    """The recorded job overridden by settings and flags, and checked against its site.
+    """Return the recorded job with settings and flags applied, checked against its site.
 
-    Values that were derived from others (the ranks from the GPUs, the QOS from the partition) are derived again.
+    Values that toolkit derived from others are derived again, for example the ranks from the GPUs.
 
     Raises:
-        ToolkitError: a value is wrong, or the site cannot serve the new request.
+        ToolkitError: a value is invalid, or the site cannot serve the new request.
     """
     anew = list(from_command_line(settings, flags or {}))
     values, origins = merge([*_what_was_set(recorded), *anew])
@@ -40,32 +40,32 @@ def amend_job(
 
 
 def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) -> Iterator[ResolvedJob]:
-    """The base job overridden by each row's values, as by `amend_job`, but only the affected parts are checked.
+    """Yield the base job with the values of each row of a sweep; only the affected parts are checked.
 
-    No row may change [job], which is the same for all tasks.
+    No row may change [job], because all tasks of an array share its resources.
 
     Raises:
-        ToolkitError: a value is wrong, or the site cannot serve the job with the current row.
+        ToolkitError: a value is invalid, or the site cannot serve the job with the current row.
     """
     values, origins = merge(_what_was_set(base))
     for row in rows:
         varied = _laid_over(base, values, origins, row)
-        if not _OF_A_METRIC.isdisjoint(row):  # this check reads the script
+        if not _METRIC_KEYS.isdisjoint(row):  # check_metric is slow, since it parses the script
             check_metric(varied)
         check_arguments(varied)
-        check_request(varied, site, limits=False)  # [job] does not change, and its limits are checked elsewhere
+        check_request(varied, site, limits=False)  # the limits apply to [job], which rows do not change
         yield varied
 
 
 def with_values(recorded: ResolvedJob, row: Mapping[str, Flag]) -> ResolvedJob:
-    """A recorded job overridden by one row's values, which were checked when it was submitted."""
+    """Return a recorded job with the values of one sweep row, which were checked at submission."""
     return _laid_over(recorded, *merge(_what_was_set(recorded)), row)
 
 
 def _laid_over(
     base: ResolvedJob, values: Mapping[str, Any], origins: Mapping[str, Origin], row: Mapping[str, Flag]
 ) -> ResolvedJob:
-    """The job with a row's values, and with the values derived from them; `values` and `origins` are the recorded ones."""
+    """Return `base` with a row's values, deriving others again; `values` and `origins` are those set in `base`."""
     changed = values
     for key, flag in row.items():
         changed = _with(changed, tuple(key.split(".")), flag.value)
@@ -73,7 +73,7 @@ def _laid_over(
     touched = {key.partition(".")[0] for key in row}
     try:
         tables = {name: _read_table(name, changed[name]) for name in touched}
-    except (ValidationError, PydanticCustomError):  # validating the whole file reports where
+    except (ValidationError, PydanticCustomError):  # validating the whole job adds the place to the error
         _validate(changed, {**origins, **places}, base)
         raise
     varied = base.model_copy(update={**tables, "origins": {**base.origins, **places}})
@@ -81,7 +81,7 @@ def _laid_over(
 
 
 def _read_table(name: str, values: Any) -> Any:
-    """One table of a job file, validated as in a file."""
+    """Return one table of a job file, validated."""
     if name == "args":
         return JobFile.check_args(values)
     model = table_model(JobFile.model_fields[name].annotation)
@@ -90,7 +90,7 @@ def _read_table(name: str, values: Any) -> Any:
 
 
 def _derive_again(varied: ResolvedJob, was_set: Set[str]) -> ResolvedJob:
-    """The job with the values of [parallel] derived again that the user did not set."""
+    """Return the job with [parallel] derived again, except for the keys in `was_set`, which the user set."""
     origins = {
         key: origin for key, origin in varied.origins.items() if key in was_set or not key.startswith("parallel.")
     }
@@ -98,7 +98,7 @@ def _derive_again(varied: ResolvedJob, was_set: Set[str]) -> ResolvedJob:
 
 
 def _with(table: Mapping[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
-    """A copy of a table with one value at a path; tables that are not on the path are shared."""
+    """Return a copy of a table with one value replaced at `path`; tables outside the path are not copied."""
     name, *rest = path
     if not rest:
         return {**table, name: value}
@@ -116,9 +116,9 @@ def _what_was_set(recorded: ResolvedJob) -> list[Setting]:
 
 
 def _lay_out(recorded: ResolvedJob, values: Mapping[str, Any], origins: dict[str, Origin], site: Site) -> ResolvedJob:
-    """The recorded job with new tables, and with the values derived from them."""
+    """Return the recorded job with new tables and the values derived from them."""
     tables = _validate(values, origins, recorded)
-    kept = {  # the components are set as one list, and each of their keys keeps its origin
+    kept = {  # [[component]] is set as one list, so `origins` lacks the origins of its keys
         key: origin
         for key, origin in recorded.origins.items()
         if _table_of(key) == "component" or _table_of(key) not in JobFile.model_fields
@@ -141,10 +141,10 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, Origin], recorded
 
 
 def move_job(recorded: ResolvedJob, site: Site, environ: Mapping[str, str]) -> ResolvedJob:
-    """A recorded job with another site's values in place of its own; `amend_job` then checks it for that site.
+    """Return a recorded job with the values of another site; `amend_job` then checks it for that site.
 
     Raises:
-        ToolkitError: a path of the site has a variable that `environ` lacks.
+        ToolkitError: a path of the site contains a variable that is not in `environ`.
     """
     of_job = {key: origin for key, origin in recorded.origins.items() if _table_of(key) in JobFile.model_fields}
     moved = {**values_of_site(site, environ), "origins": of_job | origins_of_site(site)}
@@ -152,21 +152,21 @@ def move_job(recorded: ResolvedJob, site: Site, environ: Mapping[str, str]) -> R
 
 
 def nodes_after(recorded: ResolvedJob, settings: Sequence[str]) -> int | str:
-    """The nodes of a recorded job overridden by settings; nothing is checked yet.
+    """Return the number of nodes of a recorded job after `settings`, without checking it.
 
     Raises:
-        ToolkitError: a setting cannot be read.
+        ToolkitError: a setting cannot be parsed.
     """
     given = [one.value for one in from_command_line(settings, {}) if one.path == ("job", "nodes")]
     return given[-1] if given else recorded.nodes
 
 
 def _table_of(key: str) -> str:
-    """The table of a dotted key, such as `train.steps` or `component[1].nodes`."""
+    """Return the table name of a dotted key such as `train.steps` or `component[1].nodes`."""
     return key.partition(".")[0].partition("[")[0]
 
 
 def _was_set(key: str, recorded: ResolvedJob) -> bool:
-    """True unless the value was derived. The name counts as set, since the run's folder contains it."""
+    """Return whether the user set the value. The job name always counts as set: the run directory is named after it."""
     origin = recorded.origin(key)
     return key == "job.name" or origin.layer not in ("built-in", "derived", "site")

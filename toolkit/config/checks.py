@@ -1,4 +1,4 @@
-"""Whether the site can serve this job: requests that Slurm would reject, or leave pending forever, with the numbers."""
+"""Check a job against its site, and reject requests that Slurm would reject or leave pending forever."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ __all__ = ["beyond_limits"]
 def check_request(
     resolved: ResolvedJob, site: Site, *, limits: bool = True, anew: frozenset[str] = frozenset()
 ) -> None:
-    """Check the job against its partition and against itself.
+    """Check the job against its partition, and its keys against each other.
 
-    Without `limits`, a query to the cluster checks the partition's limits instead; `anew` are the keys that were set over
-    those of a record.
+    `limits` is False if the caller checks the partition limits by a query to the cluster instead. `anew` contains the
+    keys that override those of a recorded job.
 
     Raises:
-        ToolkitError: the request is impossible; the message contains both numbers, and the fix one that works.
+        ToolkitError: the request is impossible; the message states both numbers, and the fix a value that works.
     """
     check_components(resolved)
     if site.scheduler.kind == "local":
@@ -46,15 +46,15 @@ def check_request(
         check_layout(resolved)
     except ToolkitError:
         for one in resolved.components:
-            for unknown in _unknown_partition(one, site):  # it may have GPUs, which would change the job's ranks
+            for unknown in _unknown_partition(one, site):  # report this instead: ranks may be derived from its GPUs
                 raise unknown from None
         raise
 
 
 def beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
-    """Every value of the job's components that exceeds what the site file states about their partitions."""
+    """Return an error for every value of a component that exceeds the limits of its partition in the site file."""
     errors = [error for one in resolved.components for error in _beyond_limits(one, site)]
-    return list({str(error): error for error in errors}.values())  # a value that [job] sets for all is reported once
+    return list({str(error): error for error in errors}.values())  # values of [job] repeat in each component
 
 
 def _beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
@@ -67,7 +67,7 @@ def _beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
 def _unknown_partition(resolved: ResolvedJob, site: Site) -> Iterator[ToolkitError]:
     if is_elsewhere(resolved.job.cluster, site):
         return
-    named = resolved.job.partition.split(",")  # Slurm uses the first that can serve the job
+    named = resolved.job.partition.split(",")  # Slurm uses the first partition in the list that can run the job
     name = next((one for one in named if one and one not in site.partitions), "")
     if name and site.partitions and site.scheduler.kind != "local":
         close = nearest(name, site.partitions) or list(site.partitions)
@@ -80,24 +80,22 @@ def _unknown_partition(resolved: ResolvedJob, site: Site) -> Iterator[ToolkitErr
 
 
 def check_arguments(resolved: ResolvedJob) -> None:
-    """Check that ranks can be started with the job's arguments and variables, and that its path can be recorded.
+    """Check that the system can start ranks with the job's arguments and variables, and that the job path is UTF-8.
 
     Raises:
-        ToolkitError: an argument or a variable is too long, or bytes are not UTF-8.
+        ToolkitError: an argument or a variable is too long, or is not UTF-8.
     """
     if problem := no_text(str(resolved.job_file)):
         raise ToolkitError(problem, where=str(resolved.job_file), fix="rename the folder or the file")
     for number, argument in enumerate(resolved.argv, start=1):
         if problem := no_word(argument):
-            raise ToolkitError(
-                problem, where=f"argument {number} after --", fix="write it into a file that the job reads"
-            )
+            raise ToolkitError(problem, where=f"argument {number} after --", fix="pass the argument in a file")
     entry = resolved.job.entry
     arguments = [*entry, *resolved.argv] if isinstance(entry, list) else []
     variables = {**resolved.site_env.vars, **resolved.network.vars, **resolved.env.vars}
     if problem := no_start(arguments, variables):
         key = "env.vars" if no_start([], variables) else "job.entry"
-        raise refuse(resolved, key, problem, "write it into a file, and pass the file's path")
+        raise refuse(resolved, key, problem, "write the value to a file, and pass the path of the file")
 
 
 def _check_without_scheduler(resolved: ResolvedJob) -> None:
@@ -110,17 +108,17 @@ def _check_without_scheduler(resolved: ResolvedJob) -> None:
         ("cluster", job.cluster, f"{site} has no scheduler for a cluster {job.cluster!r}", 'cluster = ""'),
     ):
         if is_asked:
-            raise refuse(resolved, f"job.{key}", message, f"--site with the name of a cluster, or {fix}")
+            raise refuse(resolved, f"job.{key}", message, f"use --site with the name of a cluster, or set {fix}")
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:
-    """Check that no node is both required and excluded; sbatch would only call its name invalid."""
+    """Check that no node is both required and excluded; the error of sbatch would only call the node name invalid."""
     wanted, unwanted = resolved.job.nodelist, resolved.job.exclude
-    if not wanted or not unwanted or "/" in wanted + unwanted:  # only sbatch reads a file of names
+    if not wanted or not unwanted or "/" in wanted + unwanted:  # a node file, which only sbatch reads
         return
     try:
         both = sorted(set(expand_hostlist(wanted)) & set(expand_hostlist(unwanted)))
-    except ToolkitError:  # sbatch accepts more forms, and rejects invalid ones itself
+    except ToolkitError:  # sbatch accepts more forms than toolkit, and rejects invalid ones
         return
     if both:
         named = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
@@ -148,22 +146,22 @@ def _check_container(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "site_container.runtime",
-            f"pyxis is a part of srun, but launcher.kind is {resolved.launcher.kind!r}",
-            'launcher.kind = "srun"',
+            f"pyxis is a plugin of srun, but launcher.kind is {resolved.launcher.kind!r}",
+            'set launcher.kind = "srun"',
         )
 
 
 def _check_repeat(resolved: ResolvedJob) -> None:
-    """Repeated jobs are an array that runs one task at a time, and replace a requeue."""
+    """Check that `repeat` is used alone: repeated jobs are submitted as a Slurm array, and they replace a requeue."""
     if resolved.job.repeat > 1 and resolved.job.array:
         raise refuse(
-            resolved, "job.repeat", f"{resolved.job.repeat} repeated jobs are one run, but array {resolved.job.array} has several tasks",
+            resolved, "job.repeat", f"repeat = {resolved.job.repeat} cannot be combined with array = {resolved.job.array!r}: repeated jobs belong to one run, array tasks to several",
             "use only one of repeat and array",
         )  # fmt: skip
     if resolved.job.repeat > 1 and resolved.job.requeue:
         raise refuse(
-            resolved, "job.requeue", "a requeued job and the next repeated job would be two starts at the same time",
-            "requeue = false, or repeat = 1",
+            resolved, "job.requeue", "requeue cannot be combined with repeat: the requeued job and the next repeated job would run at the same time",
+            "set requeue = false, or repeat = 1",
         )  # fmt: skip
 
 
@@ -175,22 +173,22 @@ def _beyond_partition(resolved: ResolvedJob, limits: PartitionTable) -> Iterator
             resolved,
             "job.nodes",
             f"{job.min_nodes} nodes, but {on} allows at most {limits.max_nodes}",
-            f"nodes = {limits.max_nodes}",
+            f"set nodes = {limits.max_nodes}",
         )
     if limits.max_time_s is not None and job.time and (job.time_s is None or job.time_s > limits.max_time_s):
         yield refuse(
             resolved,
             "job.time",
             f"{job.time} is {format_slurm_time(job.time_s)}, but {on} allows at most {format_slurm_time(limits.max_time_s)}",
-            f'time = "{limits.max_time}"',
+            f'set time = "{limits.max_time}"',
         )
     cpus = job.ranks_per_node * job.cpus_per_rank
     if limits.cpus_per_node and cpus > limits.cpus_per_node:
         fits = limits.cpus_per_node // job.ranks_per_node
         key, fix = (
-            ("job.cpus_per_rank", f"cpus_per_rank = {fits}")
+            ("job.cpus_per_rank", f"set cpus_per_rank = {fits}")
             if fits
-            else ("job.ranks_per_node", f"ranks_per_node = {limits.cpus_per_node}")
+            else ("job.ranks_per_node", f"set ranks_per_node = {limits.cpus_per_node}")
         )
         yield refuse(
             resolved,
@@ -203,7 +201,7 @@ def _beyond_partition(resolved: ResolvedJob, limits: PartitionTable) -> Iterator
             resolved,
             "job.mem_gb_per_node",
             f"{job.mem_gb_per_node} GiB per node, but {on} has {limits.mem_gb_per_node}",
-            f"mem_gb_per_node = {limits.mem_gb_per_node}",
+            f"set mem_gb_per_node = {limits.mem_gb_per_node}",
         )
     if limits.account_required and not job.account:
         yield refuse(
@@ -215,7 +213,7 @@ def _beyond_partition(resolved: ResolvedJob, limits: PartitionTable) -> Iterator
 
 
 def _beyond_gpus(resolved: ResolvedJob, limits: PartitionTable, site: Site) -> Iterator[ToolkitError]:
-    """Yield a job's excess of GPUs; if no partition of the site states GPUs, Slurm has to judge."""
+    """Yield an error if the job requests too many GPUs; if no partition states its GPUs, Slurm checks the request."""
     job = resolved.job
     states_gpus = any(partition.gpus_per_node for partition in site.partitions.values())
     if states_gpus and job.gpus_per_node > limits.gpus_per_node:
@@ -223,7 +221,7 @@ def _beyond_gpus(resolved: ResolvedJob, limits: PartitionTable, site: Site) -> I
             resolved,
             "job.gpus_per_node",
             f"{counted(job.gpus_per_node, 'GPU')} per node, but partition {job.partition} of {site.name} has {limits.gpus_per_node}",
-            f"gpus_per_node = {limits.gpus_per_node}",
+            f"set gpus_per_node = {limits.gpus_per_node}",
         )
 
 
@@ -234,17 +232,17 @@ def _check_warning(resolved: ResolvedJob) -> None:
         time_s, whose = parse_slurm_time(limits.max_time), f"partition {resolved.job.partition}"
     if time_s is None or warn_s < time_s:
         return
-    problem, longer = f"leaves no time of the {time_s} s of {whose}", "a longer time"
-    if hours := meant_as_hours(resolved.job.time):  # such a short walltime was probably meant in hours
+    problem, longer = f"would be at or before the start of the job: {whose} is {time_s} s", "set a longer time"
+    if hours := meant_as_hours(resolved.job.time):  # "24" means minutes; the user probably meant hours
         problem, longer = (
-            f"{problem}: Slurm reads {resolved.job.time} as minutes",
-            f'time = "{hours}" if hours are meant',
+            f"{problem}, since Slurm reads {resolved.job.time} as minutes",
+            f'set time = "{hours}" if you mean hours',
         )
     raise refuse(
         resolved,
         "restart.warn_s",
-        f"a warning {warn_s} s before walltime {problem}",
-        f"{longer}; else warn_s = {max(1, time_s // 4)}",
+        f"a warning {warn_s} s before the walltime {problem}",
+        f"{longer}, or warn_s = {max(1, time_s // 4)}",
     )
 
 
@@ -253,7 +251,7 @@ _LAYERS = get_args(Layer)
 
 @dataclass(frozen=True)
 class Need:
-    """In `table`, `keys` have an effect only if the keys `others` have values that are `met`; `fix` sets one that is."""
+    """Unless `met(table)`, `keys` of `table` have no effect; `others` are the keys that `met` reads; `fix` sets one."""
 
     table: str
     keys: tuple[str, ...]
@@ -299,10 +297,10 @@ NEEDS = (
 
 
 def check_needs(resolved: ResolvedJob, anew: frozenset[str] = frozenset()) -> None:
-    """Reject keys that were set and have no effect; `anew` are those that were set over a record's.
+    """Reject keys that were set but have no effect; `anew` are the keys that override those of a recorded job.
 
     Raises:
-        ToolkitError: the message names all of them, each with what it needs.
+        ToolkitError: the message names every such key and the setting that it requires.
     """
     errors = [_refusal(need, key, resolved) for need, key in _unmet(resolved, anew)]
     if errors:
@@ -327,9 +325,9 @@ def _unmet(resolved: ResolvedJob, anew: frozenset[str]) -> Iterator[tuple[Need, 
                 yield need, key
 
 
-@cache  # each of the thousand tasks of a sweep reads all of them
+@cache  # a sweep with a thousand tasks reads every default a thousand times
 def _default(table: type[Table], key: str) -> Any:
-    """The default of a key, which has no effect if it is written out."""
+    """Return the default of a key."""
     return table.model_fields[key].get_default(call_default_factory=True)
 
 

@@ -15,16 +15,16 @@ class JobContainerTable(Table):
     """The image that this job's ranks run in; the site sets the runtime that starts it."""
 
     image: str = key(
-        "", "Image: a file, a folder or a URL in a form that the runtime accepts. Empty uses the site's, if any."
+        "", "Container image: a file, folder or URL that the runtime accepts. Empty uses the image of the site, if any."
     )
     mounts: list[Text] = key(
         None,
-        "Folders of the host that ranks need in addition to those of the run, the job and toolkit, as SOURCE, SOURCE:TARGET or "
+        "Host folders to mount in addition to the run directory, the job folder and toolkit, as SOURCE, SOURCE:TARGET or "
         "SOURCE:TARGET:ro.",
         form=_MOUNTS,
         default_factory=list,
     )
-    python: Text = key("python3", "The image's Python, 3.11 or newer; it runs the ranks.")
+    python: Text = key("python3", "Python interpreter in the image that runs the ranks, 3.11 or newer.")
 
     @field_validator("mounts")
     @classmethod
@@ -33,16 +33,16 @@ class JobContainerTable(Table):
 
 
 class ContainerTable(Table):
-    """How this site runs containers; without a runtime it runs none. It may also set an image for all jobs."""
+    """How this site runs containers. Without a runtime, jobs cannot use containers. `image` applies to all jobs."""
 
-    runtime: Literal["", "apptainer", "pyxis"] = key("", "The program that starts the container of each rank.")
-    image: str = key("", "Image of jobs that set none; empty for none.")
-    mounts: list[Text] = key(
-        None, "Folders of the host that every job's ranks need.", form=_MOUNTS, default_factory=list
+    runtime: Literal["", "apptainer", "pyxis"] = key(
+        "", "Container runtime that starts each rank; empty if the site has none."
     )
+    image: str = key("", "Image for jobs that do not set one; empty for no container.")
+    mounts: list[Text] = key(None, "Host folders to mount for every job.", form=_MOUNTS, default_factory=list)
     options: list[Text] = key(
         None,
-        "More options of the runtime; with pyxis, of srun.",
+        "Additional options for the runtime; with pyxis, for srun.",
         form='a list of options such as ["--nv"]',
         default_factory=list,
     )
@@ -66,7 +66,7 @@ class ContainerTable(Table):
 
 
 def check_mounts(mounts: list[str]) -> list[str]:
-    """Reject mounts that a runtime's own list of mounts would split, and folders that are not absolute."""
+    """Reject mounts with a comma, at which a runtime would split its list of mounts, and paths that are not absolute."""
     for mount in mounts:
         parts = mount.split(":")
         flags = parts[2:]

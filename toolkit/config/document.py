@@ -1,4 +1,4 @@
-"""TOML documents as values with the line of each key, the limits of a value, and the origin of a setting."""
+"""Read TOML files with the line number of each key, check single values, and describe the origin of a setting."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Document", "Flag", "KeyPath", "Origin", "leaves", "no_line", "read_d
 
 @dataclass(frozen=True)
 class Document:
-    """The file's values and the lines of its keys."""
+    """The values of a TOML file and the line numbers of its keys."""
 
     path: Path
     values: dict[str, Any]
     lines: dict[KeyPath, int]
 
     def place(self, key: KeyPath) -> str:
-        """Return file:line of `key`, or of the innermost table around it."""
+        """Return file:line of `key`, or of the innermost table that contains it."""
         return f"{self.path}:{line_of(self.lines, key)}"
 
 
@@ -36,7 +36,7 @@ def read_document(path: Path) -> Document:
         ToolkitError: it cannot be read, is not UTF-8, or is not TOML.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows write a byte order mark
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows may write a byte order mark
     except FileNotFoundError as error:
         raise NotFoundError("file not found", where=str(path), fix="specify the path of a TOML file") from error
     except OSError as error:
@@ -57,8 +57,8 @@ def read_document(path: Path) -> Document:
         ) from error
     except RecursionError as error:
         raise _too_deep(path) from error
-    except ValueError as error:  # a number that Python cannot read
-        raise ToolkitError(f"invalid TOML: {error}", where=str(path), fix="write that number as a string") from error
+    except ValueError as error:  # raised for an integer with too many digits
+        raise ToolkitError(f"invalid TOML: {error}", where=str(path), fix="write the number as a string") from error
     if any(depth > DEEPEST for _, _, depth in parts(values)):
         raise _too_deep(path)
     return Document(path, values, key_lines(text.replace("\r\n", "\n")))
@@ -71,7 +71,7 @@ def _too_deep(path: Path) -> ToolkitError:
 
 
 def leaves(values: dict[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield every value that is not a filled table, with its path."""
+    """Yield every value with its path; a table counts as a value only if it is empty."""
     for name, value in values.items():
         path = (*prefix, name)
         if isinstance(value, dict) and value:
@@ -88,43 +88,43 @@ def _where_tomllib_stopped(message: str, text: str) -> tuple[int, str]:
     return line, match[1]
 
 
-LARGEST_INTEGER = 2**63 - 1  # TOML's limit that every reader must support
+LARGEST_INTEGER = 2**63 - 1  # TOML requires parsers to support 64-bit signed integers, but no larger ones
 DEEPEST = 100  # levels of tables and lists; JSON writers fail soon after 200
 LONGEST_WORD_BYTES = 131_071  # execve(2): MAX_ARG_STRLEN is 32 pages, including the final NUL
-MOST_BYTES = 1_000_000  # half of the usual limit of all arguments and variables; the rest is the site's
+MOST_BYTES = 1_000_000  # half of the usual ARG_MAX; the other half is left for the variables of the site
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def no_text(text: str) -> str:
-    """Why a string cannot be written to a file; "" if it can."""
+    """Return why a string cannot be written to a file as UTF-8; "" if it can."""
     if match := _SURROGATE.search(text):
         return f"contains a byte that is not UTF-8 ({match.group()!a})"
     return ""
 
 
 def no_line(text: str) -> str:
-    """Why a string cannot be part of one line of a script: a newline in a #SBATCH line would start a command."""
+    """Return why a string cannot be part of a script line, such as a newline, which would start a command; "" if it can."""
     if match := _CONTROL.search(text):
         return f"contains the control character {match.group()!r}"
     return no_text(text)
 
 
 def no_word(text: str) -> str:
-    """Why a string can be neither an argument nor a variable's value; "" if it can."""
+    """Return why a string cannot be a command-line argument or the value of an environment variable; "" if it can."""
     return "contains a NUL, which ends a string in system calls" if "\0" in text else no_text(text)
 
 
 def no_json(value: object) -> str:
-    """Why a single value would change in JSON; "" if it would not."""
+    """Return why a scalar cannot be stored in JSON unchanged; "" if it can."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"is {value}, which JSON does not support"
     return no_text(value) if isinstance(value, str) else ""
 
 
 def parts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, int]]:
-    """Yield every key and every single value inside `value`, with its path and depth; lists do not count in paths."""
+    """Yield every key and every scalar inside `value`, with its path and depth; paths omit list indexes."""
     below: list[tuple[KeyPath, Any, int]] = [(path, value, 0)]
     while below:
         path, value, depth = below.pop()
@@ -141,7 +141,7 @@ def parts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, int]]:
 
 
 def no_start(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Why the system would not start a program with these arguments and variables; "" if it would."""
+    """Return why the system cannot start a program with these arguments and variables; "" if it can."""
     pairs = [f"{name}={value}" for name, value in variables.items()]
     sizes = {part: len(part.encode("utf-8", "surrogateescape")) for part in (*arguments, *pairs)}
     for part, size in sizes.items():
@@ -156,21 +156,21 @@ KeyPath = tuple[str, ...]
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _KEY_PART = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)\s*""")
-# One step through a value: a string, a bracket, a comment, a line's end, or any other character.
+# One token of a value: a string, a bracket, a comment, a line end, or any other character.
 _VALUE_STEP = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|[\[{]|[\]}]|#[^\n]*|\n|.', re.DOTALL
 )
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line, counted from 1, of every table header and key in `text`, which tomllib has accepted.
+    """Return the line number, from 1, of every table header and key in `text`, which must be valid TOML.
 
-    Keys inside an inline table have their table's line. Each table of an array has its number, counted from 0, in the
-    paths of its keys; for the array itself the first line counts.
+    Keys of an inline table have the line of that table. In an array of tables, paths contain the index of the table,
+    from 0, and the array itself has the line of its first table.
     """
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
-    counts: dict[KeyPath, int] = {}  # the number of tables of each array
+    counts: dict[KeyPath, int] = {}  # the index of the current table of each array of tables
     position = _skip(text, 0)
     while position < len(text):
         line = text.count("\n", 0, position) + 1
@@ -189,7 +189,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> KeyPath:
-    """A header's path with the number of each array's table that contains it, or that it starts."""
+    """Return the path of a table header with the indexes of array elements; `begins` is True for a `[[...]]` header."""
     path: KeyPath = ()
     for depth, part in enumerate(header, start=1):
         path = (*path, part)
@@ -201,14 +201,14 @@ def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> K
 
 
 def dotted(path: KeyPath) -> str:
-    """A key as error messages print it: `train.steps`, `component[1].nodes`."""
+    """Return a key as error messages show it, such as `train.steps` or `component[1].nodes`."""
     if path[0] == "component" and len(path) > 1:
         return ".".join([f"component[{path[1]}]", *path[2:]])
     return ".".join(path)
 
 
 def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int:
-    """Return the line of `path`, or of the innermost table around it; 1 if none is known."""
+    """Return the line of `path`, or of the innermost table that contains it; 1 if neither is known."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
@@ -229,7 +229,7 @@ def _key_path(text: str, position: int) -> tuple[KeyPath, int]:
         if text[position : position + 1] != ".":
             break
         position += 1
-    assert parts, "the text was accepted by tomllib"
+    assert parts, "expected valid TOML"
     return tuple(parts), position
 
 
@@ -243,25 +243,25 @@ def _value_end(text: str, position: int) -> int:
     return position
 
 
-# Lowest to highest; a derived value is computed from others after all layers are read.
+# From lowest to highest precedence. Derived values are computed from others after all layers are read.
 Layer = Literal["built-in", "site", "environment", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """`detail` is file:line, a variable, a flag as typed, or the keys that a derived value depends on."""
+    """Where a value was set. `detail` is file:line, a variable, a flag as typed, or the keys that it was derived from."""
 
     layer: Layer
     detail: str = ""
 
     def place(self, key: str) -> str:
-        """Return `where` for an error about `key`."""
+        """Return the place that an error about `key` reports."""
         return f"{self.detail}:{key}" if self.detail else key
 
 
 @dataclass(frozen=True)
 class OriginInComponent(Origin):
-    """The origin of a component's value that replaces [job]'s: an error names the component's key."""
+    """The origin of a value that a component sets instead of [job]; errors name the key of the component."""
 
     number: int = 0
 
@@ -271,7 +271,7 @@ class OriginInComponent(Origin):
 
 @dataclass(frozen=True)
 class Flag:
-    """One value of the command line and the flag's name, such as "-N". A string is read by the key's type."""
+    """A value from the command line and the name of its flag, such as "-N"; a string is parsed by the type of the key."""
 
     value: Any
     name: str

@@ -1,4 +1,4 @@
-"""The check that the job's entry exists, before Slurm runs it."""
+"""Check before submission that the entry of a job exists and measures the metric of `checkpoint.best`."""
 
 import ast
 import os
@@ -17,12 +17,12 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
 def check_entry(resolved: ResolvedJob) -> None:
-    """Check the form of `job.entry`, and that its file exists next to the job file and defines the function.
+    """Check the syntax of `job.entry`, and that its file exists relative to the job file and defines the function.
 
-    Nothing is imported here: an import would run the user's code, and torch, on the login node.
+    The file is parsed but not imported, because an import would run user code, and load torch, on the login node.
 
     Raises:
-        ToolkitError: the form is invalid, the file is missing or not executable, or lacks the function.
+        ToolkitError: the syntax is invalid, the file is missing or not executable, or does not define the function.
     """
     entry = resolved.job.entry
     where = resolved.origin("job.entry").place("job.entry")
@@ -54,13 +54,13 @@ def check_entry(resolved: ResolvedJob) -> None:
 
 
 def script_of(resolved: ResolvedJob) -> Path | None:
-    """The Python file next to the job file that an entry names, as it was checked; None for any other entry."""
+    """Return the path of the Python file that the entry names; None if it names a module or an executable."""
     match = _FILE.fullmatch(resolved.job.entry) if isinstance(resolved.job.entry, str) else None
     return resolved.code_folder / match["file"] if match else None
 
 
 def files_of_entry(resolved: ResolvedJob) -> list[str]:
-    """The files of the job's folder that an entry names, relative to it; [] if it names something outside the folder."""
+    """Return the files that the entry names inside the job folder, relative to it; [] if it names none there."""
     entry = resolved.job.entry
     if isinstance(entry, list):
         names = [entry[0]] if "/" in entry[0] else []
@@ -75,7 +75,7 @@ def files_of_entry(resolved: ResolvedJob) -> list[str]:
 
 
 def _check_program(path: Path, written: str, where: str) -> None:
-    """Check an executable next to the job file; for other programs, the nodes have their own PATH and folders."""
+    """Check an executable with a relative path. The PATH and absolute paths of the nodes cannot be checked here."""
     if "/" not in written or written.startswith("/"):
         return
     if not path.is_file():
@@ -107,14 +107,14 @@ def _check_function(path: Path, function: str, where: str) -> None:
 
 
 def module_names(module: ast.Module) -> set[str]:
-    """Return the names that a module may bind; "*" if a star import or `globals()` may bind any."""
+    """Return the global names that a module may define; "*" if a star import, `globals` or `exec` may define any."""
     names: set[str] = set()
     below: list[ast.AST] = [module]
     while below:
         node = below.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-            continue  # names inside are not the module's
+            continue  # names assigned in a function or class are not global
         if isinstance(node, ast.alias):
             names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in ("globals", "exec")):
@@ -123,13 +123,13 @@ def module_names(module: ast.Module) -> set[str]:
     return names | {name for node in ast.walk(module) if isinstance(node, ast.Global) for name in node.names}
 
 
-TRAINING_LOSS = "loss"  # what the loop of `toolkit.train` measures on its own
+TRAINING_LOSS = "loss"  # the metric that every `toolkit.train` loop measures
 
 
-VALIDATION_LOSS = "validation_loss"  # what its trainer measures if it validates
+VALIDATION_LOSS = "validation_loss"  # the metric that a `Trainer` measures if train.validate_every > 0
 
 
-_MEASURES = 4  # the position of `measures` among the arguments of `Saves`
+_MEASURES = 4  # the index of `measures` in the positional arguments of `Saves`
 
 
 _TRAINER_MODULES = ("toolkit.train.trainer",)
@@ -139,19 +139,19 @@ _SAVES_MODULES = ("toolkit.train.state.saves", "toolkit.train.saves")  # the sec
 
 
 def check_metric(resolved: ResolvedJob) -> None:
-    """Compare the metric with those that the entry's script passes to `Saves`, or a `Trainer` has.
+    """Check that the script passes the metric of `checkpoint.best` to `Saves`, or that its `Trainer` measures it.
 
-    Nothing is imported or run here, so metrics that a script sets in another form, or elsewhere, are left to the ranks.
+    The script is only parsed. If its metrics cannot be determined this way, the ranks check the name at run time.
 
     Raises:
-        ToolkitError: the script measures only others; the message names them.
+        ToolkitError: the script measures only other metrics; the message names them.
     """
     best, script = resolved.checkpoint.best, script_of(resolved)
     if best in ("", TRAINING_LOSS) or script is None:
         return
     try:
         metrics = _measured(ast.parse(script.read_bytes(), str(script)), validates=resolved.train.validate_every > 0)
-    except (SyntaxError, ValueError):  # for example Python of another version
+    except (SyntaxError, ValueError):  # for example, the script uses the syntax of a newer Python
         return
     if metrics is not None and best not in metrics:
         close = nearest(best, metrics) or metrics
@@ -159,12 +159,12 @@ def check_metric(resolved: ResolvedJob) -> None:
             f"{script} does not measure {best!r}, only {', '.join(metrics)}",
             where=resolved.origin("checkpoint.best").place("checkpoint.best"),
             fix=f"write {' or '.join(repr(one) for one in close)}, or "
-            + ("set train.validate_every" if best == VALIDATION_LOSS else "pass Saves(...) a measure of that name"),
+            + ("set train.validate_every" if best == VALIDATION_LOSS else f"pass Saves(...) a measure named {best!r}"),
         )
 
 
 def _measured(module: ast.Module, *, validates: bool) -> list[str] | None:
-    """The metrics that a script can save by; None if it is not clear from the script."""
+    """Return the metrics that a script measures; None if they cannot be determined from its source."""
     metrics = [TRAINING_LOSS]
     trainers = _calls(module, _TRAINER_MODULES, "Trainer")
     if trainers and validates:
@@ -179,7 +179,7 @@ def _measured(module: ast.Module, *, validates: bool) -> list[str] | None:
 
 
 def _calls(module: ast.Module, modules: tuple[str, ...], name: str) -> list[ast.Call]:
-    """The script's calls of `name`, imported from one of `modules`."""
+    """Return the calls of `name` in a script that imports it from one of `modules`."""
     imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module in modules]
     ours = {alias.asname or alias.name for node in imports for alias in node.names if alias.name == name}
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
@@ -187,7 +187,7 @@ def _calls(module: ast.Module, modules: tuple[str, ...], name: str) -> list[ast.
 
 
 def _measures_of(call: ast.Call) -> list[str] | None:
-    """The keys of one call's `measures` if they are literal strings; None otherwise."""
+    """Return the keys of the `measures` argument of a call; None if they are not all literal strings."""
     if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
         return None
     given = [*call.args[_MEASURES:], *(one.value for one in call.keywords if one.arg == "measures")]

@@ -1,4 +1,4 @@
-"""The table [env]: the ranks' environment in addition to Slurm's, MPI's and the site's."""
+"""The tables [env], [notify] and [restart]: the environment of the ranks, notifications, and restart policy."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pydantic import field_validator, model_validator
 from toolkit.config.table import Table, key, refuse_value
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The identity of a rank: only Slurm, MPI and the supervisor may set it. Options of srun such as SLURM_CPU_BIND are
-# the user's.
+# Variables that identify a rank, which only Slurm, MPI and the supervisor may set. Users may set variables that are srun
+# options, such as SLURM_CPU_BIND.
 _IDENTITY = re.compile(
     r"TOOLKIT_(?!SITES?$|RUNS$|DEVCLUSTER$).*|(PMI|PMIX|OMPI_COMM_WORLD)_.*"
     r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
 )
-# bash sets these itself, independently of what it inherits.
-_OF_BASH = frozenset({"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"})
+# bash sets these itself and ignores inherited values.
+_SET_BY_BASH = frozenset({"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"})
 
 Names = TypeVar("Names", bound=dict[str, str] | list[str])
 
 
 def check_variable_names(names: Names) -> Names:
-    """Return `names` if each is a valid name of a shell variable.
+    """Return `names` if all are valid names of environment variables.
 
     Raises:
-        PydanticCustomError: one is not.
+        PydanticCustomError: a name is not valid.
     """
     for name in names:
         if not _VARIABLE.fullmatch(name):
@@ -40,40 +40,37 @@ def _is_reference(text: str) -> bool:
     if kind == "command":
         try:
             return bool(shlex.split(rest))
-        except ValueError:  # an unclosed quote
+        except ValueError:  # raised for an unclosed quote
             return False
     return text == "env" or (kind == "file" and rest[:1] in ("/", "~"))
 
 
 class EnvTable(Table):
-    """Ranks do not inherit the login shell; they get only the variables named here."""
+    """Environment of the ranks. They do not inherit the login shell, only the variables named here."""
 
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
     vars: dict[str, str] = key(
-        None,
-        "Variables that are set for every rank.",
-        form='a table of strings such as { FLAG = "1" }',
-        default_factory=dict,
+        None, "Variables to set for every rank.", form='a table of strings such as { FLAG = "1" }', default_factory=dict
     )
     passed: list[str] = key(
         None,
-        "Variables of the submitting shell that ranks get, if they are set.",
+        "Variables to pass from the submitting shell to the ranks, if they are set there.",
         form='a list of variable names such as ["HF_HOME"]',
         default_factory=list,
         alias="pass",
     )
     secrets: dict[str, str] = key(
         None,
-        "Variables whose values are recorded nowhere: `env` reads the variable of the submitting shell, `file:PATH` a file "
-        "that only you may read, `command:COMMAND` the output of a command on the batch host.",
+        "Variables whose values toolkit never records. `env` reads the variable of the submitting shell, `file:PATH` a file "
+        "that only you can read, `command:COMMAND` the output of a command on the batch host.",
         form='a table such as { HF_TOKEN = "env", WANDB_API_KEY = "file:~/.wandb", DB = "command:pass show db" }',
         default_factory=dict,
     )
     stage: bool | str = key(
         False,
-        "Copy the virtual environment that ranks run in to each node's `paths.local_scratch` at a start: `true` for the "
-        "one that toolkit is installed in, or another's folder.",
+        "Copy the virtual environment of the ranks to `paths.local_scratch` of each node when the job starts: `true` copies the "
+        "one that toolkit is installed in; a path copies that one.",
         form="true, false, or the path of a virtual environment",
     )
 
@@ -81,7 +78,7 @@ class EnvTable(Table):
     @classmethod
     def _check_stage(cls, stage: bool | str) -> bool | str:
         if isinstance(stage, str) and not stage.startswith(("/", "~")):
-            raise ValueError("is not an absolute path")
+            raise ValueError("expected an absolute path")
         return stage
 
     @field_validator("vars", "passed", "secrets")
@@ -93,16 +90,16 @@ class EnvTable(Table):
     @classmethod
     def _check_passed(cls, names: list[str]) -> list[str]:
         for name in names:
-            if name in _OF_BASH:
-                raise refuse_value((), f"bash sets {name} itself, so the value would be lost", "set it in `vars`")
+            if name in _SET_BY_BASH:
+                raise refuse_value((), f"bash sets {name} itself, so the value would be lost", f"set {name} in `vars`")
         return names
 
     @field_validator("vars", "secrets")
     @classmethod
-    def _check_whose(cls, names: dict[str, str]) -> dict[str, str]:
+    def _check_not_reserved(cls, names: dict[str, str]) -> dict[str, str]:
         for name in names:
             if _IDENTITY.fullmatch(name):
-                raise refuse_value((name,), f"toolkit, Slurm or MPI sets {name} for each rank", "remove it")
+                raise refuse_value((name,), f"{name} is reserved: toolkit, Slurm or MPI sets it", f"remove {name}")
         return names
 
     @field_validator("secrets")
@@ -110,7 +107,7 @@ class EnvTable(Table):
     def _check_references(cls, secrets: dict[str, str]) -> dict[str, str]:
         for name, reference in secrets.items():
             if not _is_reference(reference):
-                # The value may be the secret itself, so no message repeats it.
+                # The value may be the secret itself, so the error must not quote it.
                 raise refuse_value(
                     (name,), "not a valid reference", 'write "env", "file:/PATH", "file:~/PATH" or "command:COMMAND"'
                 )
@@ -120,12 +117,12 @@ class EnvTable(Table):
     def _check_once(self) -> EnvTable:
         for name in self.secrets:
             if name in self.vars:
-                raise refuse_value(("secrets", name), f"{name} is also in `vars`", "remove it from `vars`")
+                raise refuse_value(("secrets", name), f"{name} is also in `vars`", f"remove {name} from `vars`")
         return self
 
     @property
     def secrets_of_shell(self) -> list[str]:
-        """The secrets whose values are in the submitting shell."""
+        """The names of the secrets that are read from the submitting shell."""
         return [name for name, reference in self.secrets.items() if reference == "env"]
 
 
@@ -139,29 +136,29 @@ WebhookEvent = Literal["end", "failure", "preemption", "stall"]
 
 
 class NotifyTable(Table):
-    """Slurm sends mail; the supervisor calls a webhook, which never delays the run."""
+    """Notifications. Slurm sends mail; the supervisor calls the webhook, which never delays the run."""
 
     mail: list[str] = key(
         None,
-        "Addresses that Slurm sends mail to.",
+        "Addresses to which Slurm sends mail.",
         form='a list of addresses such as ["me@example.org"]',
         default_factory=list,
     )
     mail_on: list[MailEvent] = key(
         None,
-        "The events, as in sbatch's --mail-type.",
+        "Events for which Slurm sends mail, as in sbatch --mail-type.",
         form='a list of BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, ARRAY_TASKS such as ["END", "FAIL"]',
         default_factory=lambda: ["END", "FAIL", "REQUEUE"],
     )
     webhook: str = key(
         "",
-        "Reference to the URL that JSON is posted to; with the URL, anyone can post. `file:PATH` is a file that only you may "
-        "read, `env:NAME` a variable of the submitting shell.",
+        "Where to read the URL to which the supervisor posts JSON: `file:PATH` is a file that only you can read, `env:NAME` a "
+        "variable of the submitting shell. The URL is a secret, since anyone who knows it can post.",
         form='a reference such as "file:~/.config/toolkit/webhook" or "env:TEAM_WEBHOOK"; the URL itself is a secret',
     )
     webhook_on: list[WebhookEvent] = key(
         None,
-        "The events of the webhook.",
+        "Events for which the supervisor calls the webhook.",
         form='a list of end, failure, preemption, stall such as ["end", "failure"]',
         default_factory=lambda: ["end", "failure", "preemption", "stall"],
     )
@@ -171,14 +168,14 @@ class NotifyTable(Table):
     def _check_addresses(cls, mail: list[str]) -> list[str]:
         for address in mail:
             if not _ADDRESS.fullmatch(address):
-                raise refuse_value((), f"{address!r} is not a valid address")
+                raise refuse_value((), f"{address!r} is not a valid mail address")
         return mail
 
     @field_validator("webhook")
     @classmethod
     def _check_reference(cls, webhook: str) -> str:
         if webhook and not _REFERENCE.fullmatch(webhook):
-            raise refuse_value((), "not a valid reference")  # not quoted: it may be the URL itself
+            raise refuse_value((), "not a valid reference")  # the value is not quoted, as it may be the URL
         return webhook
 
     @property
@@ -189,21 +186,21 @@ class NotifyTable(Table):
 
 
 class RestartTable(Table):
-    """Each budget counts its own cause."""
+    """When a run may start again. Each budget counts restarts for one cause only."""
 
-    crashes: int = key(2, "Restarts after a crash of a rank; -1 is unlimited.", ge=-1)
-    walltimes: int = key(-1, "Requeues at walltime; -1 is unlimited.", ge=-1)
-    preemptions: int = key(-1, "Requeues after preemption; -1 is unlimited.", ge=-1)
-    warn_s: int = key(120, "Seconds before walltime at which the ranks are signalled to save.", ge=1, le=65535)
-    stall_s: int = key(900, "Seconds without a step after which the attempt counts as stalled.", ge=1)
+    crashes: int = key(2, "Maximum number of restarts after a rank crashes; -1 is unlimited.", ge=-1)
+    walltimes: int = key(-1, "Maximum number of requeues at the walltime; -1 is unlimited.", ge=-1)
+    preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
+    warn_s: int = key(120, "Seconds before the walltime at which Slurm tells the ranks to save.", ge=1, le=65535)
+    stall_s: int = key(900, "Seconds without a completed step after which an attempt counts as stalled.", ge=1)
     collective_timeout_s: int = key(
         1800,
-        "Seconds that a rank of a function waits in a collective for the others before it fails. A smaller `stall_s` takes "
-        "effect first.",
+        "Seconds that a rank waits in a collective for the other ranks before it fails, if the entry is a function. A smaller "
+        "`stall_s` takes effect first.",
         ge=1,
     )
     health: Literal["requeue", "warn", "off"] = key(
         "requeue",
-        "A check of the nodes before a start's first attempt. A node that fails it is excluded for a day; `requeue` also "
-        "ends this start and begins another one without the node, from the budget of `crashes`.",
+        "Health check of the nodes each time the job starts. A node that fails is excluded for a day. `requeue` also starts "
+        "the job again without that node, which counts against the `crashes` budget.",
     )

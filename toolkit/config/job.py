@@ -23,12 +23,12 @@ __all__ = ["JobTable"]
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)
-MOST_NODES = 1_000_000  # several times the largest machine; every possible number of nodes is looked at
+MOST_NODES = 1_000_000  # several times the largest machine; checks iterate over every number in a range of nodes
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 def check_sbatch_options(options: list[str]) -> list[str]:
-    """Reject strings that are not an option, and options that a key sets."""
+    """Reject strings that are not exactly one option, and options that have a key of their own."""
     for option in options:
         if begins_component(option):
             raise refuse_value((), f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
@@ -39,98 +39,100 @@ def check_sbatch_options(options: list[str]) -> list[str]:
         name_part = re.split(r"[=\s]", option.strip(), maxsplit=1)[0]
         for name, letter, fix in FIXES_IN_JOB_FILE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
-            is_cut = len(name_part) > len("--") and f"--{name}".startswith(name_part)  # a prefix is accepted, too
+            is_cut = len(name_part) > len("--") and f"--{name}".startswith(name_part)  # sbatch accepts short forms
             if is_bare or is_cut or value_of(option, name, letter) is not None:
                 raise refuse_value((), f"{option!r} would override another key", fix)
     return options
 
 
 def is_job_name(text: str) -> bool:
-    """True for a valid name of a job, and so of its folder."""
+    """Return whether `text` is a valid job name; run directories are named after the job."""
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text))
 
 
 class JobTable(Table):
-    """Resources are counted per node; an empty string or 0 leaves a value to Slurm."""
+    """What runs, and the resources per node. An empty string or 0 leaves a value to Slurm."""
 
-    free_text: ClassVar[frozenset[str]] = frozenset({"entry"})  # `bash -c` accepts several lines
+    free_text: ClassVar[frozenset[str]] = frozenset({"entry"})  # an argument of `bash -c` may have several lines
 
     name: str = key(
         "",
-        "Name of the job and of its folder under RUNS.",
+        "Name of the job, and of its folder in the runs folder.",
         form="1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         derived="the job file's name without .toml",
     )
     entry: str | list[str] = key(
         ...,
-        "What each rank runs. A file is relative to the job file. With `:function` it is called as "
-        "`function(world, config)`; a file alone runs as a script; a list is executed.",
+        "What each rank runs: with `:function`, a Python function that is called as `function(world, config)`; a file alone, a "
+        "Python script; a list, a command. Paths are relative to the job file.",
         form='"file.py:function", "file.py", "package.module:function", or a list such as ["./a.out", "-x"]',
     )
     nodes: int | str = key(
-        1, "Nodes; with a range, Slurm chooses.", form='a whole number from 1, or a range such as "2-4"'
+        1, "Number of nodes; Slurm chooses from a range.", form='a whole number from 1, or a range such as "2-4"'
     )
-    ranks_per_node: int = key(1, "Ranks on each node.", derived="`gpus_per_node`, or 1 without GPUs", ge=1)
+    ranks_per_node: int = key(1, "Number of ranks per node.", derived="`gpus_per_node`, or 1 without GPUs", ge=1)
     cpus_per_rank: int = key(
         1,
-        "CPUs of each rank, as Slurm counts them.",
-        derived="a rank's share of the partition's CPUs if it has GPUs, else 1",
+        "CPUs per rank, as Slurm counts CPUs (cores or hardware threads).",
+        derived="the CPUs per GPU of the partition, times the GPUs per rank; 1 without GPUs",
         ge=1,
     )
     bind: Literal["auto", "none"] = key(
         "auto",
-        "Ranks are bound to the CPUs next to their GPUs, or share those of several NUMA nodes; `none` keeps the launcher's "
-        "binding. Executables are never bound.",
+        "CPU binding: `auto` binds each rank to the CPUs next to its GPU or, on nodes with several NUMA nodes and no GPU, to "
+        "an equal part of the CPUs. `none` keeps the binding of the launcher. Executables are never bound.",
     )
     gpus_per_node: int = key(
-        0, "GPUs on each node.", derived="the partition's number, at most one per rank; else 0", ge=0
+        0, "Number of GPUs per node.", derived="the GPUs per node of the partition, at most one per rank; else 0", ge=0
     )
     time: str = key(
-        "", "Walltime in Slurm's format: `90:00` is 90 minutes. Empty uses the partition's default.", form=FORMS
+        "", "Walltime in Slurm format: `90:00` is 90 minutes. Empty uses the default of the partition.", form=FORMS
     )
     array: str = key(
         "",
-        "Tasks of an array run, in the form of sbatch's --array; each runs the job independently and finds its number in "
+        "Tasks of a job array, in the syntax of sbatch --array. Each task runs the job independently and reads its number from "
         "SLURM_ARRAY_TASK_ID.",
         form=ARRAY_FORMS,
     )
     repeat: int = key(
         1,
-        "Number of repeated jobs, for sites without requeue: each resumes from the newest checkpoint if the previous one "
-        "ended at its walltime, and no more start once the run has ended.",
+        "Number of repeated jobs, for sites without requeue. Each job resumes from the newest checkpoint if the previous one "
+        "reached its walltime. Once the run has ended, toolkit cancels the remaining jobs.",
         ge=1,
         le=1000,
     )
     requeue: bool = key(
-        True, "Slurm may requeue the job after preemption or a lost node.", derived="false with `repeat`, else true"
+        True,
+        "Allow Slurm to requeue the job after preemption or a lost node.",
+        derived="false with `repeat`, else true",
     )
     partition: str = key(
         "",
-        "Partition of the site; `auto` chooses the best of those that can serve the job.",
-        derived="the site's default partition, else the best",
+        "Partition of the site; `auto` chooses the best partition that can run the job.",
+        derived="the default partition of the site, else as `auto`",
     )
     cluster: str = key(
         "",
-        "Another cluster of the same accounting to submit to, by the name that `sacctmgr show clusters` prints. The "
-        "site's partitions and limits do not apply to that cluster; the rest of the site file does.",
+        "Submit to another cluster in the same Slurm accounting database, by its name in `sacctmgr show clusters`. The "
+        "partitions and limits in the site file do not apply to that cluster; the rest of the site file does.",
         form="the name of one cluster",
         derived="the site's `scheduler.cluster`",
     )
     account: str = key("", "Account to charge.")
-    qos: str = key("", "Quality of service.", derived="the partition's")
-    constraint: str = key("", "Node features, in the form of sbatch's -C.", derived="the partition's")
-    nodelist: str = key("", "Hostlist of nodes that must be in the allocation.")
-    exclude: str = key("", "Hostlist of nodes that must not be in the allocation.")
-    mem_gb_per_node: int = key(0, "Memory of each node in GiB; 0 uses Slurm's default.", ge=0)
+    qos: str = key("", "Quality of service.", derived="the QOS of the partition")
+    constraint: str = key("", "Required node features, as in sbatch -C.", derived="the constraint of the partition")
+    nodelist: str = key("", "Hostlist of nodes that the allocation must include.")
+    exclude: str = key("", "Hostlist of nodes that the allocation must not include.")
+    mem_gb_per_node: int = key(0, "Memory per node in GiB; 0 uses the default of Slurm.", ge=0)
     snapshot: Literal["auto", "copy", "none"] = key(
         "auto",
-        "Whether ranks start from a copy of the job's folder, made at submission, so that edits while the job is pending have "
-        "no effect: `copy` always, `auto` if the entry names a file in it and the folder is not too large, `none` never. "
-        "docs/rerun.md describes what is copied.",
+        "Whether ranks run from a copy of the job folder that is made at submission, so that later edits do not affect a "
+        "pending job: `copy` always, `auto` if the entry is a file in the folder and the folder is not too large, `none` "
+        "never. docs/rerun.md describes what is copied.",
     )
     sbatch: list[Text] = key(
         None,
-        "More sbatch options, one per string, passed unchanged; options that another key sets are rejected.",
+        "Additional sbatch options, one per string, passed unchanged. Options that have a key of their own are rejected.",
         form='a list of options such as ["--mail-type=END"]',
         default_factory=list,
     )
@@ -146,7 +148,7 @@ class JobTable(Table):
     @classmethod
     def _check_entry(cls, entry: str | list[str]) -> str | list[str]:
         if not entry or not entry[0]:  # further arguments may be empty
-            raise ValueError("does not name a program")
+            raise ValueError("is not a valid entry: the program is empty")
         return entry
 
     @field_validator("nodes")
@@ -165,7 +167,7 @@ class JobTable(Table):
     @classmethod
     def _check_cluster(cls, cluster: str) -> str:
         if cluster == "all" or "," in cluster:
-            raise ValueError("names more than one cluster, but a run uses only one")
+            raise ValueError("names more than one cluster, but a run can use only one")
         if cluster and not _CLUSTER.fullmatch(cluster):
             raise ValueError("is not a valid cluster name")
         return cluster
@@ -201,10 +203,10 @@ class JobTable(Table):
 
     @property
     def tasks(self) -> ArrayTasks | None:
-        """The tasks of an array run; None for any other."""
+        """The tasks of a job array; None if the job is not an array."""
         return parse_array(self.array) if self.array else None
 
     @property
     def time_s(self) -> int | None:
-        """Walltime in seconds; None if it is unlimited or left to the partition. Slurm reads 0 as no limit."""
+        """Walltime in seconds; None if it is unlimited (Slurm treats 0 as no limit) or left to the partition."""
         return (parse_slurm_time(self.time) or None) if self.time else None

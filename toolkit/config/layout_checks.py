@@ -1,4 +1,4 @@
-"""Checks that mesh, batch and training fit together: the arithmetic of [parallel] and [train], before submission."""
+"""Check before submission that the numbers in [parallel] and [train] fit the number of ranks."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ __all__ = ["SHAPE", "check_combinations", "check_roll_back", "refuse_components"
 
 
 def check_layout(resolved: ResolvedJob) -> None:
-    """Check how a model and its batch are distributed over the ranks.
+    """Check that the model and the batch can be distributed over the ranks.
 
     Raises:
-        ToolkitError: the message contains both numbers, and the fix one that works.
+        ToolkitError: the message states both numbers, and the fix a number that works.
     """
     _check_mesh(resolved)
     _check_zero(resolved)
@@ -23,7 +23,7 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_profile(resolved)
     _check_pipeline(resolved)
     _check_combinations(resolved)
-    if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # otherwise the script may use neither
+    if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # the script may ignore defaults
         _check_batch(resolved)
         _check_micro_batches(resolved)
 
@@ -39,7 +39,7 @@ def _ranks_in_words(resolved: ResolvedJob) -> str:
 
 
 def _check_mesh(resolved: ResolvedJob) -> None:
-    """Check the mesh; if the nodes are a range, one number of nodes that fits is enough."""
+    """Check the mesh. If `job.nodes` is a range, the mesh must fit at least one number of nodes in it."""
     mesh = resolved.parallel
     product, wanted = mesh.model_ranks, "pp x shard x cp x tp"
     numbers = f"{mesh.pp} x {mesh.shard} x {mesh.cp} x {mesh.tp}"
@@ -55,7 +55,7 @@ def _check_mesh(resolved: ResolvedJob) -> None:
             ),
             "parallel",
         )
-        verb = "is not" if mesh.replicate else "does not divide"
+        verb = "is not equal to" if mesh.replicate else "does not divide"
         fitting = [product] if mesh.replicate else list(_multiples_around(max(resolved.rank_counts), product))
         raise refuse(
             resolved,
@@ -67,59 +67,59 @@ def _check_mesh(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "parallel.ep",
-            f"ep = {mesh.ep} does not divide shard x cp = {mesh.shard} x {mesh.cp} = {mesh.shard * mesh.cp}",
-            f"ep = {mesh.shard * mesh.cp}",
+            f"shard x cp = {mesh.shard} x {mesh.cp} = {mesh.shard * mesh.cp} is not divisible by ep = {mesh.ep}",
+            f"set ep = {mesh.shard * mesh.cp}",
         )
 
 
 def _check_zero(resolved: ResolvedJob) -> None:
-    """Check that `zero` shards only if `shard` > 1, and the reverse."""
+    """Check that `zero` > 0 if and only if `shard` > 1."""
     zero, shard = resolved.parallel.zero, resolved.parallel.shard
     if zero and shard == 1:
         ranks = max(resolved.rank_counts)
         over = f"shard = {ranks}, or " if ranks > 1 else ""
-        raise refuse(resolved, "parallel.zero", f"zero = {zero} has no effect with shard = 1", f"{over}zero = 0")
+        raise refuse(resolved, "parallel.zero", f"zero = {zero} has no effect with shard = 1", f"set {over}zero = 0")
     if shard > 1 and not zero:
         raise refuse(
             resolved,
             "parallel.zero",
             f"shard = {shard} has no effect with zero = 0",
-            f"zero = 1, 2 or 3, or shard = 1 and replicate = {shard}",
+            f"set zero = 1, 2 or 3, or set shard = 1 and replicate = {shard}",
         )
 
 
 def _data_ranks(resolved: ResolvedJob) -> list[int]:
-    """The number of ranks with different data, without those of pp, cp and tp, for each number of nodes that fits."""
+    """Return the data parallel size (ranks that read different samples) for each number of nodes that fits the mesh."""
     mesh = resolved.parallel
     same_data = mesh.pp * mesh.cp * mesh.tp
     return [ranks // same_data for ranks in resolved.rank_counts if ranks % same_data == 0]
 
 
 def _shares(resolved: ResolvedJob) -> list[tuple[int, int]]:
-    """The samples per data rank and the number of data ranks, for each way to split the batch evenly."""
+    """Return (samples per data rank, number of data ranks) for each data parallel size that divides the batch."""
     batch = resolved.train.batch
     return [(batch // split, split) for split in _data_ranks(resolved) if batch % split == 0]
 
 
 def _check_batch(resolved: ResolvedJob) -> None:
-    """Check that the batch divides over the data ranks, and a rank's share into micro-batches."""
+    """Check that the batch is divisible by the data ranks, and the samples of each data rank by `micro_batch`."""
     train, shares = resolved.train, _shares(resolved)
     if not shares:
         split = _data_ranks(resolved)[0]
-        whole = split * max(1, train.micro_batch)  # otherwise the suggested batch would be rejected next
+        whole = split * max(1, train.micro_batch)  # the suggested batch must also be divisible by micro_batch
         raise refuse(
             resolved,
             "train.batch",
-            f"{counted(train.batch, 'sample')} cannot be split evenly over {counted(split, 'data rank')}",
-            f"batch = {' or '.join(str(one) for one in _multiples_around(train.batch, whole))}",
+            f"a batch of {counted(train.batch, 'sample')} is not divisible by {counted(split, 'data rank')}",
+            f"set batch = {' or '.join(str(one) for one in _multiples_around(train.batch, whole))}",
         )
     if train.micro_batch and not any(share % train.micro_batch == 0 for share, _ in shares):
         share = shares[0][0]
         raise refuse(
             resolved,
             "train.micro_batch",
-            f"{train.micro_batch} does not divide the {counted(share, 'sample')} of one rank (batch {train.batch})",
-            f"micro_batch = {max(size for size in range(1, min(train.micro_batch, share) + 1) if share % size == 0)}",
+            f"{counted(share, 'sample')} per data rank (batch {train.batch}) are not divisible by micro_batch = {train.micro_batch}",
+            f"set micro_batch = {max(size for size in range(1, min(train.micro_batch, share) + 1) if share % size == 0)}",
         )
 
 
@@ -132,16 +132,16 @@ def _check_reduction(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "parallel.reduction",
-            f"'measured' compares all-reduces of whole models, but here {counted(mesh.model_ranks, 'rank')} share a model",
-            'reduction = "auto"',
+            f"'measured' requires a whole model on every rank, but {counted(mesh.model_ranks, 'rank')} share each model",
+            'set reduction = "auto"',
         )
     if mesh.reduction == "hierarchical" and (nodes == 1 or on_node[0] == 1 or len(on_node) > 1):
         raise refuse(
             resolved,
             "parallel.reduction",
-            f"a hierarchical reduction needs two or more nodes with two or more ranks each{even}, got "
-            f"{counted(nodes, 'node')} of {' or '.join(counted(count, 'rank') for count in on_node)}",
-            'reduction = "auto"',
+            f"a hierarchical reduction requires two or more nodes with two or more ranks each{even}, got "
+            f"{counted(nodes, 'node')} with {' or '.join(counted(count, 'rank') for count in on_node)} each",
+            'set reduction = "auto"',
         )
 
 
@@ -151,8 +151,8 @@ def _check_profile(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "train.profile_from",
-            f"profiling starts at step {train.profile_from}, but the run ends with step {train.steps}",
-            f"profile_from = {max(1, train.steps - train.profile_steps + 1)}",
+            f"profiling starts at step {train.profile_from}, but the last step of the run is {train.steps}",
+            f"set profile_from = {max(1, train.steps - train.profile_steps + 1)}",
         )
 
 
@@ -163,15 +163,15 @@ def _check_pipeline(resolved: ResolvedJob) -> None:
             resolved,
             "parallel.stages_per_rank",
             f'{mesh.stages_per_rank} stages per rank, but schedule "{mesh.schedule}" supports only one',
-            'schedule = "interleaved", or stages_per_rank = 1',
+            'set schedule = "interleaved", or stages_per_rank = 1',
         )
     if mesh.pp > 1 and mesh.shard > 1 and mesh.zero == 3 and mesh.schedule == "zero_bubble":
         raise refuse(
             resolved,
             "parallel.schedule",
-            f'schedule "zero_bubble" computes gradients of weights later, when zero = 3 has already released the weights '
-            f"that it shards over {mesh.shard} ranks",
-            'zero = 1, or schedule = "interleaved"',
+            f'schedule "zero_bubble" cannot be combined with zero = 3: it delays weight gradients until after the weights that '
+            f"are sharded over {mesh.shard} ranks have been released",
+            'set zero = 1, or schedule = "interleaved"',
         )
 
 
@@ -186,13 +186,13 @@ def _check_combinations(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "train.lr_scaling",
-            "AdaScale compares the gradients of two or more parts of a batch, but there is only one",
+            "AdaScale requires two or more micro-batches per step, but one rank with one micro-batch has only one",
             f"use two or more ranks, or micro_batch = {max(1, train.batch // 2)} or less",
         )
 
 
 def _check_micro_batches(resolved: ResolvedJob) -> None:
-    """Check that a pipeline has enough micro-batches per step; in a range of nodes, one number that fits is enough."""
+    """Check that a pipeline has enough micro-batches per step, for at least one number of nodes in a range."""
     mesh, train = resolved.parallel, resolved.train
     if mesh.pp == 1:
         return
@@ -203,8 +203,8 @@ def _check_micro_batches(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "train.micro_batch",
-            f"{problems[0]} ({counted(share, 'sample')} of {counted(split, 'data rank')}"
-            + (f", {train.micro_batch} at once)" if train.micro_batch else ", all at once)"),
+            f"{problems[0]} ({counted(share, 'sample')} per data rank, {counted(split, 'data rank')}"
+            + f", micro_batch = {train.micro_batch}{'' if train.micro_batch else ': all samples at once'})",
             micro_batch_fix(mesh, share, train.micro_batch, split),
         )
 
@@ -217,41 +217,41 @@ def _multiples_around(number: int, step: int) -> Iterator[int]:
 
 
 _OVER_THE_FILE = ("SBATCH_*", "TOOLKIT_*", "flag")
-SHAPE = ("nodes", "ranks_per_node")  # each component may set its own
+SHAPE = ("nodes", "ranks_per_node")  # a flag cannot set these for all components at once
 
 
 def check_components(resolved: ResolvedJob) -> None:
-    """Check that Slurm can start a job with components as one step.
+    """Check that Slurm can run a job with components, and that srun can start it as one job step.
 
     Raises:
-        ToolkitError: another key contradicts them; the message contains the fix.
+        ToolkitError: a key cannot be combined with components; the error contains the fix.
     """
     if not resolved.component:
         return
     _check_flags(resolved)
     if resolved.scheduler.kind == "local":
         raise refuse(
-            resolved, "component", f"site {resolved.site.name} has no scheduler to allocate nodes of several shapes",
-            "--site with the name of a cluster, or remove the components",
+            resolved, "component", f"site {resolved.site.name} has no scheduler that supports heterogeneous jobs",
+            "use --site with the name of a cluster, or remove the components",
         )  # fmt: skip
     if resolved.launcher.kind not in ("auto", "srun"):
         raise refuse(
-            resolved, "component", f"only srun starts ranks in several components, but the launcher of site "
+            resolved, "component", f"only srun can start ranks in several components, but the launcher of site "
             f"{resolved.site.name} is {resolved.launcher.kind}",
-            'launcher.kind = "srun" in the site file, or remove the components',
+            'set launcher.kind = "srun" in the site file, or remove the components',
         )  # fmt: skip
     if resolved.job.array:
         raise refuse(resolved, "job.array", "Slurm does not support arrays of heterogeneous jobs", "remove it")
     if resolved.job.repeat > 1:
         raise refuse(
-            resolved, "job.repeat", "repeated jobs are an array, but Slurm does not support arrays of heterogeneous jobs",
-            "repeat = 1",
+            resolved, "job.repeat", "repeated jobs are submitted as an array, but Slurm does not support arrays of heterogeneous jobs",
+            "set repeat = 1",
         )  # fmt: skip
     _check_nodes(resolved)
 
 
 def refuse_components(resolved: ResolvedJob, message: str, fix: str) -> None:
-    """Reject a job with components where toolkit supports only one shape.
+    """Reject a job with components, for a feature that requires the same number of ranks on every node.
 
     Raises:
         ToolkitError: the job has components.
@@ -261,15 +261,15 @@ def refuse_components(resolved: ResolvedJob, message: str, fix: str) -> None:
 
 
 def _check_flags(resolved: ResolvedJob) -> None:
-    """Reject a flag over a key that components set themselves: it applies to [job], so they would ignore it."""
+    """Reject a flag for a key that components set, or that gives their shape: it changes only [job], so it has no effect."""
     for name in type(resolved.component[0]).model_fields:
         origin = resolved.origin(f"job.{name}")
         saying = [number for number, table in enumerate(resolved.component) if name in table.stated]
         if origin.layer in _OVER_THE_FILE and (saying or name in SHAPE):
             raise ToolkitError(
-                f"the job has {len(resolved.component)} components, and each of them sets {name}",
+                f"cannot set {name} for the {len(resolved.component)} components of a heterogeneous job",
                 where=origin.place(f"job.{name}"),
-                fix=f"remove it, and set component[{saying[0] if saying else 0}].{name} in the job file",
+                fix=f"omit it, and set component[{saying[0] if saying else 0}].{name} in the job file",
             )
 
 
@@ -277,20 +277,21 @@ def _check_nodes(resolved: ResolvedJob) -> None:
     for number, one in enumerate(resolved.components):
         if one.job.min_nodes != one.job.max_nodes:
             raise refuse(
-                resolved, "job.nodes", f"component[{number}] does not set nodes, and {one.job.nodes} is a range",
-                f"nodes = {one.job.min_nodes}, or nodes = ... in each [[component]]",
+                resolved, "job.nodes", f"expected one number of nodes for component[{number}], got the range {one.job.nodes} of [job]",
+                f"set nodes = {one.job.min_nodes}, or set nodes in each [[component]]",
             )  # fmt: skip
     if resolved.job.nodelist and sum("nodelist" not in table.stated for table in resolved.component) > 1:
         raise refuse(
-            resolved, "job.nodelist", "the nodes of one component cannot be in another", "set nodelist in its [[component]]",
+            resolved, "job.nodelist", "a node can be in only one component, but several components inherit this nodelist",
+            "set nodelist in the [[component]] instead",
         )  # fmt: skip
 
 
 def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
-    """Reject settings that the trainer does not support on such a mesh.
+    """Reject settings of [train] that the trainer does not support with this mesh.
 
     Raises:
-        ToolkitError: the message names the two settings.
+        ToolkitError: the message names both settings.
     """
     if train.recompute == "selective" and parallel.pp > 1 and parallel.schedule == "zero_bubble":
         raise ToolkitError(
@@ -301,7 +302,7 @@ def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
     if train.compile and (parallel.tp > 1 or parallel.pp > 1):
         name = "tp" if parallel.tp > 1 else "pp"
         raise ToolkitError(
-            f"{name} = {getattr(parallel, name)} and torch.compile cannot be combined: hooks break the graphs",
+            f"{name} = {getattr(parallel, name)} cannot be combined with torch.compile: its hooks cause graph breaks",
             where="train.compile",
             fix=f"set train.compile = false, or {name} = 1",
         )
@@ -312,13 +313,13 @@ def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
 def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:
     if max(parallel.shard, parallel.tp, parallel.pp, parallel.cp) > 1:
         raise ToolkitError(
-            "AdaScale reads the whole gradient of each micro-batch, which ranks with parts of a model do not have",
+            "AdaScale needs the whole gradient of each micro-batch, but ranks that share a model have only parts of it",
             where="train.lr_scaling",
-            fix='use "linear" or "square_root", or only replicate the model',
+            fix='use "linear" or "square_root", or set shard, tp, pp and cp to 1',
         )
     if train.precision == "fp16":
         raise ToolkitError(
-            "AdaScale reads the gradient of each micro-batch, which fp16 scales",
+            "AdaScale needs the unscaled gradient of each micro-batch, but fp16 scales the loss",
             where="train.lr_scaling",
             fix='use precision = "bf16"',
         )
@@ -326,16 +327,16 @@ def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:
         raise ToolkitError(
             f"AdaScale requires a batch of at least lr_reference_batch = {train.lr_reference_batch}, got {train.batch}",
             where="train.lr_reference_batch",
-            fix=f"set it to {train.batch} or less",
+            fix=f"set lr_reference_batch to {train.batch} or less",
         )
 
 
 def check_roll_back(train: TrainTable, checkpoint: CheckpointTable | None, *, has_one: bool) -> None:
-    """Reject `guard = "roll_back"` if there would be no checkpoint to return to.
+    """Reject `guard = "roll_back"` if the run would have no checkpoint to return to.
 
     Args:
-        checkpoint: when the run saves; None if it cannot.
-        has_one: whether the run has a checkpoint already.
+        checkpoint: the schedule of saves; None if the run cannot save.
+        has_one: whether the run already has a checkpoint.
 
     Raises:
         ToolkitError: the run saves no checkpoint before its end.
@@ -344,7 +345,7 @@ def check_roll_back(train: TrainTable, checkpoint: CheckpointTable | None, *, ha
         return
     if checkpoint is None:
         raise ToolkitError(
-            '"roll_back" returns to a checkpoint, but there is none without a run directory',
+            '"roll_back" returns to a checkpoint, but without a run directory the job cannot save one',
             where="train.guard",
             fix='start the job with `toolkit run` or `toolkit submit`, or set train.guard = "skip"',
         )

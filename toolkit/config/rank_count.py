@@ -1,4 +1,4 @@
-"""The total number of ranks (-n) beside -N and --ntasks-per-node; every node gets the same number of ranks."""
+"""Convert -n, the total number of ranks, to nodes or ranks per node; every node gets the same number of ranks."""
 
 import re
 
@@ -11,21 +11,21 @@ _RANGE = re.compile(r"(\d+)-\d+")
 
 
 def needs_nodes(ranks: int, nodes: int | str | None, ranks_per_node: int | str | None) -> bool:
-    """Return whether `flags_of_ranks` needs the number of nodes that the job itself requests."""
+    """Return whether `flags_of_ranks` needs the number of nodes from the job file."""
     return ranks > 0 and nodes is None and ranks_per_node is None
 
 
 def flags_of_ranks(ranks: int, nodes: int | str | None, ranks_per_node: int | str | None) -> dict[str, Flag]:
-    """Return the flags that -n implies; {} if -N or --ntasks-per-node is invalid, which its own key reports.
+    """Return the flags that -n implies; {} if -N or --ntasks-per-node is invalid, which a later check reports.
 
     Args:
-        ranks, nodes, ranks_per_node: -n, -N and --ntasks-per-node as typed; if `needs_nodes`, `nodes` is the job's number.
+        ranks, nodes, ranks_per_node: -n, -N and --ntasks-per-node as typed; if `needs_nodes`, `nodes` is that of the job.
 
     Raises:
-        ToolkitError: the ranks do not fill the nodes evenly, or the number of nodes is a range.
+        ToolkitError: the ranks are not divisible by the nodes, or the number of nodes is a range.
     """
     if ranks < 1:
-        raise _refusal(ranks, "a job has at least one rank", "-n 1, or more")
+        raise _refusal(ranks, f"expected at least 1 rank, got {ranks}", "use -n 1 or more")
     each = _count(ranks_per_node)
     if ranks_per_node is not None and each is None:
         return {}
@@ -38,12 +38,12 @@ def flags_of_ranks(ranks: int, nodes: int | str | None, ranks_per_node: int | st
         whole = each * number
         raise _refusal(
             ranks,
-            f"{number} nodes with {each} ranks each have {whole} ranks",
-            f"-n {whole}, or omit one of -n, -N and --ntasks-per-node",
+            f"-n {ranks} does not match {number} nodes with {each} ranks each, which is {whole} ranks",
+            f"use -n {whole}, or omit one of -n, -N and --ntasks-per-node",
         )
     if ranks % number:
         raise _refusal(
-            ranks, f"{ranks} ranks do not fill {number} nodes evenly", f"{_nearest(ranks, number)}, or another -N"
+            ranks, f"{ranks} ranks are not divisible by {number} nodes", f"use {_nearest(ranks, number)}, or another -N"
         )
     name = "-n" if number == 1 else f"-n {ranks} over {number} nodes, so --ntasks-per-node"
     return {"job.ranks_per_node": Flag(ranks // number, name)}
@@ -51,13 +51,13 @@ def flags_of_ranks(ranks: int, nodes: int | str | None, ranks_per_node: int | st
 
 def _nodes_of(ranks: int, each: int) -> int:
     if ranks % each:
-        fix = f"{_nearest(ranks, each)}, or another --ntasks-per-node"
-        raise _refusal(ranks, f"{ranks} ranks do not fill nodes of {each}", fix)
+        fix = f"use {_nearest(ranks, each)}, or another --ntasks-per-node"
+        raise _refusal(ranks, f"{ranks} ranks are not divisible by {each} ranks per node", fix)
     return ranks // each
 
 
 def _count(text: int | str | None) -> int | None:
-    """A number of at least 1, or None; the range 1-1 is one node."""
+    """Return the number in `text`, which may be a range such as 2-2; None if it is not a number of at least 1."""
     fewest, _, most = str(text or "").partition("-")
     return int(fewest) if fewest.isdecimal() and int(fewest) and most in ("", fewest) else None
 
@@ -75,7 +75,7 @@ def _refuse_range(ranks: int, nodes: str) -> dict[str, Flag]:
     raise _refusal(
         ranks,
         f"expected one number of nodes with -n, got the range {nodes}",
-        f"--ntasks-per-node {max(1, ranks // fewest)} instead of -n, or one number of nodes, such as -N {fewest}",
+        f"use --ntasks-per-node {max(1, ranks // fewest)} instead of -n, or one number of nodes, such as -N {fewest}",
     )
 
 

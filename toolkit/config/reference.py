@@ -1,6 +1,6 @@
-"""Every key of every table as Markdown, made from the models: `python -m toolkit.config.reference docs/keys.md`.
+"""Generate the key reference in docs/keys.md from the models: `python -m toolkit.config.reference docs/keys.md`.
 
-The tables are between two markers of the page; the rest of it is written by hand.
+Only the part of the page between two marker lines is generated.
 """
 
 import json
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
 
 def reference() -> str:
-    """Return the tables of the job file and of the site file."""
+    """Return the Markdown tables with the keys of the job file and of the site file."""
     lines: list[str] = []
     for kind, model in FILES.items():
         lines += [f"## Keys of the {kind} file", ""]
@@ -72,10 +72,10 @@ def _default(field: FieldInfo) -> str:
 
 
 def embed(page: str, *, where: str) -> str:
-    """Return `page` with the tables between its markers.
+    """Return `page` with the key tables inserted between its marker lines.
 
     Raises:
-        ToolkitError: the page has no such markers.
+        ToolkitError: the page does not contain the marker lines.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -85,7 +85,7 @@ def embed(page: str, *, where: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the page that the only argument names."""
+    """Rewrite the page whose path is the only argument."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m toolkit.config.reference docs/keys.md")
     path = Path(sys.argv[1])
@@ -104,7 +104,7 @@ def file_schema(kind: str) -> dict[str, Any]:
 
 
 def schema_text(kind: str) -> str:
-    """Return the schema in the form of the file under docs/schemas."""
+    """Return the schema as a string, formatted as in docs/schemas."""
     return json.dumps(file_schema(kind), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""pydantic's error about one value as a ToolkitError: what is wrong, file:line:key, and the fix."""
+"""Convert validation errors of pydantic to ToolkitErrors with the problem, file:line:key, and the fix."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["refusal", "refuse"]
 
-_COMPONENTS = ("component", "components", "hetjob")  # names that users of sbatch try for a heterogeneous job
+_COMPONENTS = ("component", "components", "hetjob")  # names that sbatch users may try for a heterogeneous job
 
 
 def refuse(resolved: ResolvedJob, key: str, message: str, fix: str) -> ToolkitError:
-    """The error about the value of a key, at the line or flag that set it."""
+    """Return an error about the value of a key, with the line or flag that set it."""
     return ToolkitError(message, where=resolved.origin(key).place(key), fix=fix)
 
 
 def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[KeyPath], str]) -> ToolkitError:
-    """The errors of `error` about `model`, one line each; `place` returns where a key is."""
+    """Return the errors in `error` about `model` as one ToolkitError, a line each; `place` returns where a key is set."""
     mistakes: dict[KeyPath, list[ErrorDetails]] = {}
     for one in error.errors(include_url=False):
         path = _known_path(model, tuple(str(part) for part in one["loc"]))
         mistakes.setdefault(path, []).append(one)
     kinds = {path: details[0]["type"] for path, details in mistakes.items()}
     if "extra_forbidden" in kinds.values():
-        # A missing key is usually the unknown one, misspelled.
+        # Report only unknown keys: a missing key is usually one that the user misspelled.
         mistakes = {path: details for path, details in mistakes.items() if kinds[path] != "missing"}
     chosen = sorted(mistakes, key=lambda path: kinds[path] != "extra_forbidden")
     return all_of([_one(mistakes[path], path, model, place) for path in chosen])
@@ -47,18 +47,18 @@ def _one(
     first = details[0]
     message = first["msg"].removeprefix("Value error, ")
     context = first.get("ctx", {}) if first["type"] == "refused_value" else {}
-    path = (*path, *context.get("path", ()))  # a check of a whole table names the key that it is about
+    path = (*path, *context.get("path", ()))  # validators of whole tables pass the key in the context
     field = _field_at(model, path)
     if first["type"] == "extra_forbidden":
         problem, fix = _unknown(model, path)
     elif first["type"] == "missing":
-        problem, fix = "missing key", f"add {path[-1]} = {form_of(field) if field else '...'}"
+        problem, fix = "required key not found", f"add {path[-1]} = {form_of(field) if field else '...'}"
     elif context:
         problem, fix = message, context["fix"] or (f"use {form_of(field)}" if field else "change it")
     elif first["type"] in ("model_type", "dict_type"):
         problem, fix = f"expected a table, got {first['input']!r}", f"write [{'.'.join(path)}] and its keys below it"
     else:
-        # A key of several types has one error for each; none of them alone describes the problem.
+        # For a key that accepts several types, pydantic reports one error per type; no single one describes the problem.
         several = len(details) > 1
         problem = f"{first['input']!r} is not a valid value for this key" if several else _problem(first, message)
         fix = f"use {form_of(field)}" if field else "see `toolkit config schema`"
@@ -77,7 +77,7 @@ def _problem(details: ErrorDetails, message: str) -> str:
 
 
 def _known_path(model: type[BaseModel], location: KeyPath) -> KeyPath:
-    """The location without pydantic's own additions (the member of a union, the index of a list)."""
+    """Return the key path in a pydantic location, without the union members and list indexes that pydantic appends."""
     inner: Any = model
     for depth, part in enumerate(location):
         inner = _step(inner, part)
@@ -89,7 +89,7 @@ def _known_path(model: type[BaseModel], location: KeyPath) -> KeyPath:
 
 
 def _step(annotation: Any, part: str) -> Any:
-    """Return the type of the key or member `part`; None if it does not exist."""
+    """Return the type of the key or list member `part` of `annotation`; None if it does not exist."""
     if get_origin(annotation) in (dict, list):
         return get_args(annotation)[-1]
     field = field_named(annotation, part)
@@ -97,7 +97,7 @@ def _step(annotation: Any, part: str) -> Any:
 
 
 def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
-    """Return the field of the innermost key of `path` in one of the tables."""
+    """Return the field of the last part of `path` that is a key of a table; None if no part is."""
     inner: Any = model
     details: FieldInfo | None = None
     for part in path:
@@ -110,7 +110,7 @@ def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
 
 
 def field_named(model: Any, name: str) -> FieldInfo | None:
-    """Return the field with the key `name` in a file; None if `model` is not a table, as inside [args]."""
+    """Return the field of the key `name`; None if `model` has none or is not a table, as inside [args]."""
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         return None
     for attribute, field in model.model_fields.items():
@@ -120,12 +120,12 @@ def field_named(model: Any, name: str) -> FieldInfo | None:
 
 
 def key_names(model: type[BaseModel]) -> list[str]:
-    """Return the keys of `model` as a file contains them."""
+    """Return the names of the keys of `model`, as written in a file."""
     return [field.alias or attribute for attribute, field in model.model_fields.items()]
 
 
 def table_model(annotation: Any) -> type[Table] | None:
-    """Return the table type of a field, also of a table or a list of tables; None for any other field."""
+    """Return the table class of a field that is a table, or a dict or list of tables; None for any other field."""
     if get_origin(annotation) in (dict, list):
         annotation = get_args(annotation)[-1]
     return annotation if isinstance(annotation, type) and issubclass(annotation, Table) else None
@@ -147,5 +147,5 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> tuple[str, str]:
         field = field_named(model, table)
         other = table_model(field.annotation) if field else None
         if other and name in key_names(other):
-            return problem, f"move it to [{table}]"
-    return problem, f"remove it, or use one of {', '.join(names)}"
+            return problem, f"move {name} to [{table}]"
+    return problem, f"remove {name}, or use one of {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""A request for a job, and the resolved job: the job file, the site, variables and flags, layer over layer."""
+"""Resolve a job request: merge the job file, the site file, environment variables and flags, and check the result."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = [
 class JobRequest:
     """What a user requests, before any file or cluster is read.
 
-    `job` is a job file, the name of a shipped job or, for `resume` and `rerun`, of a run. `flags` set keys such as
-    "job.nodes", and `settings` are `table.key=value` strings, as --set takes them. `ranks` is the total number of ranks
-    (-n). `sbatch_options` are options of sbatch for this submission alone, `argv` what follows `--`, `site` the name or file
-    of a site, and `runs` the folder of all runs. `sweeps`, `grid` and `after` are the options of those names. `calls` are the
-    function and the arguments of an executor's tasks.
+    `job` is a job file, the name of a shipped job or, for `resume` and `rerun`, the name of a run. `flags` set keys such as
+    "job.nodes". `settings` are `table.key=value` strings, as in --set. `ranks` is the total number of ranks (-n).
+    `sbatch_options` apply to this submission only. `argv` contains the arguments after `--`, `site` a site name or file,
+    and `runs` the folder of all runs. `sweeps`, `grid` and `after` are the options of the same names. `calls` describes
+    the function and the arguments of each task of an executor.
     """
 
     job: str
@@ -56,25 +56,25 @@ class JobRequest:
     calls: Mapping[str, Any] | None = None
 
     def typed(self, key: str) -> Any:
-        """Return the value of the flag that sets a key; None without such a flag."""
+        """Return the value of the flag that sets `key`; None if there is none."""
         flag = self.flags.get(key)
         return None if flag is None else flag.value
 
     def with_flags(self, flags: Mapping[str, Flag]) -> JobRequest:
-        """Return the request with more flags, which override those of the same keys."""
+        """Return the request with `flags` added; they override existing flags for the same keys."""
         return replace(self, flags={**self.flags, **flags})
 
 
 def resolve(
     request: JobRequest, site: Site | None, *, environ: Mapping[str, str] = os.environ, limits: bool = True
 ) -> ResolvedJob:
-    """Return the requested job on a site; None resolves what does not depend on a site.
+    """Return the requested job resolved for a site; if `site` is None, without partitions and their limits.
 
-    `limits` False leaves the limits of the partition to a later check against the cluster itself.
+    With `limits` False, the caller checks the partition limits by a query to the cluster.
 
     Raises:
-        ToolkitError: a value is wrong, or the site cannot serve the request.
-        NotFoundError: there is no such job file.
+        ToolkitError: a value is invalid, or the site cannot serve the request.
+        NotFoundError: the job file does not exist.
     """
     request = with_rank_flags(request, environ)
     return resolve_job(
@@ -84,10 +84,10 @@ def resolve(
 
 
 def with_rank_flags(request: JobRequest, environ: Mapping[str, str] = os.environ) -> JobRequest:
-    """Return the request with the number of ranks (-n) as flags for the nodes, or for the ranks of each node.
+    """Return the request with -n replaced by a flag for the number of nodes or for the ranks per node.
 
     Raises:
-        ToolkitError: the ranks do not fill the nodes evenly.
+        ToolkitError: the ranks are not divisible by the nodes.
     """
     if request.ranks is None:
         return request
@@ -99,7 +99,7 @@ def with_rank_flags(request: JobRequest, environ: Mapping[str, str] = os.environ
 
 @dataclass(frozen=True)
 class Setting:
-    """One value for a key of the job, with its origin."""
+    """A value for one key of the job, and where it was set."""
 
     path: KeyPath
     value: Any
@@ -119,15 +119,15 @@ def resolve_job(
     """Read a job file, merge all layers, and check the result against the site.
 
     Args:
-        site: None resolves without a site: no partitions are known, and none are checked.
-        environ: where SBATCH_* and TOOLKIT_<TABLE>_<KEY> are looked up.
-        settings: strings TABLE.KEY=VALUE, as in --set.
+        site: None if no site is known; partitions are then neither known nor checked.
+        environ: the environment variables, with SBATCH_* and TOOLKIT_<TABLE>_<KEY>.
+        settings: TABLE.KEY=VALUE strings, as in --set.
         flags: flags by the dotted key that they set.
-        argv: the arguments after `--`; the entry gets them unchanged.
-        limits: False leaves the partition's limits to a query to the cluster.
+        argv: the arguments after `--`, which the entry receives unchanged.
+        limits: False if the caller checks the partition limits by a query to the cluster.
 
     Raises:
-        ToolkitError: a value is wrong or the site cannot serve the request; the message names the place and the fix.
+        ToolkitError: a value is invalid, or the site cannot serve the request; the error contains the place and the fix.
         NotFoundError: the job file does not exist.
     """
     document = read_document(job_file.absolute())
@@ -145,7 +145,7 @@ def resolve_job(
 
     def place(path: KeyPath) -> str:
         around = (origins.get(dotted(path[:depth])) for depth in range(len(path), 0, -1))
-        origin = next(filter(None, around), None)  # the keys of `--set env.vars={...}` have no own origin
+        origin = next(filter(None, around), None)  # the keys inside `--set env.vars={...}` have no origin
         return origin.detail if origin else document.place(path)
 
     _check_file_name(document.path, origins)
@@ -164,7 +164,7 @@ def resolve_job(
 
 
 def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
-    """Check the name of a job file that gives the job its name, since it may contain invalid characters."""
+    """Check the name of the job file if the job is named after it; it may contain invalid characters."""
     origin = origins.get("job.name")
     if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "job"
@@ -196,7 +196,7 @@ def _join(
 
 
 def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) -> CheckpointTable:
-    """The table with an absolute `source`: a later start runs in another folder than the flag was written for."""
+    """Return the table with an absolute `source`, since a later start may have a different working directory."""
     origin = origins.get("checkpoint.source") or origins.get("checkpoint")
     if not table.source or origin is None or origin.layer == "job":
         return table
@@ -209,7 +209,7 @@ def _from_document(document: Document) -> Iterator[Setting]:
 
 
 def _origins_of_components(document: Document) -> dict[str, Origin]:
-    """The origin of each key of each component; as a value, their list is a single one."""
+    """Return the origin of each key of each component; `_from_document` yields the list of components as one value."""
     tables = document.values.get("component")
     paths = [
         ("component", str(number), name)
@@ -232,13 +232,13 @@ def _from_toolkit(environ: Mapping[str, str]) -> Iterator[Setting]:
     for name in sorted(environ):
         table, _, key = name.removeprefix("TOOLKIT_").lower().partition("_")
         if not name.startswith("TOOLKIT_") or table not in TABLES or not key:
-            continue  # TOOLKIT_SITE, TOOLKIT_RUNS and the like are read elsewhere.
+            continue  # other code reads TOOLKIT_SITE, TOOLKIT_RUNS and the like
         path = (table, key)
         yield Setting(path, read_text(path, environ[name], where=name), Origin("TOOLKIT_*", name))
 
 
 def from_command_line(settings: Iterable[str], flags: Mapping[str, Flag]) -> Iterator[Setting]:
-    """Yield the values of --set and of the flags, the flags last."""
+    """Yield the values of --set, then those of the flags, which take precedence."""
     yield from _from_settings(settings)
     yield from _from_flags(flags)
 
@@ -264,7 +264,7 @@ def _from_flags(flags: Mapping[str, Flag]) -> Iterator[Setting]:
 
 
 def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """The values and origins of all settings; a later one replaces those that it covers."""
+    """Return the values and origins of all settings; a later setting replaces earlier ones of its key or table."""
     kept: dict[KeyPath, Setting] = {}
     for setting in layered:
         path = setting.path
@@ -281,10 +281,10 @@ def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]
 
 
 def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the site's tables by the fields of a resolved job.
+    """Return the values of the site by the field names of a resolved job.
 
     Raises:
-        ToolkitError: a path of the site has a variable that `environ` lacks.
+        ToolkitError: a path of the site contains a variable that is not in `environ`.
     """
     return {
         "site": SiteIdentity(**{name: getattr(site, name) for name in SiteIdentity.model_fields}),
@@ -299,10 +299,10 @@ def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def site_of_record(job: ResolvedJob) -> Site:
-    """The site of a resolved job, as far as the job contains it: only the job's own partitions."""
+    """Return the site that a resolved job records, with only the partition of the job."""
     limits = job.partition_limits
     partitions = {job.job.partition: limits.model_copy(update={"default": True})} if limits else {}
-    detect = DetectTable(cluster_name=job.job.cluster if limits else "")  # whose partitions these are
+    detect = DetectTable(cluster_name=job.job.cluster if limits else "")  # the cluster of the recorded partition
     return Site(
         **dict(job.site), scheduler=job.scheduler, launcher=job.launcher, gpu=job.gpu, env=job.site_env,
         network=job.network, paths=job.paths, container=job.site_container, partitions=partitions, detect=detect,
@@ -310,11 +310,11 @@ def site_of_record(job: ResolvedJob) -> Site:
 
 
 def origins_of_site(site: Site) -> dict[str, Origin]:
-    """Return the origins of the site's values under their names in the resolved job."""
+    """Return the origins of the site's values by their keys in a resolved job."""
     renamed: dict[str, Origin] = {}
     for name, origin in site.origins.items():
         first = name.partition(".")[0]
-        if first in ("env", "container"):  # a job has tables of these names, too
+        if first in ("env", "container"):  # the job has tables with the same names
             renamed[f"site_{name}"] = origin
         elif "." not in name:
             renamed[f"site.{name}"] = origin
@@ -327,9 +327,9 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
 def expand_paths(site: Site, environ: Mapping[str, str]) -> PathsTable:
-    """Return the site's paths, with the variables that must be known at submission expanded.
+    """Return the paths of the site, with variables in `runs` and `scratch` expanded.
 
-    `local_scratch` is not expanded: its variables are the node's.
+    `local_scratch` is not expanded here, because its variables have their values on the node.
 
     Raises:
         ToolkitError: a variable is not set.
@@ -339,7 +339,7 @@ def expand_paths(site: Site, environ: Mapping[str, str]) -> PathsTable:
 
 
 def expand_path(site: Site, key: str, environ: Mapping[str, str]) -> str:
-    """Return one path of `[paths]`, expanded.
+    """Return one path of `[paths]` with its variables expanded.
 
     Raises:
         ToolkitError: a variable is not set.

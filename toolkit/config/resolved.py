@@ -1,4 +1,4 @@
-"""The resolved job: every value that a run needs, from all layers. The compute half reads only this."""
+"""The resolved job: every value that a run needs, merged from all layers. Supervisor and ranks read only this."""
 
 from __future__ import annotations
 
@@ -42,44 +42,46 @@ __all__ = [
 class JobFile(Table):
     """A job file."""
 
-    job: JobTable = key(..., "What runs, and which resources it requests.")
+    job: JobTable = key(..., "What runs, and the resources that it requests.")
     component: list[ComponentTable] = key(
         None,
-        "One component of a heterogeneous job; the first one leads, with the batch host and rank 0.",
+        "One component of a heterogeneous job. The first component contains the batch host and rank 0.",
         form="tables [[component]]",
         default_factory=list,
     )
-    env: EnvTable = key(None, "The ranks' environment.", default_factory=EnvTable)
+    env: EnvTable = key(None, "The environment of the ranks.", default_factory=EnvTable)
     container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
-    notify: NotifyTable = key(None, "Who is notified of a run's events.", default_factory=NotifyTable)
-    checkpoint: CheckpointTable = key(None, "When the state is saved.", default_factory=CheckpointTable)
-    data: DataTable = key(None, "The input of the job.", default_factory=DataTable)
-    train: TrainTable = key(None, "The training loop's numbers.", default_factory=TrainTable)
+    notify: NotifyTable = key(None, "Whom to notify of events of a run.", default_factory=NotifyTable)
+    checkpoint: CheckpointTable = key(None, "When to save, and what to keep.", default_factory=CheckpointTable)
+    data: DataTable = key(None, "The input data of the job.", default_factory=DataTable)
+    train: TrainTable = key(None, "Hyperparameters and options of the training loop.", default_factory=TrainTable)
     parallel: ParallelTable = key(None, "How the model is distributed over the ranks.", default_factory=ParallelTable)
-    args: dict[str, Any] = key(None, "The script's own values, in any form.", form="any values", default_factory=dict)
+    args: dict[str, Any] = key(
+        None, "Arguments for the job script; any keys are allowed.", form="any values", default_factory=dict
+    )
 
     @field_validator("args")
     @classmethod
     def check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
-        """Reject values that would not reach the script unchanged."""
+        """Reject values that JSON cannot pass to the script unchanged."""
         for path, part, depth in parts(args):
             if depth > DEEPEST:
                 raise refuse_value(path, f"nested more than {DEEPEST} levels deep", "reduce the nesting")
             if problem := no_json(part):
-                raise refuse_value(path, problem, "write it as a string that the script reads")
+                raise refuse_value(path, problem, "write the value as a string, and parse the string in the script")
         return args
 
 
 class ResolvedJob(BaseModel):
-    """A job with every layer applied, the site that it runs on, and the origin of each value."""
+    """A job with every layer applied, the site on which it runs, and the origin of each value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
     job_file: Path
     job_directory: Path
-    code_directory: Path | None = None  # a copy of the job's folder for a run
+    code_directory: Path | None = None  # the copy of the job folder for this run, if there is one
     argv: list[str] = []
 
     job: JobTable
@@ -113,7 +115,7 @@ class ResolvedJob(BaseModel):
 
     @property
     def components(self) -> tuple[ResolvedJob, ...]:
-        """The job of each component of a heterogeneous job; any other job is its own only component."""
+        """One job per component of a heterogeneous job; otherwise only the job itself."""
         if not self.resolved_components:
             return (self,)
         return tuple(
@@ -127,7 +129,7 @@ class ResolvedJob(BaseModel):
         )  # fmt: skip
 
     def _origins_in(self, number: int) -> dict[str, Origin]:
-        """The origins of a component's values, under the keys of [job] that they replace; those that [job] sets are not included."""
+        """Return the origins of the values that a component does not share with [job], by the keys of [job]."""
         own: dict[str, Origin] = {}
         for name in ComponentTable.model_fields:
             origin = self.origin(f"component[{number}].{name}")
@@ -137,30 +139,30 @@ class ResolvedJob(BaseModel):
 
     @property
     def nodes(self) -> int | str:
-        """The number of nodes of all components; for one component also a range, as it is written."""
+        """The number of nodes of all components; for a job without components, `job.nodes`, which may be a range."""
         first, *others = self.components
         return sum((one.job.min_nodes for one in others), first.job.min_nodes) if others else first.job.nodes
 
     @property
     def rank_counts(self) -> range:
-        """Every number of ranks that the job may have."""
+        """Every total number of ranks that the job may have."""
         first, *others = self.components
         more, each = sum(one.job.min_nodes * one.job.ranks_per_node for one in others), first.job.ranks_per_node
         return range(first.job.min_nodes * each + more, first.job.max_nodes * each + more + 1, each)
 
     def placed(self, error: ToolkitError) -> ToolkitError:
-        """An error about keys of this job, such as "train.steps", with the origins of their values."""
+        """Return `error` with each dotted key in `where`, such as "train.steps", replaced by the place of its value."""
         for one in (error, *error.others):
             one.where = self.origin(one.where).place(one.where)
         return error
 
     @property
     def code_folder(self) -> Path:
-        """The folder of the entry: the run's copy of the job's folder, else that folder."""
+        """The folder to which the entry is relative: the copy of the job folder if there is one, else the job folder."""
         return self.code_directory or self.job_directory
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Yield every value with its dotted key, tables in the file's order."""
+        """Yield every value with its dotted key, with the tables in the order of the file."""
         unseen = {"origins", "schema_version", "code_directory", "component", "resolved_components"}
         for path, value in leaves(self.model_dump(by_alias=True, mode="json", exclude=unseen)):
             yield ".".join(path), value
@@ -169,43 +171,43 @@ class ResolvedJob(BaseModel):
                 yield f"component[{number}].{name}", getattr(one.job, name)
 
     def to_json(self) -> str:
-        """Write the whole job as one line of JSON; `from_json` reads it back."""
+        """Return the whole job as one line of JSON, for `from_json`."""
         return self.model_dump_json(by_alias=True)
 
     @classmethod
     def from_json(cls, text: str) -> ResolvedJob:
-        """Read what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Raises:
-            ToolkitError: the string is not a resolved job of this version.
+            ToolkitError: the string is not a resolved job of this version of toolkit.
         """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ToolkitError(
-                f"expected a resolved job of this version: {first['msg']}",
+                f"not a resolved job of this version of toolkit: {first['msg']}",
                 where=".".join(str(part) for part in first["loc"]) or "resolved job",
                 fix="submit the job file again with this version of toolkit",
             ) from error
 
 
 def as_json(value: Any) -> str:
-    """One value as a table shows it; TOML's dates as strings, and control characters escaped."""
+    """Return a value as JSON for display, with dates as strings and control characters escaped."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
 def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
-    """Return the job with its partitions chosen and the unset keys derived, also those of each component.
+    """Return the job with default partitions and with the unset keys derived, also in each component.
 
-    Nothing is derived from a partition that the site does not have; `check_request` rejects it.
+    Nothing is derived from a partition that the site does not list; `check_request` rejects such a partition.
     """
     return derive_parallel(_derive_components(resolved, _derive_job(resolved, site), site))
 
 
 def _derive_components(stated: ResolvedJob, resolved: ResolvedJob, site: Site) -> ResolvedJob:
-    """The job with each component's values derived from its own, and from those that [job] sets."""
+    """Return the job with the values of each component derived from its own keys and those of [job]."""
     origins = {key: origin for key, origin in resolved.origins.items() if not key.startswith("component[")}
     components = []
     for number, table in enumerate(stated.component):
@@ -235,7 +237,7 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
     if resolved.job.repeat > 1:
         fill("requeue", False, Origin("derived", "job.repeat"))
     if site.scheduler.kind == "local" and resolved.origin("job.cluster").layer == "SBATCH_*":
-        # Sites that set SLURM_CLUSTERS in every shell mean it for Slurm's own commands.
+        # Some sites export SLURM_CLUSTERS in every shell, which must not prevent a job on this machine.
         job["cluster"] = ""
         del origins["job.cluster"]
     if site.scheduler.cluster:
@@ -251,7 +253,7 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
             if getattr(limits, key):
                 fill(key, getattr(limits, key), where[key] or source)
         if limits.gpus_per_node:
-            # A rank uses one GPU, so a job that sets fewer ranks needs fewer GPUs.
+            # Each rank uses one GPU, so a job with fewer ranks than GPUs needs only as many GPUs as ranks.
             stated = resolved.job.ranks_per_node if "job.ranks_per_node" in origins else limits.gpus_per_node
             fill("gpus_per_node", min(stated, limits.gpus_per_node), where["gpus_per_node"] or source)
     gpus = job.get("gpus_per_node", resolved.job.gpus_per_node)
@@ -267,7 +269,7 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
 
 
 def is_elsewhere(cluster: str, site: Site) -> bool:
-    """True if the job's cluster differs from the one whose partitions the site file lists."""
+    """Return whether the job is for another cluster than the one whose partitions the site file lists."""
     return cluster not in ("", site.scheduler.cluster or site.detect.cluster_name)
 
 
@@ -286,25 +288,25 @@ def derive_parallel(resolved: ResolvedJob) -> ResolvedJob:
 HIDDEN = "***"
 
 
-# A variable is recognised by the last part of its name; a script's argument only by unambiguous names, unlike `pad_token`.
+# The last part of a variable name identifies a secret. Script arguments need stricter names, because `pad_token` is not a secret.
 _SECRET_NAME = re.compile(r"(?i).*(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|\w*KEY)")
 
 
 _ARGUMENT = re.compile(r"(?i).*(?:^|_)(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|AUTH_TOKEN)")
 
 
-# GitHub, GitLab, Hugging Face, OpenAI and others, AWS, Slack, a private key, a JSON web token.
+# Tokens of GitHub, GitLab, Hugging Face, OpenAI (and others with sk-), AWS and Slack; a private key; a JSON Web Token.
 _VALUE = re.compile(
     r"gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|AKIA[0-9A-Z]{16}"
     r"|xox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"
 )
 
 
-_NO_SECRET = re.compile(r"|\d+|(?i:true|false|yes|no|on|off|none)|[/~.].*")  # numbers, switches and paths
+_NO_SECRET = re.compile(r"|\d+|(?i:true|false|yes|no|on|off|none)|[/~.].*")  # never secret: numbers, booleans and paths
 
 
 def looks_secret(key: str, value: Any) -> bool:
-    """True if the value of a dotted key is likely a secret in plain text."""
+    """Return whether the value of a dotted key is probably a secret in plain text."""
     if not isinstance(value, str):
         return False
     if _VALUE.search(value):
@@ -317,26 +319,26 @@ def looks_secret(key: str, value: Any) -> bool:
 
 
 def shown(key: str, value: Any) -> Any:
-    """A value that is safe to print: `***` for what looks like a secret."""
+    """Return a value that is safe to print, with `***` in place of a probable secret."""
     if isinstance(value, list):
         return [shown(key, one) for one in value]
     return HIDDEN if looks_secret(key, value) else value
 
 
 def shown_origin(key: str, origin: Origin) -> Origin:
-    """An origin that is safe to print: that of a `--set` contains the value."""
+    """Return an origin that is safe to print: the origin of a `--set` contains the value, which may be a secret."""
     name, equals, value = origin.detail.partition("=")
     return Origin(origin.layer, f"{name}={HIDDEN}") if equals and looks_secret(key, value) else origin
 
 
 def shown_job(job: ResolvedJob) -> dict[str, Any]:
-    """A resolved job that is safe to print."""
+    """Return a resolved job as a dict that is safe to print."""
     content = shown_tables(job.model_dump(mode="json", by_alias=True, exclude={"origins"}))
     return content | {"origins": {key: asdict(shown_origin(key, origin)) for key, origin in job.origins.items()}}
 
 
 def shown_tables(content: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """A tree of tables that is safe to print."""
+    """Return nested tables that are safe to print; `above` is the dotted prefix of their keys."""
     return {
         name: shown_tables(value, f"{above}{name}.") if isinstance(value, dict) else shown(f"{above}{name}", value)
         for name, value in content.items()
@@ -344,7 +346,7 @@ def shown_tables(content: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def shown_arguments(arguments: list[str]) -> list[str]:
-    """A command line that is safe to record: without the values that look like secrets."""
+    """Return a command line that is safe to record, with `***` in place of probable secrets."""
     kept = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -354,7 +356,7 @@ def shown_arguments(arguments: list[str]) -> list[str]:
 
 
 def likely_secrets(job: ResolvedJob) -> Iterator[str]:
-    """The dotted keys of a job whose values look like secrets."""
+    """Yield the dotted keys of a job whose values are probably secrets."""
     for name, value in job.values():
         values = value if isinstance(value, list) else [value]
         if any(looks_secret(name, one) for one in values):

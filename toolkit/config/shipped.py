@@ -1,4 +1,4 @@
-"""The job files and the site files that ship with toolkit, and those of the user."""
+"""Find job files and site files, both those that ship with toolkit and those of the user."""
 
 import os
 import tomllib
@@ -13,7 +13,7 @@ __all__ = ["find_job", "partitions_in", "shipped_jobs", "site_files"]
 
 
 def shipped_jobs() -> dict[str, Path]:
-    """Return the job files that come with toolkit, by name."""
+    """Return the job files that ship with toolkit, by name."""
     return {
         path.stem: path
         for folder in import_module("toolkit.jobs").__path__
@@ -22,13 +22,13 @@ def shipped_jobs() -> dict[str, Path]:
 
 
 def find_job(name_or_path: str) -> Path:
-    """Return the job file that JOB means; an existing file takes precedence over a shipped job of the same name.
+    """Return the job file for the argument JOB; an existing file takes precedence over a shipped job of the same name.
 
     Raises:
-        NotFoundError: neither a file nor a shipped job; the message suggests a similar name.
+        NotFoundError: JOB is neither a file nor a shipped job; the fix suggests a similar name.
         ToolkitError: the path is a folder, a device or a pipe.
     """
-    from toolkit.config.table import nearest  # the checks of tables are heavy, and names alone need none
+    from toolkit.config.table import nearest  # imports pydantic, which is slow and rarely needed here
 
     path = typed_path(name_or_path)
     if path.is_file():
@@ -43,7 +43,7 @@ def find_job(name_or_path: str) -> Path:
         return shipped[name_or_path]
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         beside = [one.stem for one in path.absolute().parent.glob("*.toml")]
-        close = nearest(path.stem, beside)  # the suffix would make all names similar
+        close = nearest(path.stem, beside)  # compare stems, since .toml would make all names similar
         fix = f"use {path.parent / close[0]}.toml" if close else "specify the path of a job file"
         raise NotFoundError("job file not found", where=str(path.absolute()), fix=fix)
     if (beside_it := Path(f"{path}.toml")).is_file():
@@ -59,13 +59,13 @@ def find_job(name_or_path: str) -> Path:
 
 
 def site_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders of site files, in search order."""
+    """Return the folders that may contain site files, in search order."""
     own = [typed_path(part) for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
     return [*own, typed_path("~/.config/toolkit/sites"), *map(Path, import_module("toolkit.site_configs").__path__)]
 
 
 def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """Return every site's file by name; a user's file hides a shipped one of the same name."""
+    """Return all site files by name; a user's file takes precedence over a shipped file of the same name."""
     found: dict[str, Path] = {}
     for folder in site_folders(environ):
         for path in sorted(folder.glob("*.toml")):
@@ -73,9 +73,9 @@ def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def partitions_in(name_or_path: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The partitions that a site's file itself lists; [] if it cannot be read. `load_site` reports what is wrong."""
-    path = site_files(environ).get(name_or_path, typed_path(name_or_path))
+def partitions_in(name_or_path: str) -> list[str]:
+    """Return the partitions that a site file itself lists; [] if it cannot be read, which `load_site` reports."""
+    path = site_files(os.environ).get(name_or_path, typed_path(name_or_path))
     try:
         partitions = tomllib.loads(path.read_text(encoding="utf-8")).get("partitions", {})
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The tables of a site file: how users work with a cluster."""
+"""The tables of a site file, which describes a cluster: scheduler, launcher, partitions, network and paths."""
 
 from __future__ import annotations
 
@@ -26,45 +26,47 @@ from toolkit.slurm.times import FORMS, parse_slurm_time
 __all__ = ["AUTO", "PartitionTable", "Site"]
 
 Text = Annotated[str, StringConstraints(min_length=1)]
-AUTO = "auto"  # not a partition: toolkit chooses the best of those that can serve a job
+AUTO = "auto"  # the value of job.partition with which toolkit chooses the best partition that can run the job
 
 
 class DetectTable(Table):
-    """How toolkit recognises this site. One match is enough; the keys are tried in their order."""
+    """How toolkit recognizes this site. One matching key is enough; toolkit tries them in this order."""
 
     environment: dict[str, str] = key(
         None,
-        "Variables, each with a pattern for its value.",
+        "Environment variables, each with a glob pattern that its value must match.",
         form='a table such as { NERSC_HOST = "perlmutter" }; * matches any string',
         default_factory=dict,
     )
-    cluster_name: str = key("", "ClusterName of slurm.conf.")
+    cluster_name: str = key("", "ClusterName in slurm.conf.")
     hostnames: list[Text] = key(
-        None, "Patterns of host names.", form='a list of patterns such as ["login*.example.org"]', default_factory=list
+        None, "Globs of host names.", form='a list of patterns such as ["login*.example.org"]', default_factory=list
     )
-    files: list[Text] = key(None, "Files that exist only here.", form="a list of absolute paths", default_factory=list)
+    files: list[Text] = key(
+        None, "Files that only this site has.", form="a list of absolute paths", default_factory=list
+    )
 
 
 class SchedulerTable(Table):
     """The scheduler of the site."""
 
-    kind: Literal["slurm", "local"] = key("slurm", "The scheduler; `local` starts ranks on this machine.")
+    kind: Literal["slurm", "local"] = key("slurm", "The scheduler; `local` means none: ranks start on this machine.")
     conf: str = key(
         "",
-        "slurm.conf for every Slurm command; `~` is the home folder. If the site was detected by the ClusterName of an "
-        "exported SLURM_CONF, that file is used.",
+        "Path of the slurm.conf for all Slurm commands; `~` is the home folder. If toolkit detected the site by the "
+        "ClusterName in the file that SLURM_CONF names, it uses that file instead.",
     )
     cluster: str = key(
         "",
-        "Name of this site's cluster in Slurm's accounting, if Slurm's commands need -M for it. Jobs may name another one.",
+        "Name of this cluster in Slurm accounting, if Slurm commands need -M to reach it. A job may name another cluster.",
         form="the name of one cluster",
     )
     can_requeue: bool = key(
-        True, "Users may requeue their jobs; without it a run ends at walltime, and `toolkit resume` continues it."
+        True, "Whether users may requeue jobs. If not, a run ends at its walltime, and `toolkit resume` continues it."
     )
     options: list[Text] = key(
         None,
-        "sbatch options of every job.",
+        "sbatch options for every job.",
         form='a list of options such as ["--hint=nomultithread"]',
         default_factory=list,
     )
@@ -76,8 +78,8 @@ class SchedulerTable(Table):
             if any(value_of(option, *names) is not None for names in (("clusters", "M"), ("cluster",))):
                 raise refuse_value(
                     (),
-                    f"{option!r} would apply only to sbatch, not to the other commands",
-                    "write cluster = ... in [scheduler]",
+                    f"{option!r} would apply only to sbatch, not to squeue, scancel and other Slurm commands",
+                    "set cluster in [scheduler] instead",
                 )
             if begins_component(option):
                 raise refuse_value((), f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
@@ -90,16 +92,16 @@ class LauncherTable(Table):
     """The program that starts the ranks inside an allocation."""
 
     kind: Literal["auto", "srun", "mpirun", "local"] = key(
-        "auto", "`auto` is srun in a Slurm allocation, else mpirun if it is installed, else local."
+        "auto", "The launcher; `auto` is srun in a Slurm allocation, else mpirun if it is installed, else local."
     )
     mpi: str = key(
-        "", "srun's --mpi, which must be what the MPI library was built for.", form='a string such as "pmix"'
+        "", "Value of srun --mpi, which must match the PMI of the MPI library.", form='a string such as "pmix"'
     )
     libmpi: str = key("", "MPI library that mpi4py loads (MPI4PY_LIBMPI).")
     mpirun: str = key("", "Path of mpirun; empty searches PATH.")
     options: list[Text] = key(
         None,
-        "More options of the launcher.",
+        "Additional options for the launcher.",
         form='a list of options such as ["--cpu-bind=none"]',
         default_factory=list,
     )
@@ -118,18 +120,18 @@ class GpuTable(Table):
     @classmethod
     def _check_request(cls, request: str) -> str:
         if not request.startswith("-") or re.findall(r"\{.*?\}", request) != ["{count}"]:
-            raise ValueError("is not an option with one {count}")
+            raise ValueError("is not a valid option: expected one {count} in it")
         return request
 
 
 class SiteEnvTable(Table):
-    """What a job needs before its first command."""
+    """The environment that a job needs before its first command."""
 
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
-    modules: list[Text] = key(None, "Modules, loaded in this order.", default_factory=list)
-    setup: list[Text] = key(None, "Shell lines, run after the modules are loaded.", default_factory=list)
-    vars: dict[str, str] = key(None, "Variables that are set for every rank.", default_factory=dict)
+    modules: list[Text] = key(None, "Modules to load, in this order.", default_factory=list)
+    setup: list[Text] = key(None, "Shell lines to run after the modules are loaded.", default_factory=list)
+    vars: dict[str, str] = key(None, "Variables to set for every rank.", default_factory=dict)
 
     _check_names = field_validator("vars")(check_variable_names)
 
@@ -140,40 +142,44 @@ class NetworkTable(Table):
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
     fabric: Literal["", "infiniband", "slingshot", "ethernet"] = key("", "Type of the network; empty is unknown.")
-    interface: str = key("", "Network interface of rendezvous and sockets; empty: the ranks choose it.")
+    interface: str = key("", "Network interface for rendezvous and sockets; empty lets the ranks choose it.")
     vars: dict[str, str] = key(
-        None, "Variables of NCCL, libfabric and others that the site documents.", default_factory=dict
+        None,
+        "Environment variables for NCCL, libfabric and other libraries, as the site's documentation recommends.",
+        default_factory=dict,
     )
 
     _check_names = field_validator("vars")(check_variable_names)
 
 
 class PathsTable(Table):
-    """Where files are stored. In `runs` and `scratch`, `~` and $VARIABLES have their values at submission."""
+    """Where files are stored. `~` and $VARIABLES in `runs` and `scratch` are expanded at submission."""
 
     runs: str = key(
         "",
-        "Folder of run directories, seen by all nodes; empty is ./runs. `~` and $VARIABLES are those of the submission.",
+        "Folder of all run directories, visible to all nodes; empty is ./runs. `~` and $VARIABLES are expanded at submission.",
     )
-    scratch: str = key("", "Fast folder that all nodes see; `~` and $VARIABLES as in `runs`.")
-    local_scratch: str = key("", "Folder on the node itself; its $VARIABLES are the node's.")
-    access: Literal["user", "group"] = key("user", "Who may read a run: only its owner, or also the group.")
+    scratch: str = key("", "Folder on a fast file system that all nodes see; `~` and $VARIABLES as in `runs`.")
+    local_scratch: str = key("", "Folder on a node-local disk; $VARIABLES are expanded on the node.")
+    access: Literal["user", "group"] = key(
+        "user", "Who may read a run: `user`, only its owner; `group`, also its group."
+    )
 
 
 class PartitionTable(Table):
-    """One partition and its limits; 0 or empty is unknown and not checked."""
+    """One partition and its limits; 0 or empty means unknown, which toolkit does not check."""
 
-    max_nodes: int = key(0, "Maximum number of nodes of one job.", ge=0)
-    max_time: str = key("", "Longest walltime.", form=FORMS)
-    cpus_per_node: int = key(0, "CPUs of a node, as Slurm counts them.", ge=0)
+    max_nodes: int = key(0, "Maximum number of nodes per job.", ge=0)
+    max_time: str = key("", "Maximum walltime.", form=FORMS)
+    cpus_per_node: int = key(0, "CPUs per node, as Slurm counts them.", ge=0)
     gpus_per_node: int = key(
-        0, "GPUs of a node; if no partition of the site states them, Slurm checks the request.", ge=0
+        0, "GPUs per node. If no partition of the site states its GPUs, only Slurm checks the request.", ge=0
     )
-    mem_gb_per_node: int = key(0, "Memory of a node in GiB.", ge=0)
-    constraint: str = key("", "Constraint that every job here needs.")
-    qos: str = key("", "QOS that every job here needs.")
-    account_required: bool = key(False, "A job must name an account.")
-    default: bool = key(False, "Used if a job does not name a partition.")
+    mem_gb_per_node: int = key(0, "Memory per node in GiB.", ge=0)
+    constraint: str = key("", "Constraint that jobs in this partition need.")
+    qos: str = key("", "QOS that jobs in this partition need.")
+    account_required: bool = key(False, "Whether a job must name an account.")
+    default: bool = key(False, "Whether this is the partition of jobs that do not name one.")
 
     @field_validator("max_time")
     @classmethod
@@ -184,7 +190,7 @@ class PartitionTable(Table):
 
     @property
     def max_time_s(self) -> int | None:
-        """Longest walltime in seconds; None if it is unlimited or unknown."""
+        """Maximum walltime in seconds; None if it is unlimited or unknown."""
         return parse_slurm_time(self.max_time) if self.max_time else None
 
 
@@ -193,46 +199,46 @@ class SiteIdentity(Table):
 
     name: str = key(
         ...,
-        "Name of the site, the file's name without .toml.",
+        "Name of the site, which must be the file name without .toml.",
         form="A-Z a-z 0-9 . _ -",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
     )
-    extends: str = key("", "Another site whose values apply to keys that this file does not set.")
+    extends: str = key("", "Another site, whose values apply to all keys that this file does not set.")
     contact: str = key("", "Contact for questions.")
-    docs: str = key("", "The site's own documentation.")
-    checked: str = key("", "How this file was verified, and when.")
+    docs: str = key("", "URL of the site's documentation.")
+    checked: str = key("", "How and when this file was verified.")
 
 
 class Site(SiteIdentity):
-    """A site file, merged with those that it extends."""
+    """A site file, merged with the files that it extends."""
 
-    detect: DetectTable = key(None, "How toolkit recognises this site.", default_factory=DetectTable)
+    detect: DetectTable = key(None, "How toolkit recognizes this site.", default_factory=DetectTable)
     scheduler: SchedulerTable = key(None, "The scheduler of the site.", default_factory=SchedulerTable)
     launcher: LauncherTable = key(None, "The program that starts the ranks.", default_factory=LauncherTable)
-    gpu: GpuTable = key(None, "How GPUs are requested.", default_factory=GpuTable)
-    env: SiteEnvTable = key(None, "The environment before a job's first command.", default_factory=SiteEnvTable)
+    gpu: GpuTable = key(None, "How the site requests GPUs.", default_factory=GpuTable)
+    env: SiteEnvTable = key(None, "Environment to set up before a job's first command.", default_factory=SiteEnvTable)
     network: NetworkTable = key(None, "The network between nodes.", default_factory=NetworkTable)
     paths: PathsTable = key(None, "Where files are stored.", default_factory=PathsTable)
     container: ContainerTable = key(None, "The container that ranks run in.", default_factory=ContainerTable)
     partitions: dict[str, PartitionTable] = key(None, "The partitions by name.", default_factory=dict)
 
-    # The origin of each value, by its dotted key; set by the loader.
+    # The loader of site files sets this attribute.
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
-    # The site's own file, not those that it extends; set by the loader.
+
     _file: Path = PrivateAttr(default_factory=Path)
 
     @property
     def file(self) -> Path:
-        """The file that this site was loaded from."""
+        """The file from which this site was loaded, not a file that it extends."""
         return self._file
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """The origin of each value that is not a default, by dotted key."""
+        """The origin of each value that is not a built-in default, by dotted key."""
         return self._origins
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Yield every value with its dotted key, tables in the file's order."""
+        """Yield every value with its dotted key, with the tables in the order of the file."""
         for path, value in leaves(self.model_dump(by_alias=True)):
             yield ".".join(path), value
 
@@ -245,5 +251,5 @@ class Site(SiteIdentity):
 
     @property
     def default_partition(self) -> str:
-        """The name of the default partition, or an empty string."""
+        """The name of the default partition; "" if the site has none."""
         return next((name for name, partition in self.partitions.items() if partition.default), "")

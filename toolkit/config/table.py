@@ -1,7 +1,7 @@
-"""The base of each table of a job or site file: closed, frozen, typed, each key with its meaning.
+"""The base class for the tables of job and site files: typed, immutable models that reject unknown keys.
 
-The meaning, the form and the limits of a key are defined once, in its field. The error messages, the JSON schema and
-the reference in docs/contract.md are generated from them.
+The field of a key defines its meaning, its form and its limits. The error messages, the JSON schemas and docs/keys.md
+are generated from these fields.
 """
 
 import difflib
@@ -24,11 +24,11 @@ _LIMITS = {
 
 
 class Table(BaseModel):
-    """One closed table. TOML's types are strict: "4" is not a number."""
+    """A table that rejects unknown keys and does not convert types: "4" is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
-    # Keys whose strings never become a line of a batch script, so that they may contain newlines.
+    # Keys whose strings may contain newlines, because toolkit never writes them as a line of a batch script.
     free_text: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
@@ -52,24 +52,24 @@ class Table(BaseModel):
 
 
 def _is_table_or_free(annotation: Any) -> bool:
-    """True for tables, which check their own keys, and for [args], which has its own rules."""
+    """Return whether a field is a table, which checks its own keys, or [args], which has its own validator."""
     arguments = get_args(annotation)
     inner = arguments[1] if get_origin(annotation) is dict else annotation
     return inner is Any or (isinstance(inner, type) and issubclass(inner, BaseModel))
 
 
 def refuse_value(path: KeyPath, message: str, fix: str = "") -> PydanticCustomError:
-    """The error of a validator about the key `path` below its own table; `fix` defaults to the key's form."""
+    """Return the error for a validator to raise; `path` is relative to the validated key, `fix` defaults to its form."""
     return PydanticCustomError("refused_value", "{message}", {"path": path, "message": message, "fix": fix})
 
 
 def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limits: Any) -> Any:
-    """Declare one key: its default, what it means, and how a value must look.
+    """Declare one key: its default, its meaning, and the values that it accepts.
 
     Args:
-        form: the value's form in words, if the type alone does not describe it.
-        derived: the default in words, if it is derived from other keys.
-        limits: pydantic's own (`ge`, `le`, `pattern`, `alias`, `default_factory`, ...).
+        form: a description of the accepted values, if the type alone does not describe them.
+        derived: a description of the default, if it is derived from other keys.
+        limits: arguments of pydantic's Field (`ge`, `le`, `pattern`, `alias`, `default_factory`, ...).
     """
     extra: JsonDict = {name: text for name, text in (("x-form", form), ("x-default", derived)) if text}
     if "default_factory" in limits:
@@ -78,7 +78,7 @@ def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limi
 
 
 def form_of(field: FieldInfo) -> str:
-    """The values that a key accepts, in words: "a whole number, at least 1"."""
+    """Return a description of the values that a key accepts, such as "a whole number, at least 1"."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "x-form" in extra:
         return str(extra["x-form"])
@@ -92,7 +92,7 @@ def form_of(field: FieldInfo) -> str:
 
 
 def type_words(annotation: Any) -> str:
-    """The name of a type for a user of TOML."""
+    """Return a description of a type for users of TOML, such as "a list of strings"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in arguments)
@@ -121,5 +121,5 @@ def _plural(annotation: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1) -> list[str]:
-    """Return up to `count` names of `known` that are most similar to `word`; empty if none is."""
+    """Return up to `count` names in `known` that are similar to `word`, the most similar first."""
     return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)

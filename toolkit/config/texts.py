@@ -1,4 +1,4 @@
-"""Values that arrive as strings (variables, --set, flags), read by the type of their key."""
+"""Parse values that are strings (from variables, --set and flags) according to the type of their key."""
 
 import tomllib
 from functools import lru_cache
@@ -18,27 +18,27 @@ TABLES = tuple(name for name in key_names(JobFile) if get_origin(JobFile.model_f
 
 
 def read_text(path: KeyPath, text: str, *, where: str) -> Any:
-    """The value of a string by the type of the key `path`; values of [args] as TOML, or as strings if they are not TOML.
+    """Parse `text` according to the type of the key `path`; values of [args] are TOML, or else strings.
 
-    A string may be in quotes, as in a file; that of a variable (`env.vars.NAME`) is used unchanged.
+    A string may be in quotes, as in a file, but the value of a variable (`env.vars.NAME`) is used unchanged.
 
     Raises:
-        ToolkitError: the key does not exist, or the string is not of its type.
+        ToolkitError: the key does not exist, or does not accept the value.
     """
     place = f"{where}:{'.'.join(path)}"
     if path[0] == "args":
         try:
             return _toml_value(text, otherwise=text)
-        except (RecursionError, ValueError) as error:  # TOML that exceeds Python's limits of depth or length
+        except (RecursionError, ValueError) as error:  # too deep nesting, or an integer with too many digits
             raise ToolkitError(
-                f"cannot read the value: {error}", where=place, fix="write it in quotes, as a string"
+                f"cannot parse the value: {error}", where=place, fix="quote the value, so that it is a string"
             ) from error
     annotation, form = _type_of(path, where)
     kinds = _kinds(annotation)
     if len(path) == 2 and (str in kinds or kinds == [list]):
         text = _unquoted(text)
     if kinds == [list] and not text.startswith("["):
-        return [text]  # A single string is a list with one member.
+        return [text]  # allow `--set data.paths=a.txt` for a list with one element
     for kind in kinds:
         try:
             return _READERS[kind](text)
@@ -47,13 +47,13 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     raise ToolkitError(f"{text!r} is not a valid value for this key", where=place, fix=f"use {form}")
 
 
-@lru_cache(maxsize=64)  # the thousands of values of a sweep have few keys
+@lru_cache(maxsize=64)  # a sweep sets few keys, but each of them thousands of times
 def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
-    """The type of the key `path` and the form of its values in words."""
+    """Return the type of the key `path` and a description of the values that it accepts."""
     table = field_named(JobFile, path[0])
     if table and get_origin(table.annotation) is list:
         raise ToolkitError(
-            f"the tables [[{path[0]}]] can only be set in the job file", where=where, fix="set it in the job file"
+            f"the tables [[{path[0]}]] can only be set in the job file", where=where, fix=f"write [[{path[0]}]] there"
         )
     model = table_model(table.annotation) if table else None
     if model is None:
@@ -64,7 +64,7 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
     if len(path) == 2:
         return field.annotation, form_of(field)
     if get_origin(field.annotation) is not dict:
-        raise ToolkitError(f"{'.'.join(path[:2])} is not a table", where=where, fix=f"set {'.'.join(path[:2])} itself")
+        raise ToolkitError(f"{'.'.join(path[:2])} has no keys", where=where, fix=f"set {'.'.join(path[:2])} itself")
     return get_args(field.annotation)[1], "a string"
 
 
@@ -76,7 +76,7 @@ def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, w
 
 
 def _kinds(annotation: Any) -> list[type]:
-    """The types in the order in which a string is tried: strings last, since every value is one."""
+    """Return the types to parse a string as, in order; `str` is last, because it accepts every string."""
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
         kinds = {kind for member in get_args(annotation) for kind in _kinds(member)}
@@ -89,7 +89,7 @@ def _kinds(annotation: Any) -> list[type]:
 
 
 def _unquoted(text: str) -> str:
-    """The string inside the quotes of one whole TOML string; any other string unchanged."""
+    """Return the content of `text` if it is one quoted TOML string; otherwise return it unchanged."""
     if len(text) < 2 or text[0] not in "\"'" or text[-1] != text[0]:
         return text
     value = _toml_value(text, otherwise=text)

@@ -1,4 +1,4 @@
-"""Accounting: slurmdbd with the cluster's own MariaDB, reachable only by a Unix socket."""
+"""Accounting for a dev cluster: slurmdbd, and a MariaDB of its own that is reachable only by a Unix socket."""
 
 import json
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from toolkit.errors import ToolkitError
 
 
 def start_accounting(layout: Layout, spec: ClusterSpec) -> None:
-    """Start database and slurmdbd unless they run, and add cluster, account and user root."""
+    """Start the database and slurmdbd unless they run, and add the cluster, its account and the user root."""
     if spec.has_database:
         _start_daemons(layout)
     _enter_account(layout, slurm_name(layout, spec))
 
 
 def find_seat(name: str) -> str:
-    """A free address for another controller in the network of the cluster `name`, to share its accounting.
+    """Return a free address in the network of cluster `name`, for a controller that shares its accounting.
 
-    Raises NotFoundError if it is not up, and ToolkitError if it has no slurmdbd, or no address is free.
+    Raises NotFoundError if `name` is not up, and ToolkitError if it has no slurmdbd, or no address is free.
     """
     other = layout_beside(name)
     spec = other.read_spec()
     if not spec.has_database:
         raise ToolkitError(
             f"the cluster {name!r} does not have its own slurmdbd", where=str(other.folder),
-            fix="choose a cluster that is up with --accounting",
+            fix="choose a cluster that was started with --accounting",
         )  # fmt: skip
     listed = ["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=controlhost"]
     taken = {*run_program(listed, env=slurm_environment(other)).split(), *_seats(other.folder.parent)}
-    # .2 is its own controller, .11 its first node.
+    # .2 is the cluster's own controller, .11 its first node.
     free = [address for number in range(3, 11) if (address := f"{spec.subnet}.{number}") not in taken]
     if not free:
         raise ToolkitError(f"8 clusters already share the accounting of {name!r}", where=str(other.folder),
@@ -42,7 +42,7 @@ def find_seat(name: str) -> str:
 
 
 def _seats(folder: Path) -> Iterator[str]:
-    """The addresses of the clusters in a folder; accounting has none for a cluster whose slurmctld is down."""
+    """Return the seats of all clusters in a folder; sacctmgr does not list a cluster whose slurmctld is down."""
     for spec_file in folder.glob(f"*/{SPEC_FILE}"):
         yield str(json.loads(spec_file.read_text()).get("seat", ""))
 
@@ -51,7 +51,7 @@ def _start_daemons(layout: Layout) -> None:
     if process_in_node(layout, CONTROLLER, "mariadbd") is None:
         _start_database(layout)
     if process_in_node(layout, CONTROLLER, "slurmdbd") is None:
-        # slurmdbd.conf has no key for the database's socket; the client library reads this variable.
+        # slurmdbd.conf has no key for the database socket, but the client library reads this variable.
         socket_variable = {"MYSQL_UNIX_PORT": str(layout.database_socket)}
         ready = listens(layout, CONTROLLER, layout.first_port + 2)
         launch(layout, CONTROLLER, ["slurmdbd", "-D"], ready, extra_environment=socket_variable).wait()
@@ -65,9 +65,9 @@ def _start_database(layout: Layout) -> None:
     layout.database_socket.unlink(missing_ok=True)
     argv = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}", "--skip-networking"]
     argv += [f"--socket={layout.database_socket}", f"--pid-file={layout.sockets}/mariadb.pid"]
-    # The database exists only as long as the cluster: speed before durability.
+    # The database is removed with the cluster, so it may sacrifice durability for speed.
     argv += ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M"]
-    # slurmdbd's manual recommends this, since its rollups are long transactions.
+    # The slurmdbd documentation recommends this, because rollups are long transactions.
     argv += ["--innodb-lock-wait-timeout=900"]
     launch(layout, CONTROLLER, argv, layout.database_socket.exists).wait()
 
@@ -81,6 +81,6 @@ def _enter_account(layout: Layout, cluster: str) -> None:
     run_program([*sacctmgr, "add", "cluster", cluster], env=env)
     run_program([*sacctmgr, "add", "account", ACCOUNT, f"cluster={cluster}"], env=env)
     run_program([*sacctmgr, "add", "user", "root", f"account={ACCOUNT}", f"cluster={cluster}"], env=env)
-    # Slurm made root an administrator with the account "root"; jobs must use the account of this cluster.
+    # By default, Slurm gives root the account "root"; jobs must use the account of this cluster.
     where = ["where", "user=root", f"cluster={cluster}"]
     run_program([*sacctmgr, "modify", "user", *where, "set", f"defaultaccount={ACCOUNT}"], env=env)

@@ -1,4 +1,4 @@
-"""Start and stop a cluster, and operations on a running one."""
+"""Start and stop a dev cluster, and change or query a running one."""
 
 import fcntl
 import os
@@ -17,13 +17,13 @@ from toolkit.devcluster.processes import kill_and_wait, run_program, wait_until
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 READY_TIMEOUT_S = 30.0
-# sinfo's states of a node that can run jobs.
+# The states in sinfo of nodes that can run jobs.
 SERVING_STATES = ("idle", "mixed", "allocated", "completing")
 
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """The running parts. `nodes` maps a name to Slurm's state, `daemons` a name to whether it runs."""
+    """The state of a cluster. `nodes` maps node names to Slurm states; `daemons` maps names to whether they run."""
 
     name: str
     folder: Path
@@ -33,31 +33,31 @@ class ClusterStatus:
 
 
 def require_machine(*, accounting: bool = True) -> None:
-    """Raise a ToolkitError on a machine without Linux, root rights, or a program; the fix installs programs."""
+    """Raise a ToolkitError unless this host runs Linux, has the needed programs, and the user is root."""
     if platform.system() != "Linux":
         raise ToolkitError(
-            f"the dev cluster needs Linux namespaces, but this machine runs {platform.system()}",
+            f"the dev cluster needs Linux namespaces, but this host runs {platform.system()}",
             fix="run it in a Debian 12 virtual machine or a privileged container",
         )
     missing = missing_programs(accounting=accounting)
     if missing:
-        raise ToolkitError(f"not installed: {', '.join(missing)}", fix=install_command())
+        raise ToolkitError(f"programs or libraries not installed: {', '.join(missing)}", fix=install_command())
     if os.geteuid() != 0:
-        raise ToolkitError("the dev cluster needs root, to make namespaces and a bridge", fix="use sudo")
+        raise ToolkitError("the dev cluster needs root, to create namespaces and a network bridge", fix="use sudo")
 
 
 def up(layout: Layout, wanted: ClusterSpec) -> bool:
-    """Start the cluster, or restart its failed parts; True if anything was started. Undoes a failed first start.
+    """Start the cluster, or restart its failed parts; return whether anything was started. Undo a failed first start.
 
-    Chooses `wanted.subnet` and `wanted.seat`. Raises ToolkitError if it is up with another spec, or a daemon failed.
+    Chooses `subnet` and `seat`. Raises ToolkitError if the cluster is up with another spec, or a daemon failed.
     """
     require_machine(accounting=wanted.accounting)
     if wanted.accounting_of == layout.name:
-        raise ToolkitError("a cluster cannot share its own accounting", fix="choose another cluster")
+        raise ToolkitError("a cluster cannot share accounting with itself", fix="choose another cluster")
     if not 1 <= wanted.nodes <= MOST_NODES or not 0 <= wanted.gpus <= MOST_GPUS:
         raise ToolkitError(
             f"{wanted.nodes} nodes with {wanted.gpus} GPUs each are not supported",
-            fix=f"use --nodes from 1 to {MOST_NODES}, --gpus from 0 to {MOST_GPUS}",
+            fix=f"use --nodes 1 to {MOST_NODES}, and --gpus 0 to {MOST_GPUS}",
         )
     if wanted.link:
         network.bits_per_second(wanted.link)
@@ -78,11 +78,11 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
 
 
 def _refuse_foreign_folder(layout: Layout) -> None:
-    """Raise a ToolkitError for a folder with other files than logs that `down` left, since `down` removes it."""
+    """Raise a ToolkitError if the folder contains files other than logs, since `down` would remove the folder."""
     foreign = sorted(entry.name for entry in layout.folder.iterdir() if entry != layout.logs)
     if foreign:
         raise ToolkitError(
-            f"the folder is not empty ({foreign[0]}), and not a dev cluster's",
+            f"expected an empty folder, found {foreign[0]!r}, which does not belong to a dev cluster",
             where=str(layout.folder),
             fix="choose a new folder with --folder",
         )
@@ -92,10 +92,10 @@ def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
     spec = layout.read_spec()
     if replace(wanted, subnet=spec.subnet, seat=spec.seat) != spec:
         raise ToolkitError(
-            f"the cluster is up with {spec.nodes} nodes, {spec.gpus} GPUs, link {spec.link or 'none'}, "
-            f"accounting {_accounting_of(spec)}, options {list(spec.options)}",
+            f"the cluster is already up with other settings: {spec.nodes} nodes, {spec.gpus} GPUs, "
+            f"link {spec.link or 'none'}, accounting {_accounting_of(spec)}, options {list(spec.options)}",
             where=str(layout.folder),
-            fix="`toolkit devcluster down`, then `up`",
+            fix="run `toolkit devcluster down`, then `up`",
         )
     if all(daemons.running_daemons(layout, spec).values()):
         return False
@@ -108,7 +108,7 @@ def _accounting_of(spec: ClusterSpec) -> str:
 
 
 def _start_all(layout: Layout, spec: ClusterSpec) -> None:
-    """Start every part that does not run, in the order of their dependencies."""
+    """Start every part that is not running, in the order of dependencies."""
     network.make_bridge(layout, spec)
     for node in (CONTROLLER, *spec.node_names):
         first = nodes.first_process(layout, node)
@@ -137,14 +137,14 @@ def _wait_until_serving(layout: Layout, names: Sequence[str]) -> None:
         states = node_states(layout)
         bad = {name: states.get(name) for name in names if states.get(name, "") not in SERVING_STATES}
         raise OwnFailureError(
-            f"nodes are not ready after {READY_TIMEOUT_S:g} s: {bad}; slurmctld's last lines: "
+            f"nodes are not ready after {READY_TIMEOUT_S:g} s: {bad}; last lines of slurmctld.log: "
             + daemons.last_lines(layout.logs / "slurmctld.log"),
             where=str(layout.logs),
         )
 
 
 def down(layout: Layout, *, keep_logs: bool = False) -> None:
-    """Kill every process of the cluster, and remove its links and folder; with `keep_logs` FOLDER/logs remains."""
+    """Kill every process of the cluster, and remove its links and folder. `keep_logs` keeps FOLDER/logs."""
     spec = layout.read_spec()
     with _lock(layout):
         _stop_all(layout, spec.node_names)
@@ -161,14 +161,14 @@ def _remove_folder(layout: Layout, *, keep_logs: bool = False) -> None:
 
 
 def _stop_all(layout: Layout, names: Sequence[str]) -> None:
-    # The controller first, otherwise it would see the nodes fail and requeue their jobs.
+    # Stop the controller first; otherwise it would notice that nodes fail, and requeue their jobs.
     nodes.stop_nodes(layout, [CONTROLLER])
     nodes.stop_nodes(layout, names)
     network.remove_links(layout)
 
 
 def status(layout: Layout) -> ClusterStatus:
-    """The running parts of the cluster; NotFoundError if it is not up."""
+    """Return the state of the cluster and its daemons; raises NotFoundError if it is not up."""
     spec = layout.read_spec()
     running = daemons.running_daemons(layout, spec)
     states = node_states(layout) if running["slurmctld"] else {}
@@ -177,7 +177,7 @@ def status(layout: Layout) -> ClusterStatus:
 
 
 def node_states(layout: Layout) -> dict[str, str]:
-    """Node name to Slurm's state, with its flags ("down*" does not respond)."""
+    """Return the Slurm state of each node by name, with flags: `*` in "down*" means that the node does not respond."""
     env = daemons.slurm_environment(layout)
     text = run_program(["sinfo", "--noheader", "--Node", "--format=%N %T"], env=env)
     return dict(line.split(maxsplit=1) for line in text.splitlines())
@@ -190,30 +190,30 @@ def fail(layout: Layout, node: str) -> None:
 
 
 def kill_slurmd(layout: Layout, node: str) -> None:
-    """SIGKILL only a node's slurmd: its jobs keep running, but Slurm no longer sees them."""
+    """Send SIGKILL only to the slurmd of a node. Its jobs keep running, but Slurm can no longer reach them."""
     _require_node(layout, node)
     slurmd = nodes.process_in_node(layout, node, "slurmd")
     if slurmd is None:
         raise OwnFailureError(
-            f"slurmd is not running in {node}", where=str(layout.folder), fix=f"toolkit devcluster restore {node}"
+            f"slurmd is not running in {node}", where=str(layout.folder), fix=f"`toolkit devcluster restore {node}`"
         )
     kill_and_wait([slurmd])
 
 
 def restore(layout: Layout, node: str) -> None:
-    """Connect a node again, start its slurmd if it is not running, and wait until it serves."""
+    """Reconnect a node, start its slurmd if it is not running, and wait until the node can run jobs."""
     _require_node(layout, node)
     network.switch_link(layout, node, on=True)
     daemons.start_slurmds(layout, [node])
     env = daemons.slurm_environment(layout)
     if node_states(layout)[node].startswith(("down", "drain")):
-        with suppress(OwnFailureError):  # it has just resumed by itself; the wait below checks it
+        with suppress(OwnFailureError):  # fails if the node has just resumed by itself, which the wait below verifies
             run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)
     _wait_until_serving(layout, [node])
 
 
 def shape(layout: Layout, node: str, rate: str) -> None:
-    """Set the speed of `node`'s cable, or of "all", to `rate`; "none" removes the limit."""
+    """Limit the link of `node`, or of "all" nodes, to `rate`; "none" removes the limit."""
     if rate != "none":
         network.bits_per_second(rate)
     names = layout.read_spec().node_names if node == "all" else [node]
@@ -222,40 +222,40 @@ def shape(layout: Layout, node: str, rate: str) -> None:
 
 
 def command_in_node(layout: Layout, node: str, argv: Sequence[str]) -> list[str]:
-    """The argv that runs `argv` inside `node`, in the current folder if the node has it, else in /.
+    """Return the command that runs `argv` inside `node`, in the current folder if the node has it, else in /.
 
-    The environment is the caller's; add SLURM_CONF to it. Errors as in `_require_node`.
+    The caller must add SLURM_CONF to the environment. Raises the errors of `_require_node`.
     """
     first = _require_node(layout, node)
     return nodes.enter_command(first, argv, directory=_directory_inside(first))
 
 
 def _directory_inside(first: int) -> Path:
-    """The current folder if the node has it too, else /."""
+    """Return the current folder if the node has it too, else /."""
     here = Path.cwd()
     return here if Path(f"/proc/{first}/root{here}").is_dir() else Path("/")
 
 
 def _require_node(layout: Layout, node: str) -> int:
-    """PID of the node's first process; NotFoundError without such a node, OwnFailureError if it is not running."""
+    """Return the PID of the node's first process; NotFoundError if it is unknown, OwnFailureError if it is down."""
     names = [CONTROLLER, *layout.read_spec().node_names]
     if node not in names:
         raise NotFoundError(f"node {node!r} not found", where=str(layout.folder), fix=f"use one of {', '.join(names)}")
     first = nodes.first_process(layout, node)
     if first is None:
-        raise OwnFailureError(f"{node} is not running", where=str(layout.folder), fix="toolkit devcluster up")
+        raise OwnFailureError(f"{node} is not running", where=str(layout.folder), fix="`toolkit devcluster up`")
     return first
 
 
 @contextmanager
 def _lock(layout: Layout) -> Iterator[None]:
-    """Allow one `up` or `down` at a time; the lock is on the folder itself, so that no lock file remains."""
+    """Allow one `up` or `down` at a time. The folder itself is locked, so that no lock file remains."""
     while True:
         layout.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            # Another `down` may have removed the folder during the wait for its lock.
+            # Another `down` may have removed the folder while this process waited to lock it.
             if layout.folder.exists() and os.path.samestat(os.fstat(handle), layout.folder.stat()):
                 yield
                 return

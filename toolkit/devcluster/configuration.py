@@ -1,4 +1,4 @@
-"""The files that make a folder a Slurm cluster: slurm.conf, gres.conf, topology.conf, slurmdbd.conf, hosts, key."""
+"""Write the files of a dev cluster: slurm.conf, gres.conf, topology.conf, slurmdbd.conf, hosts, munge key."""
 
 import os
 import secrets
@@ -9,21 +9,21 @@ from shlex import quote
 
 from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout, layout_beside
 
-# One site file fits every dev cluster: all have this name in Slurm. Each has its own database, except for clusters that
-# share another one's; there names must differ, so these clusters are named after their folders.
+# All dev clusters have this name in Slurm, so that one site file fits all. Only clusters that share the database of
+# another cluster need different names; they use the names given to `up`.
 SLURM_NAME = "devcluster"
 CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 16000
-# Slurm holds a requeued job back for this long plus a second, so that a launch credential of its last run has
-# expired by then (120 s by default).
+# Slurm delays a requeued job by this time plus a second, so that the launch credential of its last run has expired.
+# The default is 120 s.
 CREDENTIAL_EXPIRES_S = 10
 GRACE_S = 10
-# The device of a pretended GPU: Slurm requires a character device.
+# The device of a simulated GPU: Slurm requires a character device.
 NULL_DEVICE = os.makedev(1, 3)
 ACCOUNT = "toolkit"
 
 # Runs on each node at the end of a job, so that no process survives the job, as on sites with cgroups.
-# The list of processes is made before grep starts, so that only this script must be skipped.
+# The shell expands the list of processes before grep starts, so that only this script must be skipped.
 EPILOG = """#!/bin/sh
 for process in /proc/[0-9]*; do
     [ "$process" = "/proc/$$" ] && continue
@@ -34,19 +34,19 @@ done
 exit 0
 """
 
-# slurmctld calls it with `-s SUBJECT ADDRESSES`.
+# slurmctld calls this script with `-s SUBJECT ADDRESSES`.
 MAIL = """#!/bin/sh
 echo "$3: $2" >> {folder}/mail.log
 """
 
 
 def slurm_name(layout: Layout, spec: ClusterSpec) -> str:
-    """The cluster's name in Slurm."""
+    """Return the name of the cluster in Slurm (ClusterName)."""
     return layout.name if spec.accounting_of else SLURM_NAME
 
 
 def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The contents of slurm.conf."""
+    """Return the contents of slurm.conf."""
     port = layout.first_port
     lines = [
         f"ClusterName={slurm_name(layout, spec)}",
@@ -121,7 +121,7 @@ def _accounting_lines(layout: Layout, spec: ClusterSpec) -> list[str]:
 
 
 def slurmdbd_address(layout: Layout, spec: ClusterSpec) -> tuple[str, int]:
-    """Address and port of the slurmdbd for this cluster's accounting."""
+    """Return the address and port of the slurmdbd that this cluster uses."""
     if not spec.accounting_of:
         return spec.node_address(CONTROLLER), layout.first_port + 2
     network = spec.seat.rpartition(".")[0]
@@ -138,7 +138,7 @@ def _node_lines(spec: ClusterSpec) -> list[str]:
 
 
 def _partition_lines() -> list[str]:
-    """The partitions; only `low` can be preempted, by every partition with a higher tier."""
+    """Return the partitions. Jobs in partitions with a higher PriorityTier can preempt jobs in `low`, and no others."""
     ordinary = "PriorityTier=10 PreemptMode=OFF"
     long = "DefaultTime=10 MaxTime=1-00:00:00"
     return [
@@ -151,7 +151,7 @@ def _partition_lines() -> list[str]:
 
 
 def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The contents of gres.conf: pretended GPUs, with one device file each."""
+    """Return the contents of gres.conf: simulated GPUs, with one device file each."""
     if not spec.gpus:
         return "AutoDetect=off\n"
     last = spec.gpus - 1
@@ -160,7 +160,7 @@ def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
 
 
 def topology_conf(spec: ClusterSpec) -> str:
-    """The contents of topology.conf: the first half of the nodes on leaf1, the others on leaf2, under one spine."""
+    """Return the contents of topology.conf: the first half of the nodes on leaf1, the rest on leaf2, and one spine."""
     half = (spec.nodes + 1) // 2
     ranges = [(first, last) for first, last in ((1, half), (half + 1, spec.nodes)) if first <= last]
     lines = [
@@ -172,7 +172,7 @@ def topology_conf(spec: ClusterSpec) -> str:
 
 
 def slurmdbd_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The contents of slurmdbd.conf. The database authenticates root by its Unix socket: there is no password."""
+    """Return the contents of slurmdbd.conf. The database authenticates root by its Unix socket, without a password."""
     return "\n".join(
         [
             f"DbdHost={CONTROLLER}",
@@ -193,17 +193,17 @@ def slurmdbd_conf(layout: Layout, spec: ClusterSpec) -> str:
 
 
 def hosts(spec: ClusterSpec) -> str:
-    """The contents of /etc/hosts for the nodes."""
+    """Return the contents of /etc/hosts for the nodes."""
     lines = ["127.0.0.1 localhost", f"{spec.host_address} {socket.gethostname()}"]
     lines += [f"{spec.node_address(name)} {name}" for name in (CONTROLLER, *spec.node_names)]
     return "\n".join(lines) + "\n"
 
 
 def name_services() -> str:
-    """The contents of /etc/nsswitch.conf for the nodes: this machine's, but names come only from the hosts file.
+    """Return the contents of /etc/nsswitch.conf for the nodes: this host's, but only the hosts file resolves names.
 
-    A node has no route to a DNS server, so a look-up of an unknown address would fail with "try again" instead of
-    "unknown": torch's store looks up IPv6 addresses, which hosts files do not contain, and warned on every rank.
+    Nodes have no route to a DNS server, so a lookup of an unknown address would fail with "try again" instead of
+    "unknown". torch's store looks up IPv6 addresses, which the hosts file does not contain, and warned on every rank.
     """
     path = Path("/etc/nsswitch.conf")
     lines = path.read_text().splitlines() if path.exists() else []
@@ -211,7 +211,7 @@ def name_services() -> str:
 
 
 def write_folder(layout: Layout, spec: ClusterSpec) -> None:
-    """Write the folder's files. The munge key of an earlier `up` is kept."""
+    """Write all files of the cluster folder, but keep the munge key of an earlier `up`."""
     layout.write_spec(spec)
     for path in layout.own_folders:
         path.mkdir(exist_ok=True)
@@ -230,7 +230,7 @@ def write_folder(layout: Layout, spec: ClusterSpec) -> None:
         _write_private(layout.munge_key, secrets.token_bytes(128))
     etc = layout.slurm_conf.parent
     layout.slurm_conf.write_text(slurm_conf(layout, spec))
-    # Without this slurmd searches for a cgroup mount and exits; it does not use one (see ProctrackType and TaskPlugin).
+    # Without this file slurmd exits if it finds no cgroup mount, although it uses none (ProctrackType, TaskPlugin).
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     for program, text in ((layout.epilog, EPILOG), (layout.mail_program, MAIL.format(folder=quote(str(layout.logs))))):
         program.write_text(text)

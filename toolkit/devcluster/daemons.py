@@ -1,4 +1,4 @@
-"""The daemons of a cluster: start them with a clean environment, wait for them, report why one failed."""
+"""Start the daemons of a dev cluster with a clean environment, wait for them, and report why one failed."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ START_TIMEOUT_S = 20.0
 
 @dataclass
 class Daemon:
-    """A starting daemon; `ready` returns whether it serves."""
+    """A daemon that is starting; `ready` returns True once it accepts requests."""
 
     name: str
     launched: subprocess.Popen[bytes]
@@ -23,7 +23,7 @@ class Daemon:
     ready: Callable[[], bool]
 
     def wait(self) -> None:
-        """Wait until it serves; OwnFailureError with its last lines if it exited, or was not ready in time."""
+        """Wait until the daemon is ready. Raises OwnFailureError with its last lines if it exits or is late."""
         wait_until(lambda: self.launched.poll() is not None or self.ready(), START_TIMEOUT_S)
         code = self.launched.poll()
         if code is None and self.ready():
@@ -43,7 +43,7 @@ def launch(
 ) -> Daemon:
     """Start a daemon inside `node` with a clean environment, in its own session; its output goes to logs/PROGRAM.out.
 
-    `argv` must keep it in the foreground, so that its exit and its code are noticed at once.
+    `argv` must keep the daemon in the foreground, so that its exit code is available immediately.
     """
     program = Path(argv[0]).name
     first = first_process(layout, node)
@@ -64,10 +64,10 @@ def launch(
 
 
 def start_munged(layout: Layout) -> None:
-    """Start munged with the cluster's own key and socket, unless it runs; all nodes use this one socket."""
+    """Start munged with the cluster's own key and socket, unless it runs. All nodes share this socket."""
     if process_in_node(layout, CONTROLLER, "munged") is not None:
         return
-    # --force: munged treats the permissions of root's home as an error. Only root uses this cluster.
+    # --force: munged would reject the permissions of root's home, but only root uses this cluster.
     argv = ["munged", "--foreground", "--force", f"--socket={layout.munge_socket}"]
     argv += [f"--key-file={layout.munge_key}", f"--pid-file={layout.sockets}/munged.pid"]
     argv += [f"--seed-file={layout.state}/munged.seed"]
@@ -83,7 +83,7 @@ def start_slurmctld(layout: Layout) -> None:
 
 
 def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
-    """Start slurmd in those of the given nodes where it is not running."""
+    """Start slurmd in the given nodes, unless it is running there."""
     started = [
         launch(
             layout, node, ["slurmd", "-D", "-f", str(layout.slurm_conf)], listens(layout, node, layout.first_port + 1)
@@ -96,7 +96,7 @@ def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
 
 
 def running_daemons(layout: Layout, spec: ClusterSpec) -> dict[str, bool]:
-    """Every daemon of the cluster's configuration, with whether it runs."""
+    """Return whether each daemon that the cluster should have is running, by name."""
     programs = ["munged", "slurmctld"] + (["mariadbd", "slurmdbd"] if spec.has_database else [])
     running = {name: process_in_node(layout, CONTROLLER, name) is not None for name in programs}
     for node in spec.node_names:
@@ -105,18 +105,18 @@ def running_daemons(layout: Layout, spec: ClusterSpec) -> dict[str, bool]:
 
 
 def slurm_environment(layout: Layout) -> dict[str, str]:
-    """A clean environment with this cluster's SLURM_CONF."""
+    """Return a clean environment with this cluster's SLURM_CONF."""
     return clean_environment(SLURM_CONF=str(layout.slurm_conf))
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The last lines of a log as one line."""
+    """Return the last lines of a log as one line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-count:]) or "(nothing)"
 
 
 def listens(layout: Layout, node: str, port: int) -> Callable[[], bool]:
-    """A check whether a process listens at `port` in `node`; a test connection would cause errors in Slurm's logs."""
+    """Return a check whether a process in `node` listens on `port`. A connection would cause errors in Slurm's logs."""
     listening, local_port = "0A", f":{port:04X}"
 
     def check() -> bool:

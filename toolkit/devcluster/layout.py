@@ -1,6 +1,6 @@
 """The paths, network names, addresses and ports of a dev cluster, all derived from its name and folder.
 
-So every command finds the cluster again, and two clusters never conflict.
+Thus every command finds the cluster again, and two clusters do not conflict.
 """
 
 import json
@@ -21,7 +21,7 @@ FOLDER_VARIABLE = "TOOLKIT_DEVCLUSTER"
 CONTROLLER = "controller"
 MOST_NODES = 64
 MOST_GPUS = 16
-# A path in a socket address has at most 107 characters (unix(7)); the longest socket name here has some 20.
+# A socket path has at most 107 characters (unix(7)); the longest socket name below the folder has about 20.
 LONGEST_FOLDER = 80
 
 
@@ -29,9 +29,9 @@ LONGEST_FOLDER = 80
 class ClusterSpec:
     """The options of `up`, stored in the folder.
 
-    `link` is the speed of each node's link in tc's format ("200mbit") or "" for no limit; `subnet` the first three
-    bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf. `accounting_of` is the name of the
-    cluster whose slurmdbd keeps this one's accounting too, and `seat` this controller's address in that one's network.
+    `link` is the speed of each node's link in the format of tc ("200mbit"), or "" for no limit. `subnet` is the first
+    three bytes of the cluster's /24 network. `options` are additional `Key=Value` lines for slurm.conf. `accounting_of`
+    is the name of a cluster whose slurmdbd this one shares, and `seat` the address of this controller in its network.
     """
 
     nodes: int
@@ -54,11 +54,11 @@ class ClusterSpec:
 
     @property
     def host_address(self) -> str:
-        """This machine's own address on the bridge; it is the login node."""
+        """The address of this host, which is the login node, on the bridge."""
         return f"{self.subnet}.1"
 
     def node_address(self, node: str) -> str:
-        """The address of `node`: .2 for the controller, .11 for node1."""
+        """Return the address of `node`: .2 for the controller, .11 for node1."""
         number = 2 if node == CONTROLLER else 10 + int(node.removeprefix("node"))
         return f"{self.subnet}.{number}"
 
@@ -72,25 +72,25 @@ class Layout:
 
     @property
     def bridge(self) -> str:
-        """Name of the bridge, unique to the folder, and prefix of links: 8 of Linux' 15 characters."""
+        """Name of the bridge, unique to the folder, and prefix of link names: 8 of at most 15 characters in Linux."""
         return f"tkdc{self._number & 0xFFFF:04x}"
 
     def link(self, node: str) -> str:
-        """The host's end of the cable to `node`."""
+        """Name of this host's end of the veth pair to `node`."""
         return self.bridge + ("c" if node == CONTROLLER else f"n{node.removeprefix('node')}")
 
     def link_to_accounting(self) -> str:
-        """This machine's end of the controller's second cable, to the network of the cluster that keeps its accounting."""
+        """Name of this host's end of the controller's second veth pair, to the cluster whose slurmdbd it shares."""
         return self.bridge + "a"
 
     @property
     def first_port(self) -> int:
-        """The first of ten ports, below Linux' range of ephemeral ports (32768 up)."""
+        """The first of ten ports, below the ephemeral ports of Linux (from 32768)."""
         return 20000 + self._number % 1200 * 10
 
     @property
     def first_subnet(self) -> int:
-        """Number of the first 10.x.y.0/24 to try in the search for a free one, in [0, 2**14)."""
+        """Number of the first subnet 10.x.y.0/24 to try when searching for a free one, in [0, 2**14)."""
         return self._number % 2**14
 
     @property
@@ -151,7 +151,7 @@ class Layout:
 
     @property
     def shared(self) -> Path:
-        """A folder that every node sees, since nodes have their own /tmp."""
+        """A folder that all nodes share; unlike /tmp, of which each node has its own."""
         return self.folder / "shared"
 
     def node_folder(self, node: str) -> Path:
@@ -166,21 +166,21 @@ class Layout:
 
     @property
     def spec_file(self) -> Path:
-        """A file that exists only in the folder of a cluster."""
+        """The file with the spec, which exists only in the folder of a cluster."""
         return self.folder / SPEC_FILE
 
     def read_spec(self) -> ClusterSpec:
-        """The spec of the running cluster; NotFoundError if none is up, ToolkitError for another name."""
+        """Return the spec of the running cluster; NotFoundError if none is up, ToolkitError if it has another name."""
         try:
             fields = json.loads(self.spec_file.read_text())
         except FileNotFoundError:
-            fix = "toolkit devcluster " + ("" if self.name == DEFAULT_NAME else f"--name {self.name} ") + "up"
+            fix = "run toolkit devcluster " + ("" if self.name == DEFAULT_NAME else f"--name {self.name} ") + "up"
             message = f"the dev cluster {self.name!r} is not up"
             raise NotFoundError(message, where=str(self.folder), fix=fix) from None
         name = fields.pop("name")
         if name != self.name:
             raise ToolkitError(
-                f"this is the folder of the dev cluster {name!r}", where=str(self.folder), fix=f"--name {name}"
+                f"this folder belongs to the dev cluster {name!r}", where=str(self.folder), fix=f"use --name {name}"
             )
         return ClusterSpec(**{**fields, "options": tuple(fields["options"])})
 
@@ -189,15 +189,15 @@ class Layout:
 
 
 def layout_beside(name: str) -> Layout:
-    """The layout of another cluster that is known only by its name, in ~/.toolkit/NAME."""
+    """Return the layout of another cluster, which must be in its default folder, ~/.toolkit/NAME."""
     return make_layout(name, Path.home() / ".toolkit" / name)
 
 
 def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
-    """The layout of cluster `name` in `folder`, else in $TOOLKIT_DEVCLUSTER, else in ~/.toolkit/NAME."""
+    """Return the layout of cluster `name` in `folder`, by default $TOOLKIT_DEVCLUSTER or ~/.toolkit/NAME."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
         raise ToolkitError(
-            f"{name!r} is not a valid cluster name", fix="use a-z, 0-9 and '-', starting with one of a-z"
+            f"{name!r} is not a valid cluster name", fix="use the characters a-z, 0-9 and '-', and start with a letter"
         )
     if folder is None:
         from_environment = os.environ.get(FOLDER_VARIABLE)
@@ -205,10 +205,12 @@ def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
     folder = folder.expanduser().absolute()
     fix = f"choose another folder with --folder or ${FOLDER_VARIABLE}"
     if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
-        raise ToolkitError("nodes have a private /tmp, /dev/shm, /proc and /sys", where=str(folder), fix=fix)
+        raise ToolkitError(
+            "expected a shared folder, but each node has its own /tmp, /dev, /proc and /sys", where=str(folder), fix=fix
+        )
     if len(str(folder)) > LONGEST_FOLDER or re.search(r"[^\w./-]", str(folder)):
         raise ToolkitError(
-            f"sockets and slurm.conf need a path of at most {LONGEST_FOLDER} plain characters",
+            f"expected a path of at most {LONGEST_FOLDER} characters from A-Z a-z 0-9 _ . / -",
             where=str(folder),
             fix=fix,
         )

@@ -1,4 +1,4 @@
-"""The cluster's network: one bridge on this machine, one cable (veth pair) to each node, one speed per cable."""
+"""The network of a dev cluster: a bridge on this host, and a link (veth pair) with its own speed to each node."""
 
 import json
 import re
@@ -8,16 +8,16 @@ from toolkit.devcluster.layout import ClusterSpec, Layout, layout_beside
 from toolkit.devcluster.processes import run_program, wait_until
 from toolkit.errors import OwnFailureError, ToolkitError
 
-# The node's end of its cable.
+# The node's end of its link.
 NODE_INTERFACE = "eth0"
-# The controller's end of its cable to the cluster that keeps its accounting.
+# The controller's end of its link to the cluster whose slurmdbd it shares.
 ACCOUNTING_INTERFACE = "eth1"
 CABLES_GONE_S = 5.0
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def free_subnet(layout: Layout) -> str:
-    """The first three bytes of a subnet from 10.64.0/24 to 10.127.255/24 that no route of this machine covers."""
+    """Return the first three bytes of a subnet from 10.64.0/24 to 10.127.255/24 that no route of this host covers."""
     routes = json.loads(run_program(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]))
     taken = [IPv4Network(route["dst"], strict=False) for route in routes if _is_network(route["dst"])]
     count = 2**14
@@ -27,7 +27,7 @@ def free_subnet(layout: Layout) -> str:
         network = IPv4Network(f"{subnet}.0/24")
         if not any(network.overlaps(other) for other in taken):
             return subnet
-    raise OwnFailureError("this machine has routes for all of 10.64.0.0/10")
+    raise OwnFailureError("no free subnet: the routes of this host cover all of 10.64.0.0/10")
 
 
 def _is_network(destination: str) -> bool:
@@ -35,13 +35,13 @@ def _is_network(destination: str) -> bool:
 
 
 def links(layout: Layout) -> dict[str, bool]:
-    """The cluster's links on this machine, each with whether it is up."""
+    """Return the links of the cluster on this host, each with True if it is up."""
     links_of_host = json.loads(run_program(["ip", "-json", "link", "show"]))
     return {link["ifname"]: "UP" in link["flags"] for link in links_of_host if link["ifname"].startswith(layout.bridge)}
 
 
 def make_bridge(layout: Layout, spec: ClusterSpec) -> None:
-    """Make the bridge, with this machine's address on it, unless it exists."""
+    """Create the bridge, with this host's address on it, unless it exists."""
     if layout.bridge in links(layout):
         return
     _ip(
@@ -58,7 +58,7 @@ def connect_node(layout: Layout, spec: ClusterSpec, node: str, first: int) -> No
 
 
 def connect_to_accounting(layout: Layout, spec: ClusterSpec, first: int) -> None:
-    """Connect the controller, whose first process is `first`, to the cluster with its accounting."""
+    """Connect the controller, whose first process is `first`, to the cluster whose slurmdbd it shares."""
     bridge = layout_beside(spec.accounting_of).bridge
     _lay_cable(layout, layout.link_to_accounting(), bridge, ACCOUNTING_INTERFACE, spec.seat, first)
 
@@ -75,28 +75,28 @@ def _lay_cable(layout: Layout, link: str, bridge: str, interface: str, address: 
 
 
 def remove_links(layout: Layout) -> None:
-    """Remove the bridge, and any remaining cables: a cable disappears shortly after its node."""
+    """Remove the bridge and remaining links. A link disappears shortly after its node."""
     wait_until(lambda: set(links(layout)) <= {layout.bridge}, CABLES_GONE_S)
     _ip(*(f"link delete {name}" for name in links(layout)))
 
 
 def switch_link(layout: Layout, node: str, *, on: bool) -> None:
-    """Disconnect a node's cable, or connect it again."""
+    """Bring the link of a node up or down."""
     _ip(f"link set {layout.link(node)} {'up' if on else 'down'}")
 
 
 def bits_per_second(rate: str) -> float:
-    """The speed of `rate` in tc's format; ToolkitError unless it is a number with kbit, mbit or gbit."""
+    """Convert a rate in the format of tc. Raises ToolkitError unless it is a number with kbit, mbit or gbit."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or float(match[1]) == 0:
-        raise ToolkitError(f"{rate!r} is not a valid link speed", fix="write a number with kbit, mbit or gbit: 200mbit")
+        raise ToolkitError(f"{rate!r} is not a valid link speed", fix="use kbit, mbit or gbit, as in 200mbit")
     return float(match[1]) * _UNITS[match[2]]
 
 
 def shape_link(layout: Layout, node: str, first: int, rate: str) -> None:
-    """Limit both directions of a node's cable to `rate` ("200mbit"); "none" removes the limit.
+    """Limit both directions of a node's link to `rate` ("200mbit"); "none" removes the limit.
 
-    The token bucket contains 10 ms of traffic and at least two of the largest packets (64 KiB, see tc-tbf(8)).
+    The token bucket holds 10 ms of traffic, and at least two packets of the largest size, 64 KiB (tc-tbf(8)).
     """
     ends = ((["tc"], layout.link(node)), (["nsenter", f"--target={first}", "--net", "tc"], NODE_INTERFACE))
     if rate == "none":
@@ -111,7 +111,7 @@ def shape_link(layout: Layout, node: str, first: int, rate: str) -> None:
 
 
 def _ip(*commands: str, inside: int | None = None) -> None:
-    """Run ip's commands in one call, in the network of process `inside` if it is given."""
+    """Run `ip` commands in one call, inside the network namespace of process `inside` if it is given."""
     enter = [] if inside is None else ["nsenter", f"--target={inside}", "--net"]
     if commands:
         run_program([*enter, "ip", "-batch", "-"], stdin="\n".join(commands) + "\n")

@@ -1,6 +1,6 @@
-"""A node: a process tree with its own network, host name, PIDs, shared memory, /tmp, /dev/shm and /sys.
+"""Simulated nodes: process trees with their own network, host name, PIDs, shared memory, /tmp, /dev/shm and /sys.
 
-Its first process is PID 1 of the node; if it is killed, the kernel ends all processes, mounts and cables of the node.
+The first process of a node is its PID 1. If it is killed, the kernel removes the node's processes, mounts and links.
 """
 
 import subprocess
@@ -11,8 +11,8 @@ from toolkit.devcluster.layout import Layout
 from toolkit.devcluster.processes import clean_environment, find_processes, kill_and_wait
 from toolkit.errors import OwnFailureError
 
-# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file, $4 nsswitch.conf. At the end
-# it waits, which also reaps every orphan of the node (bash waits for any child, dash does so only for its own).
+# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file, $4 nsswitch.conf. The final `wait`
+# also reaps orphans of the node, since bash waits for any child; dash would only wait for its own.
 FIRST_PROCESS = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
@@ -30,7 +30,7 @@ _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
 def start_node(layout: Layout, node: str) -> int:
-    """Start the node's first process and return its PID on this machine; OwnFailureError if the kernel rejects it."""
+    """Start the node's first process, and return its PID on this host. Raises OwnFailureError if it fails."""
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     process = subprocess.Popen(
         [*unshare, *("bash", "-c", FIRST_PROCESS, "node"), *_arguments(layout, node), str(layout.name_services)],
@@ -53,20 +53,20 @@ def start_node(layout: Layout, node: str) -> int:
 
 
 def first_process(layout: Layout, node: str) -> int | None:
-    """PID of the node's first process on this machine, None if the node is not running."""
+    """Return the PID of the node's first process on this host; None if the node is not running."""
     pids = find_processes("bash", *_arguments(layout, node))
     return pids[0] if pids else None
 
 
 def _arguments(layout: Layout, node: str) -> tuple[str, ...]:
-    """The arguments that identify the first process."""
+    """Return the arguments that identify the first process of a node."""
     return (node, str(layout.node_folder(node)), str(layout.hosts))
 
 
 def stop_nodes(layout: Layout, nodes: Sequence[str]) -> None:
-    """Kill the nodes with everything that runs in them, and the nsenter processes that wait outside for each of them.
+    """Kill nodes with everything that runs in them, and the nsenter processes outside that wait for children inside.
 
-    Such a process stops itself when its child is stopped, and would then not notice the end of the node.
+    nsenter stops itself when its child is stopped, and would then not notice that the node has been killed.
     """
     firsts = [pid for node in nodes if (pid := first_process(layout, node)) is not None]
     waiting = [pid for first in firsts for pid in find_processes("nsenter", _target(first))]
@@ -76,7 +76,7 @@ def stop_nodes(layout: Layout, nodes: Sequence[str]) -> None:
 
 
 def enter_command(first: int, argv: Sequence[str], *, directory: Path | None = None) -> list[str]:
-    """The argv that runs `argv` inside the node whose first process is `first`."""
+    """Return the command that runs `argv` inside the node whose first process is `first`."""
     inside = ["nsenter", _target(first), *_NAMESPACES]
     if directory is not None:
         inside.append(f"--wdns={directory}")
@@ -88,7 +88,7 @@ def _target(first: int) -> str:
 
 
 def process_in_node(layout: Layout, node: str, program: str) -> int | None:
-    """PID, on this machine, of the oldest process named `program` inside `node`."""
+    """PID on this host of the oldest process named `program` inside `node`; None if there is none."""
     first = first_process(layout, node)
     if first is None:
         return None
@@ -97,6 +97,6 @@ def process_in_node(layout: Layout, node: str, program: str) -> int | None:
         try:
             if Path(f"/proc/{pid}/ns/pid").readlink() == home:
                 return pid
-        except FileNotFoundError:  # it has exited meanwhile
+        except FileNotFoundError:  # the process has exited meanwhile
             continue
     return None

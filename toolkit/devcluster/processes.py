@@ -1,6 +1,6 @@
-"""Run the system's programs, and find the cluster's own processes again.
+"""Run system programs, and find the running processes of a dev cluster.
 
-A command line with the cluster's folder identifies a process; a stale PID file could name an unrelated one.
+The cluster folder in its command line identifies a process. A stale PID file could refer to an unrelated process.
 """
 
 import os
@@ -15,12 +15,12 @@ from toolkit.errors import OwnFailureError
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment of daemons, so that no variable of the user's shell reaches a job through them."""
+    """Return a minimal environment for daemons, so that they do not pass variables of the user's shell to jobs."""
     return {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root", **extra}
 
 
 def run_program(argv: Sequence[str], *, stdin: str = "", env: dict[str, str] | None = None) -> str:
-    """Run one program of the system until it exits; return its stdout, or raise OwnFailureError if it fails."""
+    """Run a program until it exits, and return its stdout. Raises OwnFailureError if it fails."""
     done = subprocess.run(
         argv, input=stdin, capture_output=True, text=True, env=env or clean_environment(), check=False
     )
@@ -31,7 +31,7 @@ def run_program(argv: Sequence[str], *, stdin: str = "", env: dict[str, str] | N
 
 
 def find_processes(program: str, *arguments: str) -> list[int]:
-    """PIDs of running processes named `program` with all of `arguments` on their command line."""
+    """Return the PIDs of running processes named `program` with all of `arguments` on their command line."""
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -43,7 +43,7 @@ def find_processes(program: str, *arguments: str) -> list[int]:
 
 
 def _command_line(process: Path) -> list[str]:
-    """The argv of a process, [] for one that has exited (zombies have none)."""
+    """Return the command line of a process; [] if it has exited, also for zombies."""
     try:
         content = (process / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -52,18 +52,18 @@ def _command_line(process: Path) -> list[str]:
 
 
 def kill_and_wait(pids: Sequence[int], *, timeout_s: float = 10.0) -> None:
-    """SIGKILL `pids` and wait for their end; OwnFailureError if one still exists after `timeout_s`."""
+    """Kill processes with SIGKILL and wait for them. Raises OwnFailureError if one remains after `timeout_s`."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
     if not wait_until(lambda: not any(_command_line(Path(f"/proc/{pid}")) for pid in pids), timeout_s):
-        raise OwnFailureError(f"a process of {list(pids)} cannot be killed", fix="inspect it with ps")
+        raise OwnFailureError(f"cannot kill processes {list(pids)} within {timeout_s:g} s", fix="inspect them with ps")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, *, poll_s: float = 0.02) -> bool:
-    """Poll `condition`; True as soon as it is true, False after `timeout_s`."""
+    """Poll `condition`; return True as soon as it is true, or False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

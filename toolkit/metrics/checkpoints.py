@@ -1,6 +1,6 @@
-"""`metrics/checkpoints.jsonl`: a line for each save, failed ones included, written by rank 0.
+"""`metrics/checkpoints.jsonl`: a line for each save, including failed ones, written by rank 0.
 
-Attempts append, and every line counts: a save that a later attempt has gone back over still cost its time.
+Every attempt appends its lines. All lines count, because a save took its time even if its steps are repeated later.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from toolkit.metrics.records import RecordLog, read_records
 
 __all__ = ["CENTURY_S", "SaveLog", "SaveRecord", "read_save_log", "seconds_since_epoch"]
 
-# The reason of a save; of several, the first.
+# The reasons for a save; if several apply, the first one is recorded.
 REASONS = ("stop", "end", "best", "health", "asked", "every_steps", "every_s")
-CENTURY_S = 3.2e9  # longer than anything in a run
+CENTURY_S = 3.2e9  # upper limit of plausible durations
 
 
 @dataclass(frozen=True)
 class SaveRecord:
     """One save. The fields are the columns of the file, in this order.
 
-    step: optimizer steps done.
+    step: optimizer steps performed.
     why: one of `REASONS`.
-    waited_s: seconds without steps on rank 0; for a background save the wait for the previous one and for the copy.
-    committed_s: seconds from its start to the commit; null if the save failed.
-    bytes: of all files of the checkpoint; null if the save failed.
-    error: why it failed, else null.
+    waited_s: seconds without steps on rank 0; for a background save, the wait for the previous save and for the copy.
+    committed_s: seconds from the start of the save to its commit; null if it failed.
+    bytes: the size of all files of the checkpoint; null if the save failed.
+    error: why the save failed, else null.
     metric: the metric of `checkpoint.best`; null if not measured at this step, or not finite.
-    time: when it ended, UTC, ISO 8601.
+    time: when the save ended, UTC, ISO 8601.
     attempt: the attempt that saved.
     """
 
@@ -55,21 +55,21 @@ class SaveRecord:
         row = json.loads(line)
         for field in fields(cls):
             if not _fits(row[field.name], str(field.type)):
-                raise ValueError(f"{field.name} is {row[field.name]!r:.40}")
+                raise ValueError(f"unexpected {field.name}: {row[field.name]!r:.40}")
         record = cls(**{field.name: row[field.name] for field in fields(cls)})
         seconds_since_epoch(record.time)
         if not 0 <= record.waited_s < CENTURY_S:
-            raise ValueError(f"waited_s is {record.waited_s}")
+            raise ValueError(f"implausible waited_s: {record.waited_s}")
         return record
 
     @property
     def ended_at(self) -> float:
-        """When it ended, in seconds since the epoch."""
+        """When the save ended, in seconds since the epoch."""
         return seconds_since_epoch(self.time)
 
     @property
     def began_at(self) -> float:
-        """When steps stopped for it; somewhat later for a failed background save, which does not record it."""
+        """When steps stopped for the save; too late for a failed background save, whose record lacks this time."""
         return self.ended_at - (self.waited_s if self.committed_s is None else self.committed_s)
 
     @property
@@ -82,16 +82,16 @@ def seconds_since_epoch(time: str) -> float:
     """Convert an ISO 8601 time.
 
     Raises:
-        ValueError: it is not a time, or out of range.
+        ValueError: the string is not a time, or out of range.
     """
     moment = datetime.fromisoformat(time)
     if not 1970 < moment.year < 9000:
-        raise ValueError(f"the year is {moment.year}")
+        raise ValueError(f"implausible timestamp: the year is {moment.year}")
     return moment.timestamp()
 
 
 def _fits(value: object, kind: str) -> bool:
-    """True if a JSON value fits the annotation `kind`."""
+    """Return True if a JSON value has a type that the annotation `kind` allows."""
     if value is None:
         return kind.endswith("None")
     if isinstance(value, str):
@@ -102,14 +102,14 @@ def _fits(value: object, kind: str) -> bool:
 
 
 class SaveLog(RecordLog[SaveRecord]):
-    """Appends to the file."""
+    """Appends to `checkpoints.jsonl`."""
 
 
 def read_save_log(path: Path) -> list[SaveRecord]:
-    """Return all saves of the run in file order; none without a file.
+    """Return all saves of the run in file order; [] if there is no file.
 
     Raises:
-        ToolkitError: a finished line is not a record; names file and line.
+        ToolkitError: a complete line is not a record; the error names file and line.
     """
     try:
         return list(read_records(path, SaveRecord.from_line, what="save"))

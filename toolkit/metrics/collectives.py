@@ -1,6 +1,6 @@
-"""The result of a measurement of collectives: columns as nccl-tests defines them, and its file. Standard library only.
+"""The results of a measurement of collectives, with the columns of nccl-tests, and their file. Standard library only.
 
-`metrics/collectives.json` of a run is one `Measurement`, and so is the output of `toolkit bench collectives --json`.
+`metrics/collectives.json` of a run contains a `Measurement`; so does the output of `toolkit bench collectives --json`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ def _others(ranks: int) -> float:
 class Operation:
     """One collective as nccl-tests measures it.
 
-    The size S is that of all data: a rank's output of an all-gather, its input of a reduce-scatter or all-to-all.
-    `bus_factor`
-    of n ranks converts bandwidth to bus bandwidth (nccl-tests, doc/PERFORMANCE.md). `crossing` of (ranks, nodes, ranks
-    per
-    node) is how many times S must leave, or enter, the busiest node at least.
+    The size S is the total size: the output of an all-gather on a rank, or the input of a reduce-scatter or all-to-all.
+    `bus_factor(ranks)` converts bandwidth to bus bandwidth (nccl-tests, doc/PERFORMANCE.md). `crossing(ranks, nodes,
+    ranks per node)` is the minimum number of times that S must leave or enter the busiest node.
     """
 
     name: str
@@ -52,24 +50,24 @@ class Operation:
     crossing: Callable[[int, int, int], float]
     reduces: bool = False
     has_root: bool = False
-    in_parts: bool = False  # the column count has one rank's part
+    in_parts: bool = False  # True if the column count refers to the part of one rank
 
     @property
     def reduction(self) -> str:
-        """The column redop."""
+        """The value of the column redop."""
         return "sum" if self.reduces else "none"
 
     @property
     def root(self) -> int:
-        """The column root."""
+        """The value of the column root."""
         return 0 if self.has_root else -1
 
     def count(self, size_bytes: int, ranks: int) -> int:
-        """The column count: elements of all data, or of one rank's part."""
+        """Return the value of the column count: elements of all data, or of one rank's part."""
         return size_bytes // ELEMENT_BYTES // (ranks if self.in_parts else 1)
 
     def bus_limit(self, limit: Limit | None, ranks: int, nodes: int, on_node: int) -> float | None:
-        """Return the bus bandwidth within a hardware limit, in GB/s."""
+        """Return the bus bandwidth that a hardware limit allows, in GB/s."""
         if limit is None:
             return None
         if limit.of == "rank":
@@ -103,13 +101,13 @@ OPERATIONS: Mapping[str, Operation] = types.MappingProxyType(
 
 @dataclass(frozen=True)
 class Timing:
-    """One half of a row, out of place or in place.
+    """The out-of-place or in-place half of a row.
 
-    time_us: mean over the iterations, of the slowest rank.
-    median_us: median, of the slowest rank.
-    algbw_gb_per_s: size by time.
-    busbw_gb_per_s: that times the operation's factor.
-    wrong: wrong elements on all ranks in one more, checked call.
+    time_us: mean over the iterations, for the slowest rank.
+    median_us: median over the iterations, for the slowest rank.
+    algbw_gb_per_s: size divided by time.
+    busbw_gb_per_s: algbw times the bus factor of the operation.
+    wrong: wrong elements on all ranks in an additional call that is checked.
     """
 
     time_us: float
@@ -122,14 +120,14 @@ class Timing:
     def of(
         cls, operation: Operation, size_bytes: int, ranks: int, mean_s: float, median_s: float, wrong: int
     ) -> Timing:
-        """Return the columns that follow from a time."""
+        """Return the columns, calculated from the measured times."""
         bandwidth = size_bytes / mean_s / 1e9
         return cls(mean_s * 1e6, median_s * 1e6, bandwidth, bandwidth * operation.bus_factor(ranks), wrong)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One size. A half is null if the operation has no such form; so is the model's time without a prediction."""
+    """The results at one size. A half is null if the operation lacks this form; `model_us` is null if not predicted."""
 
     size_bytes: int
     count: int
@@ -139,18 +137,17 @@ class Row:
 
     @property
     def halves(self) -> tuple[Timing, ...]:
-        """The measured halves."""
         return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
 
     @property
     def usual(self) -> Timing:
-        """The half that programs use: in place if possible."""
+        """The half that programs usually use: in place if possible."""
         return self.halves[-1]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One operation over all sizes: by `library` ("torch" or "mpi"), and by `algorithm` if it is toolkit's."""
+    """One operation at all sizes, performed by `library` ("torch" or "mpi") and, with torch, by `algorithm`."""
 
     operation: str
     library: str
@@ -160,19 +157,19 @@ class Series:
 
     @property
     def wrong(self) -> int:
-        """Wrong elements in all rows."""
+        """The number of wrong elements in all rows."""
         return sum(half.wrong for row in self.rows for half in row.halves)
 
     @property
     def average_busbw_gb_per_s(self) -> float:
-        """Mean over all halves of all rows, as in nccl-tests."""
+        """The mean over all halves of all rows, as in nccl-tests."""
         values = [half.busbw_gb_per_s for row in self.rows for half in row.halves]
         return math.fsum(values) / max(1, len(values))
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of a rank: `device` is its number among the ranks of its host, `bus` a GPU's PCI address or 0x00."""
+    """The location of a rank: `device` is its index on its host, `bus` the PCI address of its GPU, or 0x00."""
 
     rank: int
     pid: int
@@ -184,7 +181,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the hardware carries in one direction, for each "rank" or for a "node" with all its links."""
+    """The bandwidth of the hardware in one direction: per rank (`of` is "rank"), or of all links of a node ("node")."""
 
     gb_per_s: float
     of: str
@@ -193,7 +190,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All results of one call, and what it skipped."""
+    """All results of one measurement, and what it skipped."""
 
     schema_version: int
     time: str
@@ -214,23 +211,21 @@ class Measurement:
 
     @property
     def nodes(self) -> int:
-        """The number of hosts."""
         return len({place.host for place in self.ranks})
 
     def title(self, series: Series) -> str:
-        """Return what measured a series: "gloo, ring", "MPI"."""
+        """Return the library and algorithm of a series: "gloo, ring" or "MPI"."""
         return "MPI" if series.library == "mpi" else f"{self.backend}, {series.algorithm}"
 
     def to_json(self) -> str:
-        """Return one object on one line."""
+        """Return the measurement as a JSON object on one line."""
         return json.dumps(dataclasses.asdict(self), allow_nan=False)
 
 
 def sizes_of(operation: Operation, first_bytes: int, last_bytes: int, factor: int, ranks: int) -> tuple[int, ...]:
-    """Return the sizes of an operation: from the first to the last by a factor.
+    """Return the sizes of an operation, from the first to the last, each `factor` times the previous one.
 
-    If each rank has a part, the first is rounded up to equal parts with nccl-tests' alignment; smaller ones do not
-    exist.
+    If each rank has a part, the first size is rounded up so that the parts are equal and aligned as in nccl-tests.
     """
     step = ALIGNMENT_BYTES * ranks if operation.in_parts else ELEMENT_BYTES
     size = -(-first_bytes // step) * step
@@ -251,17 +246,19 @@ def read_measurement(path: Path) -> Measurement:
     """Read the measurement in a file.
 
     Raises:
-        ToolkitError: there is none, or it is invalid; names the key.
+        ToolkitError: the file is missing or invalid; the error names the key.
     """
     if not path.exists():
         raise NotFoundError(
-            "no measurement of collectives", where=str(path), fix="create one: `toolkit run bench_collectives -n 2`"
+            "no measurement of collectives found",
+            where=str(path),
+            fix="create a measurement with `toolkit run bench_collectives -n 2`",
         )
     found: Measurement = read_typed(
         read_json(path),
         Measurement,
         str(path),
         what="a measurement",
-        fix="pass a file of `toolkit bench collectives --json`, or of a run's metrics, of this version",
+        fix="pass the output of `toolkit bench collectives --json` or the metrics file of a run, of this version",
     )
     return found

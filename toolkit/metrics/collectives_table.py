@@ -1,6 +1,6 @@
-"""A measurement of collectives in the lines and columns of nccl-tests, which many programs read. Standard library only.
+"""Format a measurement of collectives like nccl-tests, whose output many programs parse. Standard library only.
 
-The measuring code prints them as they arrive: `head`, a `line` for each row, `foot`.
+The measuring code prints the lines during the measurement: `head`, a `line` for each row, `foot`.
 """
 
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from toolkit.metrics.collectives import OPERATIONS, Measurement, Row, Series, Ti
 
 __all__ = ["foot", "head", "left_out", "line", "lines_of"]
 
-_UNSTEADY = 2.0  # a larger ratio of mean to median has other causes than the collective
+_UNSTEADY = 2.0  # a larger ratio of mean to median is not caused by the collective itself
 _WIDTH = 5 + 12 + 2 + 12 + 2 + 8 + 2 + 6 + 2 + 6
 
 
 def lines_of(measurement: Measurement) -> Iterator[str]:
-    """Return all series, each as one program of nccl-tests prints it."""
+    """Yield the lines of all series, each in the format of an nccl-tests program."""
     for series in measurement.series:
         yield from head(measurement, series)
         for row in series.rows:
@@ -24,7 +24,7 @@ def lines_of(measurement: Measurement) -> Iterator[str]:
 
 
 def head(measurement: Measurement, series: Series) -> Iterator[str]:
-    """Return the lines above the rows of `series`, whose rows are used only for their halves."""
+    """Yield the lines above the rows of `series`."""
     operation = OPERATIONS[series.operation]
     how = f"{measurement.title(series)} ({measurement.mpi})" if series.library == "mpi" else measurement.title(series)
     sizes = sizes_of(
@@ -56,12 +56,12 @@ def head(measurement: Measurement, series: Series) -> Iterator[str]:
 
 
 def has_both(series: Series) -> bool:
-    """True if the operation has both forms, out of place and in place; most of toolkit's have one."""
+    """Return True if the operation has both forms, out of place and in place; most operations have only one."""
     return series.library == "mpi" or series.operation in ("all_reduce", "broadcast")
 
 
 def line(series: Series, row: Row) -> str:
-    """Return one row."""
+    """Return the line of one row."""
     operation = OPERATIONS[series.operation]
     halves = "".join(_half(half) for half in row.halves)
     return (
@@ -75,7 +75,7 @@ def _half(timing: Timing) -> str:
 
 
 def foot(series: Series) -> Iterator[str]:
-    """Return the lines below the rows."""
+    """Yield the lines below the rows."""
     yield f"# Out of bounds values : {series.wrong} {'FAILED' if series.wrong else 'OK'}"
     yield f"# Avg bus bandwidth    : {series.average_busbw_gb_per_s:g}"
     halves = [half for row in series.rows for half in row.halves]
@@ -86,6 +86,6 @@ def foot(series: Series) -> Iterator[str]:
 
 
 def left_out(measurement: Measurement) -> Iterator[str]:
-    """Return what was requested and not measured."""
+    """Yield a line for everything that was requested but not measured."""
     for words in measurement.left_out:
         yield f"# Skipped: {words}"

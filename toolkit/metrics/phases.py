@@ -1,12 +1,11 @@
-"""Time of a training step by named, nested phases. Standard library only.
+"""Measure the time of a training step by named, nested phases. Standard library only.
 
     with profile.phase("forward"):
         ...
 
 A phase costs about a microsecond while the profile is on, and one attribute lookup while it is off
 (`benchmarks/phase_cost.py`). `Profile.steps` has, for each finished step, the time of every phase without its inner
-phases, so
-that these times add up to the step.
+phases, so that these times add up to the step.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ M = TypeVar("M")
 
 
 class Clock(Protocol[M]):
-    """Marks moments, whose times are known later: on a GPU not at once."""
+    """Marks moments whose times are read later, because a GPU does not know them immediately."""
 
     def mark(self) -> M:
-        """Return this moment."""
+        """Return a mark for this moment."""
         ...
 
     def nanoseconds(self, marks: Sequence[M]) -> list[int]:
-        """Return these moments on the scale of `time.perf_counter_ns`. May wait for the device."""
+        """Return the times of these marks on the scale of `time.perf_counter_ns`. May synchronize with the device."""
         ...
 
 
 class HostClock:
-    """The processor's clock: a mark is its time."""
+    """The clock of the CPU; a mark is a time."""
 
     mark = staticmethod(time.perf_counter_ns)
 
@@ -50,7 +49,7 @@ class HostClock:
 
 @dataclass(frozen=True)
 class Span:
-    """One call of a phase. Times are of `time.perf_counter_ns`."""
+    """One call of a phase. Times are on the scale of `time.perf_counter_ns`."""
 
     name: str
     began_ns: int
@@ -59,7 +58,7 @@ class Span:
 
 @dataclass
 class PhaseSum:
-    """All calls of one phase by one thread; `own_ns` excludes inner phases."""
+    """The sum of all calls of one phase in one thread; `own_ns` excludes inner phases."""
 
     calls: int = 0
     own_ns: int = 0
@@ -67,7 +66,7 @@ class PhaseSum:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step: its time, and the time of each phase without inner ones."""
+    """The time of one step, and of each phase without inner phases."""
 
     number: int
     total_ns: int
@@ -75,22 +74,22 @@ class StepTimes:
 
 
 class Lane(Generic[M]):
-    """The phases of one thread: a log of starts and ends, and their sums. Only that thread writes the log."""
+    """The phases of one thread: a log of starts and ends, and sums of times. Only that thread appends to the log."""
 
     def __init__(self, name: str, clock: Clock[M], most_spans: int) -> None:
         self.name = name
         self.clock = clock
-        self.log: list[tuple[str | None, M]] = []  # the name of a phase that starts, or the end of the innermost one
+        self.log: list[tuple[str | None, M]] = []  # name of a phase that starts; None ends the innermost
         self.phases: dict[str, Phase[M]] = {}
         self.spans: list[Span] = []
-        self.lost = 0  # spans above `most_spans`
+        self.lost = 0  # number of spans dropped because of `most_spans`
         self.sums: dict[str, PhaseSum] = {}
         self._most_spans = most_spans
         self._open: list[_Open] = []
         self._settling = threading.Lock()
 
     def settle(self) -> None:
-        """Add up the log, and start a new one."""
+        """Add the log to the sums, and clear it."""
         with self._settling:
             entries = self.log[:]
             del self.log[: len(entries)]
@@ -102,7 +101,7 @@ class Lane(Generic[M]):
                     self._close(self._open.pop(), at_ns)
 
     def forget(self) -> None:
-        """Reset, without open phases."""
+        """Reset the sums, the log and the open phases."""
         self.sums = {}
         self._open.clear()
         self.log.clear()
@@ -122,7 +121,7 @@ class Lane(Generic[M]):
 
 @dataclass
 class _Open:
-    """A phase that has started and not ended in the log so far."""
+    """A phase that has started, but has not ended in the log so far."""
 
     name: str
     began_ns: int
@@ -130,7 +129,7 @@ class _Open:
 
 
 class Phase(Generic[M]):
-    """One thread's phase of one name. It keeps no state of a call, so it serves all calls, nested ones too."""
+    """The context manager of a phase in one thread. It keeps no state per use, so one instance serves all uses."""
 
     __slots__ = ("_append", "_lane", "_log", "_mark", "_name")
 
@@ -150,7 +149,7 @@ class Phase(Generic[M]):
 
 
 class _Nothing:
-    """A phase while the profile is off."""
+    """Replaces a phase while the profile is off."""
 
     __slots__ = ()
 
@@ -169,15 +168,13 @@ _NOTHING = _Nothing()
 class Profile:
     """The phases of one process.
 
-    Phases of the training thread, which started the step, make up the step. Other threads' phases are kept by thread. A
-    thread
-    that Python did not start belongs to torch's backward engine, for which the training thread waits: its phases count
-    as the
-    training thread's.
+    A step consists of the phases of the training thread, which started it. Phases of other threads are recorded
+    separately. A thread that Python did not start belongs to torch's backward engine. The training thread waits for it,
+    so its phases count as those of the training thread.
 
     Args:
-        clock: times the phases of the training thread; other threads use the processor's.
-        most_spans: the number of single phases that each thread keeps for the trace. Sums continue without them.
+        clock: the clock for the training thread; other threads use the CPU clock.
+        most_spans: the number of phase calls that each thread keeps for the trace; further calls only add to the sums.
     """
 
     def __init__(self, clock: Clock[Any] | None = None, most_spans: int = 20_000) -> None:
@@ -191,7 +188,7 @@ class Profile:
         self._step: int | None = None
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time inside this context as this phase's, except that of inner phases."""
+        """Return a context whose time, except that of inner phases, counts for this phase."""
         if not self.on:
             return _NOTHING
         try:
@@ -212,7 +209,7 @@ class Profile:
         self.phase(STEP).__enter__()
 
     def end_step(self) -> None:
-        """End the step and add up its times; phases cost nothing until the next one starts."""
+        """End the step and sum its times; phases cost nothing until the next step starts."""
         assert self._step is not None and self._training is not None, "no step has begun"
         self.phase(STEP).__exit__(None, None, None)
         self.on = False
@@ -232,7 +229,7 @@ class Profile:
         return {lane.name: lane.sums for lane in others}
 
     def forget(self) -> None:
-        """Drop all steps and spans. Only between steps."""
+        """Drop all steps and spans. Call it only between steps."""
         assert self._step is None, "a step has begun and not ended"
         self.steps, self.lanes, self._training, self._own = [], [], None, threading.local()
 

@@ -1,4 +1,4 @@
-"""Find records in a long JSON-lines file by reading a few blocks of it. Standard library only."""
+"""Find records in a long JSON Lines file by reading only a few blocks. Standard library only."""
 
 import os
 from collections.abc import Callable
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def first_where(path: Path, from_line: Callable[[str], T], reached: Callable[[T], bool]) -> T | None:
-    """Return the first record for which `reached` is true, if it is true for every later record.
+    """Return the first record for which `reached` is true, by binary search; `reached` must be true for all later ones.
 
-    Lines that are not records are skipped. None without such a record, or without a file.
+    Lines that are not records are skipped. Returns None if there is no such record or no file.
     """
     try:
         stream = path.open("rb")
@@ -27,7 +27,7 @@ def first_where(path: Path, from_line: Callable[[str], T], reached: Callable[[T]
         while high - low > BLOCK_BYTES:
             middle = (low + high) // 2
             stream.seek(middle)
-            stream.readline()  # the rest of a line
+            stream.readline()  # skip the rest of a line
             record = _next(stream, from_line)
             if record is None or reached(record):
                 high = middle
@@ -41,7 +41,7 @@ def first_where(path: Path, from_line: Callable[[str], T], reached: Callable[[T]
 
 
 def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]:
-    """Return at most `count` records from all over a file, evenly by bytes, in file order."""
+    """Return at most `count` records from a file, spaced evenly by bytes, in file order."""
     found: list[T] = []
     try:
         stream = path.open("rb")
@@ -53,7 +53,7 @@ def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]
             begin = max(behind, size * number // count)
             stream.seek(max(0, begin - 1))
             if begin:
-                stream.readline()  # the rest of a line, or the preceding newline
+                stream.readline()  # skip the rest of a line, or the preceding newline
             record = _next(stream, from_line)
             if record is None:
                 break
@@ -63,7 +63,7 @@ def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]
 
 
 def _next(stream: BinaryIO, from_line: Callable[[str], T]) -> T | None:
-    """Return the next whole record; None at the end."""
+    """Return the next complete record; None at the end."""
     while (line := stream.readline()).endswith(b"\n"):
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             return from_line(line.decode())

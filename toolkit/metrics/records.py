@@ -1,4 +1,4 @@
-"""JSON-lines files that one writer appends to. Standard library only."""
+"""JSON Lines files to which a single writer appends. Standard library only."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ __all__ = ["last_of", "read_records"]
 
 
 class Record(Protocol):
-    """The record type of such a file."""
+    """A record that can be written as a line."""
 
     def to_line(self) -> str: ...
 
 
-MOST_WAITING = 10_000  # lines; the oldest are dropped first
+MOST_WAITING = 10_000  # lines kept while the disk is full; the oldest are dropped first
 
 
 class OfStep(Protocol):
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class RecordLog(Generic[R]):
-    """Appends whole records to a file. Only rank 0 may own one.
+    """Appends records to a file, never a partial one. Only rank 0 may create one.
 
-    A full disk ends no run: it is reported once, and the lines wait until the disk accepts them.
+    A full disk does not end the run. The log reports it once and keeps the lines until it can write them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class RecordLog(Generic[R]):
         self._cut_torn_line()
 
     def _cut_torn_line(self) -> None:
-        """Cut the partial line of a killed writer, so that the next line does not join it."""
+        """Remove the partial line of a killed writer, so that the next line does not continue it."""
         size = self._stream.seek(0, os.SEEK_END)
         tail = min(size, 65536)
         self._stream.seek(size - tail)
@@ -70,13 +70,13 @@ class RecordLog(Generic[R]):
             why = str(error.strerror)
         if written == len(lines):
             if len(self._waiting) > 1:
-                say_beside(f"{self.path} is written again")
+                say_beside(f"can write {self.path} again")
             self._waiting.clear()
             return
         if written:
             self._stream.truncate(before)
         if len(self._waiting) == 1:
-            say_beside(f"{self.path} is not written for now: {why}")
+            say_beside(f"cannot write {self.path}, will retry: {why}")
         too_many = max(0, len(self._waiting) - MOST_WAITING)
         del self._waiting[:too_many]
         self._lost += too_many
@@ -96,12 +96,12 @@ class RecordLog(Generic[R]):
 
 
 def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Iterator[T]:
-    """Return the records of a file; an unfinished last line is skipped, because a writer may be active.
+    """Yield the records of a file; an incomplete last line is skipped, because a writer may be active.
 
     Raises:
-        ToolkitError: a finished line is not a record; names file and line.
+        ToolkitError: a complete line is not a record; the error names file and line.
     """
-    with path.open(encoding="utf-8") as stream:
+    with path.open(encoding="utf-8", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith("\n"):
                 return
@@ -118,8 +118,8 @@ def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Ite
 def read_steps(path: Path, from_line: Callable[[str], S], *, what: str) -> list[S]:
     """Return the current records of the run in step order, each step once.
 
-    A line that goes back to step N, as after a resume or a roll-back, drops every earlier line from N on. Errors as in
-    `read_records`.
+    After a resume or a roll-back, steps repeat: a line with step N replaces all previous lines with step N or later.
+    Raises the errors of `read_records`.
     """
     kept: list[S] = []
     for record in read_records(path, from_line, what=what):
@@ -130,10 +130,8 @@ def read_steps(path: Path, from_line: Callable[[str], S], *, what: str) -> list[
 
 
 def last_of(path: Path, from_line: Callable[[str], T]) -> T | None:
-    """Return the newest record, read from the end of the file, which may be long and end within a line; None without
-    one.
-    """
+    """Return the newest record, or None; reads the file from its end, and skips an incomplete last line."""
     for line in reversed(tail_text(path, 2)):
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             return from_line(line)
     return None

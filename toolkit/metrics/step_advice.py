@@ -1,4 +1,4 @@
-"""Advice from the profile of a step: rules, each with the limit that triggers it. Standard library only."""
+"""Advice from the step profile: rules, each with the limit that triggers it. Standard library only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMI
 
 __all__ = ["advise"]
 
-# Shares of the step.
+# Fractions of the step time.
 DATA_LIMIT = 0.10
 COMMUNICATION_LIMIT = 0.20
 OPTIMIZER_LIMIT = 0.10
 CHECKPOINT_LIMIT = 0.05
 REST_LIMIT = 0.10
-LATE_LIMIT = 0.10  # extra work of the busiest rank over the median one
-UNSTEADY_LIMIT = 2.0  # ratio of the 95th percentile of steps to their median
-FEWEST_STEADY_STEPS = 20  # too few steps for a percentile
-FEWEST_TOKENS = 256  # of a pass on the CPU: benchmarks/pass_size.py
+LATE_LIMIT = 0.10  # how much longer the slowest rank works than the median rank
+UNSTEADY_LIMIT = 2.0  # ratio of the 95th percentile of step times to their median
+FEWEST_STEADY_STEPS = 20  # fewer steps are too few for a percentile
+FEWEST_TOKENS = 256  # tokens per forward and backward pass on the CPU, measured by benchmarks/pass_size.py
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A triggered rule: its `value` exceeds its `limit`. `said` names both; `change` is what to do."""
+    """A triggered rule, whose `value` exceeds its `limit`. `said` explains the problem; `change` is the advice."""
 
     rule: str
     value: float
@@ -51,9 +51,9 @@ def _late(profile: StepProfile) -> Iterator[Advice]:
         most = max(own, key=lambda phase: phase.ranks.max - phase.ranks.min)
         yield Advice(
             "late rank", share, LATE_LIMIT,
-            f"rank {work.max_rank} works {1e3 * behind_s:.2f} ms a step longer than the others, {_percent(share)} of the step "
-            f"(limit {_percent(LATE_LIMIT)}), most of it in {most.name}",
-            "look there first, the others wait for it in communication; `toolkit topo check` tests its node",
+            f"rank {work.max_rank} works {1e3 * behind_s:.2f} ms per step longer than the others, {_percent(share)} of "
+            f"the step (limit {_percent(LATE_LIMIT)}), most of it in {most.name}",
+            "start with this rank, because the others wait for it; run `toolkit topo check` on its node",
         )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def _shares(profile: StepProfile) -> Iterator[Advice]:
         REST: REST_LIMIT,
     }  # fmt: skip
     what = {
-        DATA: "steps wait for samples in",
+        DATA: "waiting for samples takes",
         COMMUNICATION: "exposed communication takes",
         OPTIMIZER: "the optimizer takes",
         CHECKPOINT: "saving takes",
@@ -81,12 +81,12 @@ def _change(profile: StepProfile, name: str) -> str:
         return _less_communication(profile)
     if name == OPTIMIZER:
         if profile.settings.fused is False:
-            return "create the optimizer with fused=True, or perform fewer steps of a larger train.batch"
-        return "perform fewer steps of a larger train.batch"
+            return "create the optimizer with fused=True, or use a larger train.batch and fewer steps"
+        return "use a larger train.batch and fewer steps"
     return {
-        DATA: "raise data.workers if a loader reads the samples, else speed up `take_samples`",
+        DATA: "raise data.workers if a Loader reads the samples, otherwise speed up `take_samples`",
         CHECKPOINT: "raise checkpoint.every_steps, or set checkpoint.background = true",
-        REST: "raise train.log_every, and check what processes the records",
+        REST: "raise train.log_every, and check the code that processes the records",
     }[name]
 
 
@@ -95,25 +95,25 @@ def _less_communication(profile: StepProfile) -> str:
     if mesh.get("tp", 1) > 1:
         ways.append("fewer parallel.tp ranks, or keep them on one node")
     if mesh.get("shard", 1) > 1:
-        ways.append("a smaller parallel.zero, which gathers less often, where memory allows it")
+        ways.append("a smaller parallel.zero, which gathers less often, if memory allows it")
     elif profile.nodes > 1 and mesh.get("replicate", 1) > 1:
         ways.append('parallel.reduction = "hierarchical" or, on the CPU, "measured"')
     if profile.settings.micro_batch and profile.settings.passes > 1:
         ways.append("a larger train.micro_batch")
-    ways.append("a larger train.batch: more samples for one exchange")
+    ways.append("a larger train.batch, for more samples per gradient reduction")
     return "try " + "; ".join(ways)
 
 
 def _small_passes(profile: StepProfile) -> Iterator[Advice]:
     passes, ranks = profile.settings.passes, profile.mesh.get("replicate", 1) * profile.mesh.get("shard", 1)
-    if profile.device != "cpu" or passes < 2:  # one pass is a rank's whole share of the batch
+    if profile.device != "cpu" or passes < 2:  # a single pass already has all samples of the rank
         return
     tokens = profile.tokens_per_step // (passes * ranks)
     if tokens < FEWEST_TOKENS:
         yield Advice(
             "small passes", tokens, FEWEST_TOKENS,
-            f"a pass has {tokens} tokens (limit {FEWEST_TOKENS}), and the calls of its kernels cost more than their work should",
-            f"raise train.micro_batch, which is {profile.settings.micro_batch}: there are {passes} passes a step",
+            f"a micro-batch has {tokens} tokens (limit {FEWEST_TOKENS}), so kernel calls dominate its time",
+            f"raise train.micro_batch, which is {profile.settings.micro_batch}: a step has {passes} micro-batches",
         )  # fmt: skip
 
 
@@ -123,8 +123,8 @@ def _unsteady(profile: StepProfile) -> Iterator[Advice]:
     if profile.steps >= FEWEST_STEADY_STEPS and ratio > UNSTEADY_LIMIT:
         yield Advice(
             "unsteady", ratio, UNSTEADY_LIMIT,
-            f"one step of twenty takes {ratio:.1f} times the median step (limit {UNSTEADY_LIMIT:g})",
-            "something else has the processors: believe p50 rather than means, and measure on an idle node",
+            f"one step in twenty takes {ratio:.1f} times as long as the median step (limit {UNSTEADY_LIMIT:g})",
+            "other processes probably use the CPUs: trust p50 rather than means, and measure on an idle node",
         )  # fmt: skip
 
 

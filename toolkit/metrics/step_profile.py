@@ -1,6 +1,6 @@
-"""The profile of a run's steps: the phases of every rank, and their comparison. Standard library only.
+"""The step profile of a run: the phases of every rank, and their comparison. Standard library only.
 
-`metrics/profile.json` of a run is one `StepProfile`, and so is, with advice, the output of `toolkit bench step --json`.
+`metrics/profile.json` of a run contains a `StepProfile`; the output of `toolkit bench step --json` adds the advice.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, VALIDATION, CHECKPOI
 class PhaseSummary:
     """One phase on one rank. Seconds exclude inner phases.
 
-    calls, total_s: over all profiled steps.
+    calls, total_s: totals over all profiled steps.
     mean_s, p50_s, p95_s: per step.
-    share: of the time of all steps.
+    share: fraction of the time of all steps.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PhaseSummary:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over the ranks, and the ranks with its minimum and maximum."""
+    """The minimum, median and maximum of a number over the ranks, and the ranks with the minimum and maximum."""
 
     min: float
     median: float
@@ -61,7 +61,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of a value by rank."""
+        """Return the spread of the values, which are in rank order."""
         low, high = min(values), max(values)
         return cls(low, statistics.median(values), high, values.index(low), values.index(high))
 
@@ -72,9 +72,9 @@ class PhaseOverRanks:
 
     calls: the maximum over ranks.
     mean_s, share: means over ranks and steps, so that the phases add up to the step.
-    p50_s: the median step of the median rank.
-    p95_s: of the rank with the longest.
-    ranks: `mean_s` of each rank.
+    p50_s: the median over ranks of each rank's median per step.
+    p95_s: the largest 95th percentile of any rank.
+    ranks: the spread of `mean_s` over the ranks.
     """
 
     name: str
@@ -88,7 +88,7 @@ class PhaseOverRanks:
 
 @dataclass(frozen=True)
 class PhaseBeside:
-    """A phase of another thread than the training thread, on rank 0. It may slow a step down, and is not part of it."""
+    """A phase of a thread other than the training thread, on rank 0. It may slow down a step, but is not part of it."""
 
     thread: str
     name: str
@@ -98,7 +98,7 @@ class PhaseBeside:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The job's settings that the advice uses. `fused` is the optimizer's; null if unsupported."""
+    """The job settings that the advice uses. `fused` is the optimizer option; null if it has none."""
 
     batch: int
     micro_batch: int
@@ -145,17 +145,17 @@ class StepProfile:
     left_out: tuple[str, ...]
 
     def phase(self, name: str) -> PhaseOverRanks | None:
-        """Return the phase of that name; None if no rank was in it."""
+        """Return the phase of that name; None if no rank entered it."""
         return next((phase for phase in self.phases if phase.name == name), None)
 
     def share(self, name: str) -> float:
-        """Return a phase's share of the step, 0 if no rank was in it."""
+        """Return a phase's fraction of the step, 0 if no rank entered it."""
         found = self.phase(name)
         return found.share if found else 0.0
 
 
 def summarise(steps: Sequence[StepTimes]) -> tuple[PhaseSummary, tuple[PhaseSummary, ...]]:
-    """Return the steps of one rank, and their phases; the last one is "rest", the time in no phase.
+    """Return the summary of one rank's steps, and those of its phases; the last is "rest", the time outside of phases.
 
     Args:
         steps: at least one.
@@ -182,9 +182,7 @@ def _summary(name: str, calls: int, own_ns: list[int], total_ns: int) -> PhaseSu
 
 
 def over_ranks(summaries: Sequence[PhaseSummary | None], total_s: float) -> PhaseOverRanks:
-    """Return one phase from every rank's, None for ranks that were never in it. `total_s` is the time of all ranks'
-    steps.
-    """
+    """Combine a phase of all ranks (None: never entered); `total_s` is the sum over the steps of all ranks."""
     known = [one for one in summaries if one is not None]
     means = [one.mean_s if one else 0.0 for one in summaries]
     return PhaseOverRanks(
@@ -199,9 +197,7 @@ def over_ranks(summaries: Sequence[PhaseSummary | None], total_s: float) -> Phas
 
 
 def compare(ranks: Sequence[RankProfile]) -> tuple[PhaseOverRanks, tuple[PhaseOverRanks, ...], Spread]:
-    """Return from all ranks' profiles the step, its phases, and each rank's seconds per step without waiting for
-    others.
-    """
+    """Return the step, its phases, and the spread over ranks of the step time without communication."""
     total_s = sum(rank.step.total_s for rank in ranks)
     of_ranks = [{phase.name: phase for phase in rank.phases} for rank in ranks]
     names = {name: None for named in of_ranks for name in named}
@@ -222,18 +218,18 @@ def read_profile(path: Path) -> StepProfile:
     """Read the profile in a file.
 
     Raises:
-        ToolkitError: there is none, or it is invalid; names the key.
+        ToolkitError: the file is missing or invalid; the error names the key.
     """
     if not path.exists():
         raise NotFoundError(
-            "no profile of steps",
+            "no step profile found",
             where=str(path),
-            fix="set train.profile_steps in a job that trains by `training_steps`, as train_lm does",
+            fix="set train.profile_steps in a job that uses `training_steps`, as train_lm does",
         )
     value = read_json(path)
     if isinstance(value, dict):
-        value.pop("advice", None)  # `--json` prints it as well; it follows from the rest
+        value.pop("advice", None)  # `--json` adds it; it follows from the rest
     found: StepProfile = read_typed(
-        value, StepProfile, str(path), what="a profile of steps", fix="profile again, with this version"
+        value, StepProfile, str(path), what="a step profile", fix="profile again, with this version"
     )
     return found

@@ -1,4 +1,4 @@
-"""Print a profile of steps. Standard library only."""
+"""Format a step profile as a table. Standard library only."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _EXPOSED = "communication, exposed"
 
 
 def lines_of(profile: StepProfile) -> Iterator[str]:
-    """Return the table, the lines below it, and the advice."""
+    """Yield the table, the lines below it, and the advice."""
     last = profile.first_step + profile.steps - 1
     mesh = " x ".join(f"{name} {ranks}" for name, ranks in profile.mesh.items() if ranks > 1) or "one rank"
     yield f"steps {profile.first_step} to {last} on {profile.ranks} x {profile.device}, {mesh}; torch {profile.torch}"
@@ -22,7 +22,7 @@ def lines_of(profile: StepProfile) -> Iterator[str]:
     yield _row(profile.step)
     yield f"{profile.tokens_per_s:,.0f} tokens/s of all ranks, {profile.tokens_per_step:,} tokens a step"
     if profile.overlap_s is not None:
-        yield f"gradients were in flight for {1e3 * profile.overlap_s:.2f} ms of a step while others were still computed"
+        yield f"gradient communication overlapped with the backward pass for {1e3 * profile.overlap_s:.2f} ms per step"
     yield f"memory, at most: {_bytes(profile.peak_resident_bytes)} resident" + (
         f", {_bytes(profile.peak_device_bytes)} of a GPU" if profile.peak_device_bytes else ""
     )

@@ -1,7 +1,7 @@
 """Write phases as a trace for Perfetto and chrome://tracing. Standard library only.
 
-One process per rank, one row per thread, in Chromium's "Trace Event Format": complete events ("X") in microseconds, and
-metadata events ("M") that name the rows.
+The file has Chromium's "Trace Event Format", with one process per rank and one row per thread: complete events ("X") in
+microseconds, and metadata events ("M") that name the rows.
 """
 
 import json
@@ -15,11 +15,11 @@ from toolkit.rundir.files import write_text
 
 __all__ = ["ThreadTrace", "spans_of_a_rank", "traces_of", "write_trace"]
 
-MOST_SPANS = 200_000  # of all ranks: about 20 MB, which a browser still opens
+MOST_SPANS = 200_000  # spans over all ranks: about 20 MB, which a browser can still open
 
 
 def spans_of_a_rank(ranks: int) -> int:
-    """Return the number of phases that each thread of a rank may keep."""
+    """Return the number of phase calls that each thread of a rank may keep."""
     return max(100, min(20_000, MOST_SPANS // ranks))
 
 
@@ -36,7 +36,7 @@ class ThreadTrace:
 
 
 def traces_of(profile: Profile, rank: int, host: str, epoch_ns: int) -> list[ThreadTrace]:
-    """Return the threads of a rank, the training thread first. They share the rank's limit."""
+    """Return the threads of a rank, the training thread first. The limit of spans applies to all of them together."""
     left, traces = profile.most_spans, []
     for lane in profile.lanes:
         kept = lane.spans[:left]

@@ -1,8 +1,6 @@
 """`metrics/train.jsonl`: a line every `train.log_every` optimizer steps, written by rank 0. Standard library only.
 
-A resumed attempt appends. When it repeats steps of an earlier attempt, its lines replace theirs: the reader drops what
-the run
-has gone back over.
+A resumed attempt appends. If it repeats steps of an earlier attempt, its lines replace theirs when the file is read.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ class TrainRecord:
     loss_hex: the same number as a C99 hexadecimal float, exact to the last bit.
     lr: the learning rate of this step.
     grad_norm: 2-norm of the gradient before clipping; null in the file if not finite.
-    samples, tokens: read by all ranks since the start of the run.
-    seconds: wall clock per step on rank 0, mean since the previous line or save.
-    tokens_per_s: tokens of all ranks per step, divided by `seconds`.
+    samples, tokens: the number read by all ranks since the start of the run.
+    seconds: wall-clock time per step on rank 0, mean since the previous line or save.
+    tokens_per_s: tokens per step over all ranks, divided by `seconds`.
     time: when the step ended, UTC, ISO 8601.
     attempt: the attempt of this step.
-    world: its number of ranks.
+    world: the number of ranks of the attempt.
     flops_per_s: model FLOPs per rank and second, if counted.
-    mfu: the same as a share of the GPU's peak, if known.
+    mfu: `flops_per_s` as a fraction of the GPU's peak, if known.
     """
 
     step: int
@@ -64,21 +62,21 @@ class TrainRecord:
         row = json.loads(line)
         for name in ("step", "steps", "attempt"):
             if type(row[name]) is not int:
-                raise ValueError(f"{name} is {row[name]!r}")
+                raise ValueError(f"expected an integer {name}, got {row[name]!r}")
         row["loss"] = float.fromhex(row["loss_hex"])
         row["grad_norm"] = math.nan if row["grad_norm"] is None else row["grad_norm"]
         return cls(**row)
 
 
 class TrainLog(RecordLog[TrainRecord]):
-    """Appends to the file."""
+    """Appends to `train.jsonl`."""
 
 
 def read_train_log(path: Path) -> list[TrainRecord]:
-    """Return the current steps of the run (`read_steps`). The file may be read while it is written."""
+    """Return the current steps of the run (`read_steps`), even while a writer is active."""
     return read_steps(path, TrainRecord.from_line, what="training")
 
 
 def last_record(path: Path) -> TrainRecord | None:
-    """Return the newest record; None without one."""
+    """Return the newest record, or None if there is none."""
     return last_of(path, TrainRecord.from_line)

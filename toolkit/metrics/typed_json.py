@@ -1,4 +1,4 @@
-"""Read JSON into the frozen dataclasses that wrote it: every key must exist, and no other. Standard library only."""
+"""Read JSON into the frozen dataclasses that wrote it; the keys must match exactly. Standard library only."""
 
 import dataclasses
 import types
@@ -9,11 +9,10 @@ from toolkit.errors import ToolkitError
 
 
 def read_typed(value: Any, kind: Any, where: str, *, what: str, fix: str) -> Any:
-    """Convert a JSON value to `kind`: a dataclass of such kinds, a tuple or a dict of one, a value or None, or a plain
-    value.
+    """Convert a JSON value to `kind`: a plain value, an optional one, or a tuple, dict or dataclass of such kinds.
 
     Raises:
-        ToolkitError: it does not match; names the place below `where`.
+        ToolkitError: the value does not match; the error names the position below `where`.
     """
 
     def read(value: Any, kind: Any, where: str) -> Any:
@@ -33,6 +32,6 @@ def read_typed(value: Any, kind: Any, where: str, *, what: str, fix: str) -> Any
             return float(value)
         elif type(value) is kind:
             return value
-        raise ToolkitError(f"{str(value)[:60]!r} is not what {what} has there", where=where, fix=fix)
+        raise ToolkitError(f"{str(value)[:60]!r} is not a valid value at this position of {what}", where=where, fix=fix)
 
     return read(value, kind, where)

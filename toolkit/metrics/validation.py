@@ -18,13 +18,13 @@ __all__ = ["ValidationLog", "ValidationRecord", "in_words", "last_validation"]
 class ValidationRecord:
     """One validation. The fields are the columns of the file, in this order.
 
-    step: optimizer steps before it.
+    step: optimizer steps before this validation.
     samples: validation samples over all ranks; each counts once.
-    means: of each measurement by its name; null in the file if not finite.
-    average: whether the weights were those of the moving average.
-    time: when it ended, UTC, ISO 8601.
-    attempt: its attempt.
-    stopped: why early stopping ended the run with it, else "".
+    means: the mean of each measurement by name; null in the file if not finite.
+    average: whether the validated weights were the moving average.
+    time: when the validation ended, UTC, ISO 8601.
+    attempt: the attempt of this validation.
+    stopped: why early stopping ended the run after this validation, else "".
     """
 
     step: int
@@ -36,7 +36,7 @@ class ValidationRecord:
     stopped: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as an object."""
+        """Return the record as a JSON object."""
         means = {name: mean if math.isfinite(mean) else None for name, mean in self.means.items()}
         return asdict(self) | {"means": means}
 
@@ -51,7 +51,7 @@ class ValidationRecord:
 
 
 class ValidationLog(RecordLog[ValidationRecord]):
-    """Appends to the file."""
+    """Appends to `validation.jsonl`."""
 
 
 def read_validations(path: Path) -> list[ValidationRecord]:
@@ -60,7 +60,7 @@ def read_validations(path: Path) -> list[ValidationRecord]:
 
 
 def last_validation(path: Path) -> ValidationRecord | None:
-    """Return the newest record; None without one."""
+    """Return the newest record, or None if there is none."""
     return last_of(path, ValidationRecord.from_line)
 
 

@@ -1,4 +1,4 @@
-"""Split a row of blocks into pipeline stages that minimize the slowest stage."""
+"""Split a sequence of blocks into pipeline stages so that the slowest stage is as fast as possible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a model's parts, in any unit: before the blocks, each block, and after them."""
+    """Costs of the parts of a model, in any unit: the modules before the blocks, each block, the modules after them."""
 
     before: float
     blocks: tuple[float, ...]
@@ -25,9 +25,9 @@ class Costs:
 
 
 def cut_evenly(costs: Costs, stages: int) -> tuple[range, ...]:
-    """Return the number of consecutive blocks of each stage, at least one, that minimizes the largest cost.
+    """Return the blocks of each stage, consecutive and at least one, so that the largest stage cost is minimal.
 
-    Ties go to the cut with the longest last stages. Exact, by dynamic programming: O(stages x blocks^2).
+    Of equal cuts, the one with the longest last stages is chosen. Exact dynamic programming, O(stages x blocks^2).
 
     Raises:
         ToolkitError: there are fewer blocks than stages.
@@ -35,9 +35,9 @@ def cut_evenly(costs: Costs, stages: int) -> tuple[range, ...]:
     count = len(costs.blocks)
     if count < stages:
         raise ToolkitError(
-            f"{stages} pipeline stages need {stages} blocks, and the model has {count}",
+            f"expected at least {stages} blocks for {stages} pipeline stages, got {count}",
             where="parallel.pp",
-            fix=f"pp x stages_per_rank = {count} at most, or a model of more blocks",
+            fix=f"set pp x stages_per_rank to {count} at most, or use a model with more blocks",
         )
     until = [0.0, *accumulate(costs.blocks)]
 
@@ -46,7 +46,7 @@ def cut_evenly(costs: Costs, stages: int) -> tuple[range, ...]:
         return until[stop] - until[start] + ends
 
     worst = [[0.0, *[inf] * count]]  # [stages assigned][blocks assigned]: the largest cost of these stages
-    begun: list[list[int]] = []  # where the last of these stages starts
+    begun: list[list[int]] = []  # [stage][blocks assigned up to its end]: its first block
     for number in range(stages):
         row, starts = [inf] * (count + 1), [0] * (count + 1)
         for stop in range(number + 1, count + 1):

@@ -1,6 +1,6 @@
-"""The norm of all gradients of a model on several meshes, and clipping by it.
+"""Gradient clipping for models with parameters on several meshes.
 
-torch's own `clip_grad_norm_` accepts tensors of one mesh only, and ignores parameters on other pipeline stages.
+torch's `clip_grad_norm_` accepts only tensors of one mesh, and ignores parameters on other pipeline stages.
 """
 
 from collections import defaultdict
@@ -23,8 +23,8 @@ def clip_gradients(
 
     Args:
         max_norm: 0 leaves the gradients unchanged.
-        stages: ranks with other parameters of the same model, its pipeline stages.
-        counted_elsewhere: parameters that another stage has as well and counts in the norm.
+        stages: the ranks of the pipeline stages, which have other parameters of the same model.
+        counted_elsewhere: parameters that another stage has as well and includes in the norm.
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
     elsewhere = {id(parameter) for parameter in counted_elsewhere}
@@ -40,7 +40,7 @@ def clip_gradients(
 
 
 def total_norm(gradients: Iterable[Tensor], stages: dist.ProcessGroup | None) -> Tensor:
-    """Return the 2-norm of gradients, some of them sharded; a scalar, the same on all ranks. Collective."""
+    """Return the 2-norm of gradients, which may be sharded, as a scalar that is equal on all ranks. Collective."""
     by_mesh = defaultdict(list)
     for gradient in gradients:
         by_mesh[_mesh_of(gradient)].append(gradient)
@@ -54,15 +54,15 @@ def total_norm(gradients: Iterable[Tensor], stages: dist.ProcessGroup | None) ->
 def _square_norm(gradients: list[Tensor]) -> Tensor:
     """Return the squared norm of gradients of one mesh and placement, a float64 scalar. Collective.
 
-    Shards are summed here, one number per mesh dimension: torch would gather the norms of all gradients, and warn about
-    each mesh without a process group.
+    Sums over shards with one scalar all-reduce per sharded mesh dimension. torch itself would gather the norm of every
+    gradient, and warn about each mesh without a process group.
     """
     first = gradients[0]
     own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
     square = get_total_norm(own).double() ** 2
     if isinstance(first, DTensor):
         for dimension, placement in enumerate(first.placements):
-            assert not placement.is_partial(), "backward passes leave no gradient to be summed"
+            assert not placement.is_partial(), "backward passes must leave no partial gradients"
             if not placement.is_replicate():
                 dist.all_reduce(square, group=first.device_mesh.get_group(dimension))
     return square

@@ -1,4 +1,4 @@
-"""Turn a model and a mesh into a distributed model: split, shard or replicate it, then allocate and fill it."""
+"""Distribute a model over a mesh: split, shard or replicate it, then allocate and initialize it."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +41,11 @@ __all__ = ["Design", "DistributedModel", "Part", "distribute"]
 class DistributedModel:
     """A model on a mesh, with its training operations.
 
-    `module` has this rank's parameters under their names in the whole model. `counts_loss` is true if this rank's
-    losses enter the sum over all ranks: ranks that share samples see the same loss. `parameters` is the size of the
-    whole model; `counted_elsewhere` are parameters that another pipeline stage counts in the gradient norm. `pipeline`
-    passes samples through all stages if `module` has only this rank's. `profile` has the phases of a step; a module may
-    add its own.
+    `module` has this rank's parameters under their names in the whole model. `counts_loss` is true if this rank's loss
+    enters the sum over all ranks; it is false on ranks that repeat another rank's loss. `parameters` is the number
+    of parameters of the whole model; `counted_elsewhere` lists those that another pipeline stage includes in the
+    gradient norm. `pipeline` runs samples through all stages if `module` has only those of this rank. `profile`
+    records the phases of a step; a module may add its own.
     """
 
     module: nn.Module
@@ -62,7 +62,7 @@ class DistributedModel:
 
     @property
     def stream(self) -> tuple[int, int]:
-        """Index and number of the random streams of this rank; tensor-parallel ranks share one."""
+        """The index of this rank's random stream and the number of streams; tensor-parallel ranks share one."""
         number, count = 0, 1
         for name in ("pp", "replicate", "shard", "cp"):
             number = number * self.mesh.sizes[name] + self.mesh.place[name]
@@ -72,19 +72,20 @@ class DistributedModel:
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
     ) -> None:
-        """Compute gradients of the mean loss over all ranks from this rank's micro-batches (`Passes.run`). Collective."""
+        """Compute the gradients of the mean loss over the micro-batches of all ranks (`Passes.run`). Collective."""
         self.passes.run(micro_batches, part_of, heard, precision)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale gradients to a 2-norm of at most `max_norm`, 0 for any; return the norm before. Collective."""
+        """Scale gradients to a 2-norm of at most `max_norm` (0: no limit); return the norm before. Collective."""
         return clip_gradients(self.module.parameters(), max_norm, self.mesh.group("pp"), self.counted_elsewhere)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A model, or a pipeline stage of it, on the meta device, split for this rank but not yet sharded.
+    """A model or a pipeline stage, on the meta device, split for this tensor-parallel rank but not yet sharded.
 
-    `inputs` returns its inputs for `Design.trial`, on the meta device. The loss follows if it `is_last`.
+    `inputs` returns the inputs of this part for `Design.trial`, on the meta device. `is_last` is True if its outputs
+    are those of the model, from which the loss is computed.
     """
 
     module: nn.Module
@@ -94,14 +95,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Design:
-    """The construction of a model.
+    """How to construct a model.
 
     Args:
-        build: creates the model; all ranks create the same.
-        initialise: fills each parameter with its first values; buffers keep those of the constructor.
-        outline: the order of its parts.
-        prepare: changes the model, or each stage, in place before sharding: recomputes or compiles blocks.
-        trial: inputs for timing blocks if `[parallel] balance` needs them, and for `prepare`.
+        build: creates the model, the same one on all ranks.
+        initialise: sets the initial values of each parameter; buffers keep the values from the constructor.
+        outline: the structure of the model: its blocks, and the modules before and after them.
+        prepare: changes the model, or each stage, in place before sharding, for recomputation or compilation.
+        trial: inputs for timing blocks if `[parallel] balance` requires it, and for `prepare`.
     """
 
     build: Callable[[], nn.Module]
@@ -111,19 +112,19 @@ class Design:
     trial: Trial | None = None
 
     def on_meta(self) -> nn.Module:
-        """Return the whole model with parameters on torch's "meta" device, without memory."""
+        """Return the whole model with its parameters on torch's meta device, where they use no memory."""
         with parameters_on_meta(0):
             return self.build()
 
     def trial_on_meta(self) -> Tensor:
-        """Return the inputs of one micro-batch as shapes.
+        """Return the inputs of one micro-batch on the meta device.
 
         Raises:
-            ToolkitError: there is no trial.
+            ToolkitError: the design has no trial inputs.
         """
         if self.trial is None:
             raise ToolkitError(
-                "a trial of the model needs the inputs of a micro-batch",
+                "a trial pass of the model requires the inputs of a micro-batch, which are missing",
                 where="distribute",
                 fix="pass trial=Trial(inputs, precision) to `Design`",
             )
@@ -133,9 +134,9 @@ class Design:
 def distribute(
     design: Design, world: World, mesh: Mesh, config: ResolvedJob, topology: Topology, profile: Profile | None = None
 ) -> DistributedModel:
-    """Distribute a model over `mesh` as `[parallel]` requests. Collective.
+    """Distribute a model over `mesh` as `[parallel]` configures. Collective.
 
-    The model is built on torch's "meta" device, and rejected there if it does not fit the mesh.
+    The model is built on torch's meta device, so that an unsuitable one is rejected before it uses memory.
 
     Args:
         profile: the profile to which the model adds its own phases.
@@ -173,7 +174,7 @@ def distribute(
 
 @dataclass(frozen=True)
 class _Parts:
-    """Turns a model, or a stage of it, into one rank's part."""
+    """Turns a model, or a pipeline stage of it, into this rank's part."""
 
     design: Design
     plan: Mapping[str, Split]
@@ -186,7 +187,7 @@ class _Parts:
 
     @property
     def are_copies(self) -> bool:
-        """True if each rank has a whole model."""
+        """True if each rank has a whole copy of the model."""
         return all(self.mesh.sizes[name] == 1 for name in ("shard", "tp", "pp"))
 
     def lay(
@@ -198,7 +199,7 @@ class _Parts:
         is_last: bool = True,
         known_as: Mapping[str, str] | None = None,
     ) -> Between:
-        """Turn `part`, on the meta device, into this rank's part, with memory and values."""
+        """Split, prepare and shard `part`, which is on the meta device, then allocate and initialize it."""
         design, settings = self.design, self.config.parallel
         splits: AbstractContextManager[None] = nullcontext()
         if self.tensor is not None:
@@ -214,7 +215,7 @@ class _Parts:
         return between
 
     def inputs_of(self, cut: Sequence[range], stage: int) -> Tensor:
-        """Return a stage's inputs of the trial, on the meta device: with a split sequence, this rank's slice."""
+        """Return the trial inputs of a stage, on the meta device; if the sequence is split, this rank's slice."""
         stream = stream_into(self.design.on_meta, self.design.outline, cut, stage, self.design.trial_on_meta())
         if stage and self.tensor is not None and self.config.parallel.sequence:
             return stream.narrow(-2, 0, stream.shape[-2] // self.tensor.size())
@@ -222,7 +223,7 @@ class _Parts:
 
 
 def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Module, PipelinePasses]:
-    """Return this rank's stages under the whole model's names, and the passes through all of them."""
+    """Return this rank's stages, with the names of the whole model, and the object that runs the pipeline."""
     design, mesh, settings = parts.design, parts.mesh, parts.config.parallel
     pipeline = lay_pipeline(design.on_meta, design.outline, world, mesh, settings, design.trial)
     for stage, part in pipeline.modules.items():
@@ -245,14 +246,14 @@ def _refuse_unbuilt(mesh: Mesh) -> None:
     for name, what in (("cp", "sequences"), ("ep", "experts")):
         if mesh.sizes[name] > 1:
             raise ToolkitError(
-                f"{name} = {mesh.sizes[name]}: `distribute` does not split {what}; the mesh has the ranks for it",
+                f"{name} = {mesh.sizes[name]}, but `distribute` cannot split {what}; only the mesh supports it",
                 where=f"parallel.{name}",
-                fix=f"{name} = 1, or split them in the model, over mesh.group({name!r})",
+                fix=f"set {name} = 1, or split the {what} in the model, over mesh.group({name!r})",
             )
 
 
 def describe(mesh: Mesh, settings: ParallelTable) -> str:
-    """ "4 copies", "2 copies, each sharded over 4 ranks (zero 3), matrices split over 2, a pipeline of 2 ranks (1f1b)"."""
+    """Return "4 copies" or "2 copies, each sharded over 4 ranks (zero 3), matrices split over 2, ..."."""
     copies = mesh.sizes["replicate"]
     said = "1 copy" if copies == 1 else f"{copies} copies"
     if mesh.sizes["shard"] > 1:

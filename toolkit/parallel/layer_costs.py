@@ -1,4 +1,4 @@
-"""The costs of a model's parts, to balance pipeline stages: measured on this machine, or counted."""
+"""The costs of the parts of a model, for balancing pipeline stages: measured times, or numbers of parameters."""
 
 import time
 from collections import defaultdict
@@ -20,26 +20,27 @@ from toolkit.rundir.layout import RunDirectory
 
 __all__ = ["Trial"]
 
-# The fastest of at least this many passes counts, because other load only adds time; short passes run more often.
+# Number of timed passes. The fastest one counts, because other load only adds time. Short passes are repeated until
+# they take _ENOUGH_S in total.
 _PASSES, _MOST_PASSES, _ENOUGH_S = 5, 50, 0.05
-_NOISE = 0.25  # times of equal blocks that differ by less are treated as equal
+_NOISE = 0.25  # relative difference below which the times of equal blocks are treated as equal
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The arguments of a trial pass: the inputs of one micro-batch, and the precision of its forward pass."""
+    """The arguments of a trial pass: the inputs of one micro-batch, and the autocast context of its forward pass."""
 
     inputs: Tensor
     precision: torch.autocast
 
 
 def even_costs(model: nn.Module, outline: Outline) -> Costs:
-    """Return cost 1 for every block, 0 for the rest."""
+    """Return a cost of 1 for every block and 0 for the other parts."""
     return Costs(0.0, (1.0,) * len(outline.blocks_of(model)), 0.0)
 
 
 def parameter_counts(model: nn.Module, outline: Outline) -> Costs:
-    """Return the number of parameters; tied ones count in each user."""
+    """Return the number of parameters of each part; a tied parameter counts in each part that uses it."""
     before = sum(_count(model.get_submodule(name)) for name in outline.before)
     after = sum(_count(model.get_submodule(name)) for name in outline.after)
     return Costs(before, tuple(float(_count(block)) for block in outline.blocks_of(model)), after)
@@ -48,10 +49,10 @@ def parameter_counts(model: nn.Module, outline: Outline) -> Costs:
 def kept_or_measured_seconds(
     build: Callable[[], nn.Module], outline: Outline, trial: Trial, device: str, run: RunDirectory | None
 ) -> tuple[Costs, str]:
-    """Return `measured_seconds`, measured once per run, and their origin.
+    """Return `measured_seconds` and their origin; measures once per run and stores the times in the run directory.
 
-    Another cut gives ranks other random streams for the same layers: later attempts would differ from an uninterrupted
-    run.
+    A new measurement could move layers to other stages, which have other random streams. Later attempts would then
+    differ from an uninterrupted run.
     """
     counts = parameter_counts(build(), outline)
     kept = _read(run.layer_times, counts) if run and run.layer_times.exists() else None
@@ -64,7 +65,7 @@ def kept_or_measured_seconds(
 
 
 def _read(path: Path, counts: Costs) -> Costs | None:
-    """Read the stored times of this model; None for another one, or if damaged."""
+    """Return the stored times; None if they are damaged or belong to another model."""
     try:
         found = read_json(path)
         if found["parameters"] != {**asdict(counts), "blocks": list(counts.blocks)}:
@@ -82,11 +83,11 @@ def measured_seconds(build: Callable[[], nn.Module], outline: Outline, trial: Tr
         build: creates the model on the meta device.
 
     Raises:
-        ToolkitError: a part of the model does not run alone.
+        ToolkitError: a part of the model cannot run alone.
     """
     count = len(outline.blocks_of(build()))
     nothing = range(0)
-    # Each part as a stage: before the blocks, the blocks one by one, after them.
+    # Each part is a stage: the modules before the blocks, each block, the modules after them.
     cuts = [(nothing, nothing, nothing)] + [(nothing, range(block, block + 1), nothing) for block in range(count)]
     stages = [0] + [1] * count
     stream, seconds, shapes = trial.inputs, [], []
@@ -94,7 +95,7 @@ def measured_seconds(build: Callable[[], nn.Module], outline: Outline, trial: Tr
         part = cut_stage(build, outline, cut, stage)
         shapes.append(tuple(tuple(parameter.shape) for parameter in part.parameters()))
         materialise(part, _any_values, 0, device)
-        said = "what comes before the blocks" if stage == 0 else "what comes after them" if stage == 2 else cut[1]
+        said = "the modules before the blocks" if stage == 0 else "the modules after them" if stage == 2 else cut[1]
         stream, best = _timed(part, stream, trial.precision, str(said))
         seconds.append(best)
     return Costs(seconds[0], _without_noise(seconds[1:-1], shapes[1:-1]), seconds[-1])
@@ -113,9 +114,9 @@ def _timed(part: nn.Module, inputs: Tensor, precision: torch.autocast, said: str
                 outputs.backward(torch.ones_like(outputs))
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise ToolkitError(
-                f"{type(part).__name__} does not run with {said} alone, as a pipeline stage would: {error}",
+                f"{type(part).__name__} cannot run with only {said}, as a pipeline stage must: {error}",
                 where="outline",
-                fix="let `forward` skip parts that are None and blocks that are missing",
+                fix="let `forward` skip modules that are None and blocks that are missing",
             ) from error
         times.append(_now(inputs) - begun)
     return outputs.detach(), min(times[1:])  # the first pass is a warm-up
@@ -128,7 +129,7 @@ def _now(like: Tensor) -> float:
 
 
 def _any_values(name: str, tensor: Tensor) -> None:
-    """Return values that keep activations from growing or vanishing; they do not affect the time."""
+    """Set values that keep activations from growing or vanishing; they do not affect the time."""
     if tensor.is_floating_point():
         nn.init.normal_(tensor, std=0.02)
     else:
@@ -136,7 +137,7 @@ def _any_values(name: str, tensor: Tensor) -> None:
 
 
 def _without_noise(seconds: Sequence[float], shapes: Sequence[object]) -> tuple[float, ...]:
-    """Replace times close to the median of blocks with the same shapes by that median."""
+    """Replace each time by the median of the blocks with the same shapes, unless it differs by more than noise."""
     alike: dict[object, list[float]] = defaultdict(list)
     for took, shape in zip(seconds, shapes, strict=True):
         alike[shape].append(took)

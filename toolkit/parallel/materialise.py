@@ -1,8 +1,8 @@
-"""Allocate and fill a model that was built on torch's "meta" device.
+"""Allocate and initialize a model that was built on torch's meta device.
 
-A value depends only on the seed and the parameter's name: a rank fills each tensor whole, one at a time, and keeps its
-part. So all layouts start with the same weights, without communication, and no rank needs more memory than its share
-and one tensor.
+Initial values depend only on the seed and the parameter name: a rank initializes one whole tensor at a time and keeps
+its shard. All layouts therefore start with the same weights, without communication, and a rank needs no more memory
+than for its shards and one whole tensor.
 """
 
 import hashlib
@@ -17,15 +17,16 @@ from toolkit.checkpoint.boxes import box_of
 
 __all__ = ["Initialise", "buffers_on_meta", "parameters_on_meta"]
 
-# Fills the parameter of that name with its first values, from torch's default generator.
+# Sets the initial values of the parameter with that name, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
 
 
 @contextmanager
 def parameters_on_meta(seed: int) -> Iterator[None]:
-    """Create modules without memory for parameters inside this context; buffers are real, and the same on all ranks.
+    """Create modules with parameters on the meta device within this context.
 
-    A parameter is dropped when its module registers it, before it is initialized.
+    Buffers are real and equal on all ranks. A parameter's memory is freed when its module registers it, before
+    initialization.
     """
     plain = nn.Module.register_parameter
 
@@ -45,7 +46,7 @@ def parameters_on_meta(seed: int) -> Iterator[None]:
 
 @contextmanager
 def buffers_on_meta(module: nn.Module) -> Iterator[None]:
-    """Move buffers to the meta device inside this context, like parameters; restore them after it."""
+    """Move buffers to the meta device within this context, like the parameters, and restore them on exit."""
     places = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
     shapes = {id(buffer): torch.empty_like(buffer, device="meta") for _, _, buffer in places if buffer is not None}
     try:
@@ -60,25 +61,25 @@ def buffers_on_meta(module: nn.Module) -> Iterator[None]:
 def materialise(
     module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Mapping[str, str] | None = None
 ) -> None:
-    """Fill all parameters of `module`, which are on the meta device and may be split or sharded; buffers keep their
-    values.
+    """Allocate and initialize all parameters of `module`, which are on the meta device and may be split or sharded.
 
-    `initialise` gets every parameter whole, at its global shape. The default generators are restored.
+    `initialise` gets every parameter unsharded, at its global shape. Buffers keep their values, and the default random
+    generators their state.
 
     Args:
-        known_as: names in the whole model of parameters with another name in `module`, a part of it.
+        known_as: maps parameter names in `module` to those in the whole model, if they differ.
     """
     tied = tied_names(module)
     values = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
-    for first, *others in tied:  # `to_empty` creates a tensor for each name
+    for first, *others in tied:  # `to_empty` unties: it creates a tensor for each name
         for name in others:
             set_parameter(module, name, module.get_parameter(first))
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         for own_name, buffer in module.named_buffers():
             buffer.copy_(values[own_name])
-        for own_name, tensor in module.named_parameters():  # tied ones once
+        for own_name, tensor in module.named_parameters():  # a tied parameter is listed once
             name = (known_as or {}).get(own_name, own_name)
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             torch.manual_seed(_seed_of(seed, name))
@@ -92,7 +93,7 @@ def materialise(
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several, in the model's order."""
+    """Return the names of each parameter that has several names, in model order."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -1,8 +1,8 @@
-"""The mesh of a job as torch's DeviceMesh: ranks placed by topology, process groups in the mesh's order.
+"""The mesh of a job as a torch DeviceMesh: ranks placed by topology, with process groups in mesh order.
 
-torch's own meshes sort the ranks of a group (`new_group`), while DTensor uses a rank's place in the mesh as its number
-in the group: on a mesh in another order, shards would be misplaced. So the groups are created here, in the mesh's
-order, and passed to torch.
+torch's meshes sort the ranks of a group (`new_group`), but DTensor uses a rank's position in the mesh as its index in
+the group. On a mesh in another order, shards would be misplaced. Therefore the groups are created here, in mesh order,
+and passed to torch.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from toolkit.world.facts import World
 
 __all__ = ["Mesh", "make_mesh"]
 
-# torch 2.13 can keep the given order of ranks in a group, 2.11 cannot.
+# torch 2.13 can keep the given order of the ranks in a group, torch 2.11 cannot.
 _KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 def make_mesh(
     world: World, config: ResolvedJob, topology: Topology, traffic: Mapping[str, Traffic] | None = None
 ) -> Mesh:
-    """Place the job's mesh (`[parallel]`) on its ranks; rank 0 prints the placement and its reason to stderr.
-    Collective.
+    """Place the job's mesh (`[parallel]`) on its ranks; rank 0 prints the placement and its reason. Collective.
 
     Args:
         topology: the result of `gather_topology(world)`, the same on every rank.
-        traffic: exchanges of each dimension per step, from `model_traffic`; nominal by default, because the mesh
-            precedes the model.
+        traffic: the communication of each mesh dimension per step, from `model_traffic`; by default nominal traffic,
+            because the model does not exist yet.
 
     Raises:
         ToolkitError: the mesh does not match the number of ranks, or tensor-parallel groups would cross nodes.
     """
-    assert topology.size == world.size, f"a topology of {topology.size} ranks, and there are {world.size}"
+    assert topology.size == world.size, f"the topology has {topology.size} ranks, the job has {world.size}"
     order = order_ranks(config.parallel, topology, traffic, keeps_order=_KEEPS_ORDER)
     if world.rank == 0:
         sys.stderr.write(order.line + "\n")
@@ -56,14 +55,14 @@ def make_mesh(
 
 
 class Mesh:
-    """A rank's view of the mesh: pp x replicate x shard x cp x tp, without the dimensions of one rank.
+    """A rank's view of the mesh: pp x replicate x shard x cp x tp.
 
-    `device_mesh` is for torch; a single rank has `replicate`. `sizes` are the ranks of each dimension and of `ep`,
-    `place` is this rank's place in each dimension.
+    `device_mesh` is for torch and lacks dimensions of size 1, except `replicate` if there is a single rank. `sizes` has
+    the size of each dimension and of `ep`; `place` is the rank's index in each dimension.
     """
 
     def __init__(self, world: World, placement: Placement, ep: int, timeout_s: float) -> None:
-        """Create the process groups of all dimensions. Collective; `timeout_s` is that of the groups' collectives."""
+        """Create the process groups of all dimensions, whose collectives time out after `timeout_s`. Collective."""
         self.placement = placement
         self.sizes = {**dict(zip(DIMENSIONS, placement.mesh.shape, strict=True)), "ep": ep}
         self.place = dict(zip(DIMENSIONS, (int(at) for (at,) in np.nonzero(placement.mesh == world.rank)), strict=True))
@@ -75,26 +74,25 @@ class Mesh:
 
     @property
     def data_size(self) -> int:
-        """The number of shares of a batch: the ranks of replicate x shard."""
+        """The number of parts of a batch: the ranks of replicate x shard."""
         return self.sizes["replicate"] * self.sizes["shard"]
 
     @property
     def data_rank(self) -> int:
-        """This rank's share of a batch; the same for ranks with parts of one model."""
+        """The index of this rank's part of a batch; equal for ranks with parts of the same model copy."""
         return self.place["replicate"] * self.sizes["shard"] + self.place["shard"]
 
     def among(self, *dimensions: str) -> DeviceMesh | None:
-        """Return the submesh of those of these dimensions that have several ranks; None if none has."""
+        """Return the submesh of these dimensions, without those of size 1; None if all have size 1."""
         _check_names(dimensions)
         wanted = tuple(name for name in dimensions if name in (self.device_mesh.mesh_dim_names or ()))
         return self.device_mesh[wanted] if wanted else None
 
     def group(self, *dimensions: str) -> dist.ProcessGroup | None:
-        """Return the group of ranks that differ from this one only in these dimensions, or in "ep"; None if it is
-        alone.
+        """Return the group of ranks that differ from this one only in these dimensions, or in "ep".
 
-        Its ranks follow the mesh, the last dimension fastest. The first call for several dimensions, or for "ep", is
-        collective; all ranks must make it in the same order.
+        Returns None if this rank would be alone. The ranks are in mesh order: the last dimension varies fastest. The
+        first call for several dimensions, or for "ep", is collective; all ranks must make such calls in the same order.
         """
         if dimensions != ("ep",):
             _check_names(dimensions)
@@ -104,9 +102,9 @@ class Mesh:
         return self._groups[dimensions]
 
     def merged(self, *dimensions: str) -> DeviceMesh:
-        """Return the mesh with adjacent dimensions as one: "shard", "cp" as "shard_cp". Collective.
+        """Return the mesh with adjacent dimensions merged: "shard" and "cp" become "shard_cp". Collective.
 
-        Like `_flatten` of torch's meshes, with groups in the mesh's order.
+        Like torch's `DeviceMesh._flatten`, but with groups in mesh order.
         """
         _check_names(dimensions)
         first, last = DIMENSIONS.index(dimensions[0]), DIMENSIONS.index(dimensions[-1])
@@ -117,7 +115,7 @@ class Mesh:
     def _device_mesh(self, axes: Sequence[tuple[str, ...]]) -> DeviceMesh:
         counts = [prod(self.sizes[name] for name in axis) for axis in axes]
         kept = [axis for axis, count in zip(axes, counts, strict=True) if count > 1] or [("replicate",)]
-        groups = [self.group(*axis) or _everybody() for axis in kept]  # a single rank is the whole group
+        groups = [self.group(*axis) or _everybody() for axis in kept]  # `group` returns None if the world has one rank
         ranks = torch.from_numpy(self.placement.mesh).reshape([count for count in counts if count > 1] or [1])
         return DeviceMesh.from_group(
             groups, self._device_type, ranks, mesh_dim_names=tuple("_".join(axis) for axis in kept)
@@ -145,7 +143,7 @@ def _check_names(asked: tuple[str, ...], wanted: tuple[str, ...] = ()) -> None:
         raise ToolkitError(
             f"the mesh has no {', '.join(map(repr, asked))}",
             where="mesh",
-            fix=f"request {', '.join(map(repr, right or DIMENSIONS))}, each once and in this order",
+            fix=f"use {', '.join(map(repr, right or DIMENSIONS))}, each once and in this order",
         )
 
 

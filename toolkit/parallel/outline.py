@@ -1,4 +1,4 @@
-"""The declaration of a model's structure, which strategies cannot derive from the model."""
+"""The declared structure of a model, which the parallel strategies cannot derive from the model itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +13,14 @@ __all__ = ["Outline"]
 
 @dataclass(frozen=True)
 class Outline:
-    """The order of a model's parts, by the names of its modules.
+    """The structure of a model: its blocks, and the modules before and after them, by module name.
+
+    The model's `forward` must skip modules that are None and blocks that are missing from the list, because a pipeline
+    stage lacks the modules and blocks of other stages.
 
     Args:
         blocks: a ModuleList whose members run sequentially; the unit of sharding, recomputation and pipeline stages.
-        before, after: modules that run before the first block and after the last. In a stage without them they are
-            None, and
-        blocks of other stages are missing in the list: the model's `forward` must skip them.
+        before, after: modules that run before the first block and after the last.
         tensor: how tensor-parallel ranks split modules, by names in which "*" matches one component:
             {"blocks.*.attention_out": "row"}. `toolkit.parallel.tensor_plan` lists the styles.
     """
@@ -48,7 +49,7 @@ class Outline:
         blocks = names[self.blocks]
         if not isinstance(blocks, nn.ModuleList):
             raise ToolkitError(
-                f"{self.blocks!r} of {type(model).__name__} is a {type(blocks).__name__}",
+                f"expected an nn.ModuleList in {self.blocks!r} of {type(model).__name__}, got {type(blocks).__name__}",
                 where="outline.blocks",
                 fix="keep the blocks in an nn.ModuleList",
             )
@@ -57,7 +58,7 @@ class Outline:
 
 def _fix(model: nn.Module, name: str, names: list[str]) -> str:
     if name in dict(model.named_parameters()):
-        return f"{name} is a parameter: put it into its own module, and name that"
+        return f"move the parameter {name} into a module of its own, and list this module instead"
     near = nearest(name, names)
     shown = near or [one for one in names if "." not in one]
-    return f"name one of its own: {', '.join(shown[:20])}"
+    return f"use one of its modules: {', '.join(shown[:20])}"

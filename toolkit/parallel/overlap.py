@@ -1,4 +1,4 @@
-"""Measure the share of the gradient exchange that the backward pass hides."""
+"""Measure how long the gradient all-reduce overlaps with the backward pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["OverlapMeter"]
 
 
 class OverlapMeter:
-    """Time during which gradient buckets are in flight while further gradients are computed, by DDP's own clock."""
+    """Reads from DDP how long gradient buckets are in flight while the backward pass computes further gradients."""
 
     def __init__(self, passes: Passes) -> None:
         module = getattr(passes, "module", None)
@@ -19,12 +19,12 @@ class OverlapMeter:
 
     @property
     def is_known(self) -> bool:
-        """False unless DDP reduces the gradients: others do not report the start of an exchange."""
+        """False unless DDP reduces the gradients; other strategies do not report when a reduction starts."""
         return self._parallel is not None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Make DDP time every backward pass inside this context, instead of one in a hundred."""
+        """Make DDP time every backward pass within this context, instead of one in a hundred."""
         if self._parallel is None:
             yield
             return
@@ -35,7 +35,7 @@ class OverlapMeter:
             self._parallel._set_ddp_runtime_logging_sample_rate(100)
 
     def seconds(self) -> float | None:
-        """Return the time from the first bucket's start to the last gradient, in the exchange before the last one."""
+        """Return the time from the start of the first bucket to the last gradient, in the step before the last one."""
         if self._parallel is None:
             return None
         overlap_ns = self._parallel._get_ddp_logging_data().get("backward_compute_comm_overlap_time")

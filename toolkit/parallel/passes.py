@@ -16,42 +16,42 @@ __all__ = ["MicroBatch"]
 
 # The inputs and targets of the model.
 MicroBatch = tuple[Tensor, Tensor]
-# Returns a micro-batch's share of the step's mean loss, a scalar, from the model's outputs and the targets.
+# Returns the contribution of a micro-batch to the mean loss of the step, a scalar, from outputs and targets.
 PartOf = Callable[[Tensor, Tensor], Tensor]
-# Called with each such share as early as the strategy allows.
+# Called with each of these contributions as early as the strategy allows.
 Heard = Callable[[Tensor], None]
 
 
 class Passes(Protocol):
-    """Leaves the gradient of the mean loss over the samples of all ranks in each parameter's `grad`."""
+    """Runs forward and backward passes, which leave the gradient of the mean loss over all ranks in `grad`."""
 
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
     ) -> None:
         """Run the forward pass of all micro-batches of this rank, in `precision`, and the backward pass. Collective.
 
-        `heard` is called once for each of them, on ranks with a loss.
+        `heard` is called once per micro-batch, on ranks with a loss.
         """
         ...
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """Settle what the first passes decide, before any counts. Collective.
+        """Run trial steps before the first real step, to make choices that depend on the first passes. Collective.
 
         Args:
-            once: runs the passes of one step, whose gradients are discarded.
+            once: runs the passes of one step and discards the gradients.
         """
         ...
 
 
 @dataclass(frozen=True)
 class PassesInTurn:
-    """Passes micro-batches through the whole model one by one; gradients are exchanged with the last one.
+    """Runs micro-batches through the whole model one by one; gradients are reduced over ranks during the last one.
 
     Args:
         module: called with the inputs.
-        factor: the number by which the exchange divides the sum of gradients.
-        between: a context in which a backward pass defers its exchange.
-        profile: has the phases "forward" and "backward", and their communication.
+        factor: the number by which the reduction divides the sum of gradients.
+        between: a context in which a backward pass defers the reduction.
+        profile: records the phases "forward" and "backward", and their communication.
     """
 
     module: nn.Module

@@ -1,4 +1,4 @@
-"""Split the blocks of a model into pipeline stages, and lay out those of this rank.
+"""Split the blocks of a model into pipeline stages, and create the stages of this rank.
 
 Y. Huang et al., "GPipe", NeurIPS 2019, arXiv:1811.06965; D. Narayanan et al., "PipeDream", SOSP 2019, arXiv:1806.03377.
 """
@@ -25,15 +25,15 @@ from toolkit.world.facts import World
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages of this rank, still on torch's "meta" device, from `lay_pipeline`.
+    """The stages of this rank, still on torch's meta device, from `lay_pipeline`.
 
-    The caller splits, shards and materialises `modules` like whole models, each with the names in `known_as`, and then
-    uses `whole` and `passes`.
+    The caller splits, shards and materializes each of `modules` like a whole model, with the names in `known_as`, and
+    then uses `whole` and `passes`.
     """
 
-    modules: dict[int, nn.Module]  # by the number of the stage
-    cut: tuple[range, ...]  # the blocks of all stages, of this rank or not
-    known_as: dict[int, dict[str, str]]  # by stage: a parameter's own name, and that in the whole model
+    modules: dict[int, nn.Module]  # the stages of this rank, by number
+    cut: tuple[range, ...]  # the blocks of each stage, on all ranks
+    known_as: dict[int, dict[str, str]]  # by stage; maps a parameter name in the stage to that in the whole model
     _shared: list[SharedWeight] = field(repr=False)
     _outline: Outline = field(repr=False)
     _group: dist.ProcessGroup = field(repr=False)
@@ -44,12 +44,12 @@ class Pipeline:
         return len(self.cut)
 
     def whole(self) -> StagesOfRank:
-        """The stages as one module."""
+        """Return the stages as one module."""
         names = {own: name for of_stage in self.known_as.values() for own, name in of_stage.items()}
         return StagesOfRank(list(self.modules.values()), self._outline, names)
 
     def passes(self, settings: ParallelTable, factor: float, device: str) -> PipelinePasses:
-        """Return the passes of micro-batches; gradients are summed over data ranks and divided by `factor`."""
+        """Return the object that runs the pipeline; it sums gradients over data-parallel ranks, divided by `factor`."""
         return PipelinePasses(self.modules, self.stages, self._group, settings, factor, device, self._ties())
 
     def _ties(self) -> list[Tie]:
@@ -74,13 +74,13 @@ def lay_pipeline(
     """Cut the model that `build` creates on the meta device; rank 0 prints the cut to stderr. Collective.
 
     Raises:
-        ToolkitError: there are more stages than blocks, or a parameter is in no stage, or in too many.
+        ToolkitError: there are more stages than blocks; a parameter is in no stage, or in more than two.
     """
     group = mesh.group("pp")
     assert group is not None and dist.get_rank(group) == mesh.place["pp"]
     model = build()
     stages = settings.pp * settings.stages_per_rank
-    cut_evenly(even_costs(model, outline), stages)  # rejects before any measurement
+    cut_evenly(even_costs(model, outline), stages)  # rejects too many stages before any measurement
     costs, source = from_rank_zero(world, lambda: _costs(build, outline, world, settings, trial))
     cut = cut_evenly(costs, stages)
     shared = shared_weights(model, outline, cut)
@@ -111,9 +111,9 @@ def _costs(
         return parameter_counts(build(), outline), "by parameters"
     if trial is None:
         raise ToolkitError(
-            "measuring the model's blocks needs the inputs of a micro-batch",
+            "measuring the blocks of the model requires the inputs of a micro-batch, which are missing",
             where="parallel.balance",
-            fix='pass a trial to `distribute`, or set balance = "parameters"',
+            fix='pass trial=Trial(inputs, precision) to `Design`, or set balance = "parameters"',
         )
     run = RunDirectory(world.run_dir) if world.run_dir else None
     costs, how = kept_or_measured_seconds(build, outline, trial, world.device, run)
@@ -125,14 +125,14 @@ def _refuse_ties_on_one_rank(shared: Sequence[SharedWeight], settings: ParallelT
         one, other = weight.stages
         if one % settings.pp == other % settings.pp:
             raise ToolkitError(
-                f"{weight.name} is tied between the stages {one} and {other}, both of one rank",
+                f"{weight.name} is tied between the stages {one} and {other}, which are on the same rank",
                 where="parallel.stages_per_rank",
-                fix='untie it, or stages_per_rank = 1 and schedule = "1f1b"',
+                fix='untie this parameter, or set stages_per_rank = 1 and schedule = "1f1b"',
             )
 
 
 def _line(settings: ParallelTable, cut: Sequence[range], costs: Costs, source: str) -> str:
-    """ "pipeline: 1f1b over 2 ranks; blocks 2 + 2 by parameters, 0.1 + 0.13 million"."""
+    """Return a line such as "pipeline: 1f1b over 2 ranks; blocks 2 + 2 by parameters, 0.1 + 0.13 million"."""
     numbers = " + ".join(str(len(blocks)) for blocks in cut)
     factor, unit = {"measured": (1e3, " ms"), "parameters": (1e-6, " million"), "even": (1.0, "")}[settings.balance]
     of_stages = " + ".join(f"{cost * factor:.3g}" for cost in costs.of_stages(cut))

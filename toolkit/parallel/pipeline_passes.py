@@ -1,11 +1,11 @@
-"""The passes of an optimizer step through a pipeline, in the order of one of torch's schedules.
+"""Run the forward and backward passes of an optimizer step through a pipeline, with one of torch's schedules.
 
 Schedules (D. Narayanan et al., SC 2021, arXiv:2104.04473; P. Qi et al., "Zero Bubble", ICLR 2024, arXiv:2401.10241):
 
     gpipe        all forward passes, then all backward passes; a rank keeps the activations of all micro-batches.
-    1f1b         alternates one forward and one backward; a rank keeps as many activations as stages follow.
+    1f1b         alternates one forward and one backward pass; a rank keeps as many activations as stages follow.
     interleaved  1f1b with several stages per rank: less idle time, more messages.
-    zero_bubble  backward passes in two halves; the one for the weights, on which no rank depends, fills idle time.
+    zero_bubble  splits backward passes in two; the half for the weights, on which no rank depends, fills idle time.
 """
 
 import logging
@@ -48,9 +48,9 @@ _OF_SEVERAL: dict[str, type[ScheduleInterleaved1F1B | ScheduleInterleavedZeroBub
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter that a stage of rank `peer` in the pipeline's group has as well.
+    """A parameter that this rank shares with a stage on rank `peer` of the pipeline group.
 
-    `counts` is true on the one of the two that counts it in the gradient norm.
+    `counts` is true on the one of the two ranks that includes it in the gradient norm.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Tie:
 
 
 class _ProfiledStage(PipelineStage):
-    """A stage whose passes are phases; its waits in `Work.wait` are communication."""
+    """A stage whose passes are phases of the profile; its waits in `Work.wait` count as communication."""
 
     def __init__(self, profile: Profile, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -80,9 +80,9 @@ class _ProfiledStage(PipelineStage):
 
 
 class PipelinePasses:
-    """Passes equal micro-batches through the stages of this rank; implements `Passes`.
+    """Runs equal micro-batches through the stages of this rank; implements `Passes`.
 
-    Gradients accumulate whole over the micro-batches and are exchanged once, for every `[parallel] zero`.
+    For every value of `[parallel] zero`, gradients accumulate unsharded over the micro-batches and are reduced once.
     """
 
     def __init__(
@@ -95,25 +95,26 @@ class PipelinePasses:
         device: str,
         ties: Sequence[Tie],
     ) -> None:
-        """Args:
-            modules: the stages of this rank by number, of `stages`. Their `forward` runs in the step's precision.
-        factor: the number by which the exchange divides the sum of gradients.
+        """Prepare the stages of this rank.
+
+        Args:
+            modules: the stages of this rank by number, out of `stages`. Their `forward` runs in the step's precision.
+            factor: the number by which the reduction divides the sum of gradients.
         """
         self.ties = tuple(ties)
         self._modules, self._stages, self._group = modules, stages, group
         self._settings, self._factor, self._device = settings, factor, torch.device(device)
         self._first, self._last = 0 in modules, stages - 1 in modules
         self.profile = Profile()
-        self.settle: Callable[[], None] = lambda: (
-            None
-        )  # gives gradients the placement of their parameters, before ties are summed
+        # Gives gradients the placement of their parameters, before the gradients of tied parameters are summed.
+        self.settle: Callable[[], None] = lambda: None
         self._schedules: dict[object, Schedule] = {}
         self._precision = torch.autocast(self._device.type, enabled=False)
         self._part_of: PartOf | None = None
         self._parts: list[Tensor] = []
         self._evaluations: dict[object, tuple[list[Any], Schedule]] = {}
         self._heard_outputs: HeardOutputs | None = None
-        # On any error torch prints the whole schedule on every rank: thousands of lines around the cause.
+        # On any error, torch logs the whole schedule on every rank, which hides the cause in thousands of lines.
         logging.getLogger(ScheduleGPipe.__module__).setLevel(logging.CRITICAL)
         for module in modules.values():
             # Not wrapped in a module, because torch detects a sharded stage by its type.
@@ -128,7 +129,8 @@ class PipelinePasses:
         targets = torch.cat([targets for _, targets in micro_batches]) if self._last else None
         given = () if inputs is None else (inputs,)
         self._schedule(micro_batches).step(*given, target=targets, return_outputs=False)
-        for part in self._parts[-len(micro_batches) :]:  # before its first step torch calls the loss once for its shape
+        # Only the last calls count: before the first step, torch calls the loss once more to get its shape.
+        for part in self._parts[-len(micro_batches) :]:
             heard(part)
         self._parts.clear()
         self.settle()
@@ -136,14 +138,14 @@ class PipelinePasses:
 
     @property
     def evaluated_together(self) -> int:
-        """The micro-batches of one `evaluate`: enough to keep the ranks busy; the last rank keeps as many outputs."""
+        """The number of micro-batches per `evaluate`: enough to keep ranks busy; the last rank stores all outputs."""
         return 2 * dist.get_world_size(self._group)
 
     def evaluate(self, inputs: Sequence[Tensor], heard: HeardOutputs) -> None:
         """Run forward passes of equal micro-batches, without autocast; the last stage receives the outputs. Collective.
 
         Args:
-            inputs: `evaluated_together` of them.
+            inputs: the inputs of `evaluated_together` micro-batches.
         """
         self._precision = torch.autocast(self._device.type, enabled=False)
 
@@ -152,20 +154,20 @@ class PipelinePasses:
         given = (torch.cat(list(inputs)),) if self._first else ()
         schedule.eval(*given, target=torch.arange(len(inputs)), return_outputs=False)
         for stage in stages:
-            stage.clear_runtime_states()  # as large as the outputs, and otherwise kept
+            stage.clear_runtime_states()  # frees as much memory as the outputs use
 
     def from_last_stage(self, value: T | None) -> T | None:
-        """Return a value of this pipeline's last stage, on all its ranks. Collective."""
+        """Return the last stage's `value` on all ranks of this pipeline. Collective."""
         box = [value]
         last = dist.get_world_size(self._group) - 1
         dist.broadcast_object_list(box, group=self._group, group_src=last, device=self._device)
         return box[0]
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """Do nothing: a pipeline has nothing to settle, and one micro-batch cannot pass through it."""
+        """Do nothing: a pipeline makes no choices by trial, and cannot run a single micro-batch."""
 
     def _schedule(self, micro_batches: Sequence[MicroBatch]) -> Schedule:
-        """Return the schedule for this number and shape of micro-batches; in a new one, stages agree on shapes."""
+        """Return the schedule for this number and shape of micro-batches; stages of a new one exchange shapes."""
         inputs, _ = micro_batches[0]
         training = next(iter(self._modules.values())).training
         key = (len(micro_batches), inputs.shape, inputs.dtype, training, self._precision.fast_dtype)
@@ -175,9 +177,7 @@ class PipelinePasses:
         return self._schedules[key]
 
     def _evaluation(self, inputs: Sequence[Tensor]) -> tuple[list[Any], Schedule]:
-        """Return separate stages and a schedule: sharing the training's would require agreement on shapes after each
-        use.
-        """
+        """Return separate stages and a schedule; stages shared with training would exchange shapes each time."""
         key = (len(inputs), inputs[0].shape, inputs[0].dtype)
         if key not in self._evaluations:
             stages = self._new_stages(PipelineStage)
@@ -199,7 +199,7 @@ class PipelinePasses:
         return _OF_ONE_STAGE[name](stages[0], micro_batches, loss, scale_grads=False)
 
     def _tell_outputs(self, outputs: Tensor, number: Tensor) -> Tensor:
-        """Report each micro-batch's outputs in place of a loss, which torch computes on the last stage."""
+        """Report the outputs of each micro-batch; torch calls this on the last stage in place of a loss."""
         assert self._heard_outputs is not None
         self._heard_outputs(int(number), outputs)
         return torch.zeros(())
@@ -222,14 +222,14 @@ class PipelinePasses:
         sizes = [len(inputs) for inputs, _ in micro_batches]
         said = no_micro_batches(self._settings, len(sizes))
         if len(set(sizes)) > 1:
-            said = f"a pipeline needs equal micro-batches, and these have {', '.join(map(str, sizes))} samples"
+            said = f"a pipeline requires equal micro-batches, got {', '.join(map(str, sizes))} samples"
         if said:
             wanted = sizes[0] if len(sizes) > 1 else 0
             fix = micro_batch_fix(self._settings, sum(sizes), wanted, int(self._factor))
             raise ToolkitError(said, where="train.micro_batch", fix=fix)
 
     def _sum_ties(self) -> None:
-        """Sum the gradients of a tied parameter on both of its ranks, to the same bits."""
+        """Sum the gradients of tied parameters on both of their ranks, with bitwise equal results."""
         received = []
         operations = []
         for tie in self.ties:
@@ -246,9 +246,9 @@ class PipelinePasses:
 
 
 def _own_part(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient of this rank's part, in contiguous memory."""
+    """Return this rank's part of the gradient, in contiguous memory."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-    assert own.is_contiguous(), "gradients of embeddings and heads are"
+    assert own.is_contiguous(), "gradients of embeddings and heads must be contiguous"
     return own

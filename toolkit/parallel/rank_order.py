@@ -1,4 +1,4 @@
-"""The place of each rank in a job's mesh, and one line with the reason. No torch: the same result on every rank."""
+"""Choose each rank's position in the mesh by hardware tiers (node, switch, ...), and log the reason; without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ def order_ranks(
     """Return the cheapest order of ranks that `parallel.placement` and the known facts allow.
 
     Args:
-        topology: of all ranks of the job.
-        traffic: exchanges of each dimension per step; nominal if the model is unknown.
+        topology: the topology of all ranks of the job.
+        traffic: the communication of each dimension per step; nominal if the model is unknown.
         keeps_order: whether a process group can have its ranks in any order; otherwise only the launcher's order is
             possible.
 
     Raises:
-        ToolkitError: the mesh does not match the number of ranks; tensor-parallel groups would cross nodes.
+        ToolkitError: the mesh does not match the number of ranks, or tensor-parallel groups would cross nodes.
     """
     sizes = parallel.sizes(topology.size)
     exchanged = {**nominal_traffic(sizes), **(traffic or {})}
@@ -52,7 +52,7 @@ def order_ranks(
     before, after = as_launched(tiers, sizes, exchanged), place(tiers, sizes, exchanged)
     by = "by this model's traffic" if traffic else "by nominal traffic"
     if after.packed and not keeps_order:
-        said = f"this torch has groups in ascending order only; 2.13 would save {_gain(before, after)} {by}"
+        said = f"this torch sorts the ranks of a group; torch 2.13 would save {_gain(before, after)} {by}"
         return RankOrder(before, f"{_mesh(before)}; ranks as launched: {said}")
     if not after.packed:
         known = f"; {_facts(len(notes))} unknown, see `toolkit topo show`" if notes else ""
@@ -62,7 +62,7 @@ def order_ranks(
 
 
 def _tiers_or_reason(parallel: ParallelTable, topology: Topology, notes: list[str]) -> Tiers | str:
-    """Return the tiers for placement, or why there is none; inconsistent facts must not fail a job."""
+    """Return the tiers for placement, or why there are none, because inconsistent facts must not fail a job."""
     if parallel.placement == "launched":
         return "by parallel.placement"
     if topology.unplaced_ranks:
@@ -76,7 +76,7 @@ def _tiers_or_reason(parallel: ParallelTable, topology: Topology, notes: list[st
 
 
 def _anywhere(size: int) -> Tiers:
-    """Return tiers of ranks with unknown places."""
+    """Return a single tier for ranks on unknown hosts."""
     return tiers_of([("cluster", [0] * size, Link(0.0, inf, "unknown"))])
 
 
@@ -86,9 +86,9 @@ def _mesh(placement: Placement) -> str:
 
 
 def _facts(count: int) -> str:
-    return "1 fact is" if count == 1 else f"{count} facts are"
+    return "1 topology fact is" if count == 1 else f"{count} topology facts are"
 
 
 def _gain(before: Placement, after: Placement) -> str:
     saved = 1 - after.seconds / before.seconds
-    return f"{saved:.0%} of the {before.seconds * 1e3:.3g} ms of a step's exchanges as launched,"
+    return f"{saved:.0%} of the {before.seconds * 1e3:.3g} ms of communication per step as launched,"

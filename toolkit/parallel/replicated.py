@@ -23,11 +23,11 @@ from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
 TRIED_MB = (1.0, 5.0, DDP_BUCKET_MB, 100.0)
-_REPEATS = 3  # passes per size, after one in which DDP builds its buckets
+_REPEATS = 3  # timed passes per bucket size, after a first pass in which DDP builds its buckets
 
 
 class ReplicatedPasses:
-    """Passes through a model that every rank of `replicate` has; gradients are exchanged with the last micro-batch."""
+    """Runs passes through a model that is replicated by DDP; gradients are reduced with the last micro-batch."""
 
     def __init__(
         self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int, profile: Profile
@@ -35,9 +35,9 @@ class ReplicatedPasses:
         """Wrap the model. Collective.
 
         Args:
-            wrap: wraps the model in DDP, with buckets of the given MiB.
-            bucket_mb: None measures it in `prepare`.
-            profile: has the phases of the passes.
+            wrap: wraps the model in DDP with the given bucket size in MiB.
+            bucket_mb: the bucket size; None chooses it by a measurement in `prepare`.
+            profile: records the phases of the passes.
         """
         self._wrap, self._ranks, self._profile = wrap, ranks, profile
         self._measures = bucket_mb is None
@@ -45,7 +45,7 @@ class ReplicatedPasses:
 
     @property
     def module(self) -> nn.Module:
-        """The DDP to call."""
+        """The model, wrapped in DDP."""
         return self._passes.module
 
     def run(
@@ -54,7 +54,7 @@ class ReplicatedPasses:
         self._passes.run(micro_batches, part_of, heard, precision)
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """Try some bucket sizes and keep the fastest; then pass once more, after which the buckets are final."""
+        """Try some bucket sizes and keep the fastest, then run another pass, in which DDP builds its final buckets."""
         if self._measures:
             seconds = {size_mb: self._try(size_mb, once) for size_mb in self._sizes_mb()}
             best = min(seconds, key=lambda size_mb: seconds[size_mb])
@@ -66,11 +66,11 @@ class ReplicatedPasses:
 
     def _with_buckets(self, size_mb: float) -> PassesInTurn:
         parallel = self._wrap(size_mb)
-        # DDP leaves the mean gradient over ranks.
+        # DDP averages gradients over ranks.
         return PassesInTurn(parallel, float(self._ranks), parallel.no_sync, self._profile)
 
     def _sizes_mb(self) -> list[float]:
-        """Return bucket sizes without several that contain the whole model."""
+        """Return the bucket sizes to try, of which at most one is large enough for the whole model."""
         assert isinstance(self._passes.module, DistributedDataParallel)
         parameters = self._passes.module.parameters()
         model_mb = sum(one.numel() * one.element_size() for one in parameters if one.requires_grad) / 2**20
@@ -86,7 +86,7 @@ class ReplicatedPasses:
             start = time.perf_counter()
             once()
             taken.append(time.perf_counter() - start)
-        # On a device that the backend supports.
+        # Use the device of the parameters, because the backend supports it.
         found = torch.tensor(statistics.median(taken), device=next(self._passes.module.parameters()).device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return float(found)
@@ -95,7 +95,7 @@ class ReplicatedPasses:
 def replicate(
     model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, topology: Topology, profile: Profile
 ) -> ReplicatedPasses:
-    """Keep `model` equal on all ranks of `replicate`. Collective."""
+    """Replicate `model` on all ranks of the mesh dimension `replicate`. Collective."""
     settings = config.parallel
     group = mesh.group("replicate") or dist.group.WORLD
     assert group is not None, "initialize the default process group before distributing a model"

@@ -2,13 +2,13 @@
 
 `[parallel] zero`, after S. Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054:
 
-    1  a rank keeps its shard of the optimizer state. Parameters are gathered once per step; gradients accumulate whole
-       over the micro-batches and are scattered once.
-    2  gradients too: they are scattered after every micro-batch.
-    3  parameters too: each block is gathered for its forward pass and again for its backward pass.
+    1  shards the optimizer state. Parameters are all-gathered once per step; gradients accumulate unsharded over the
+       micro-batches and are reduce-scattered once.
+    2  also shards gradients, which are reduce-scattered after every micro-batch.
+    3  also shards parameters; each block is all-gathered for its forward pass and again for its backward pass.
 
-With `replicate`, shards are copied: parameters move within `shard` only, and gradient sums once per step across (hybrid
-sharding).
+With `replicate`, there are several copies of the shards (hybrid sharding): parameters are gathered within `shard` only,
+and gradients are reduced across copies once per step.
 """
 
 from collections import Counter
@@ -33,13 +33,13 @@ Between = Callable[[], AbstractContextManager[None]]
 
 
 def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: ParallelTable) -> Between:
-    """Shard `model` over the ranks of `mesh`, of "replicate", "shard" or both. Collective.
+    """Shard `model` over the ranks of `mesh`, whose dimensions are "replicate", "shard" or both. Collective.
 
-    Without "shard" in its mesh a model is replicated by the same machinery, which, unlike DDP, accepts models that are
-    split by tensor-parallel ranks.
+    Without "shard" in the mesh, FSDP2 replicates the model. Unlike DDP, it accepts models that are split over
+    tensor-parallel ranks.
 
     Returns:
-        The context of all backward passes of a step except the last.
+        The context for all backward passes of a step except the last.
     """
     names = mesh.mesh_dim_names or ()
     precision = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
@@ -54,7 +54,7 @@ def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: Parall
 
 
 def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> list[nn.Module]:
-    """Return the units of a gather, inner modules before outer ones."""
+    """Return the modules that are each gathered as a unit, inner modules before outer ones."""
     if settings.wrap == "blocks":
         return list(outline.blocks_of(model))
     names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -66,10 +66,10 @@ def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> lis
 
 
 def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Module]) -> int:
-    """Add modules of `least` parameters or more that are not in an inner one; return what remains.
+    """Append modules with at least `least` parameters outside of appended inner ones; return how many remain.
 
-    A list is not callable, so it is never wrapped itself. A tied parameter has several modules, so it stays with the
-    whole model.
+    A list is not callable, so it is never wrapped itself. A tied parameter belongs to several modules, so it stays with
+    the whole model.
     """
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     left = own + sum(_by_size(child, least, tied, found) for child in module.children())

@@ -1,7 +1,8 @@
-"""Cut a model into pipeline stages, and present those of a rank as one module with the whole model's names.
+"""Cut a model into pipeline stages, and present those of a rank as one module with the names of the whole model.
 
-A stage is the model without the parts of other stages: `Outline.before` is None except on the first, `Outline.after`
-except on the last, and the list of blocks lacks those of others, so that a block keeps its name ("blocks.3").
+A stage is the model without the parts of other stages. The modules in `Outline.before` are None except on the first
+stage, those in `Outline.after` except on the last, and blocks of other stages are deleted from the list without
+renumbering it ("blocks.3").
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from toolkit.parallel.outline import Outline
 class SharedWeight:
     """A parameter of the whole model that two stages have, such as tied weights of the first and last layer.
 
-    `name` is its first name in the whole model, `own_names` its names in each of the `stages`.
+    `name` is its first name in the whole model, `own_names` are its names in the two `stages`.
     """
 
     name: str
@@ -29,7 +30,7 @@ class SharedWeight:
 
 
 def cut_stage(build: Callable[[], nn.Module], outline: Outline, cut: Sequence[range], stage: int) -> nn.Module:
-    """Return the model with the parts of this stage only; `cut` has the blocks of all stages."""
+    """Return the model with only the parts of this stage; `cut` lists the blocks of all stages."""
     model = build()
     kept = [*(outline.before if stage == 0 else ()), *(outline.after if stage == len(cut) - 1 else ())]
     for name in {*outline.before, *outline.after} - {*kept}:
@@ -45,18 +46,18 @@ def cut_stage(build: Callable[[], nn.Module], outline: Outline, cut: Sequence[ra
 def stream_into(
     build: Callable[[], nn.Module], outline: Outline, cut: Sequence[range], stage: int, inputs: Tensor
 ) -> Tensor:
-    """Return a stage's inputs for `inputs` of the model; all on the meta device."""
+    """Return the inputs that a stage receives for the model inputs `inputs`; all on the meta device."""
     if stage == 0:
         return inputs
     first, count = cut[stage].start, cut[-1].stop
-    before = cut_stage(build, outline, (range(first), range(first, count)), 0)  # all earlier stages, as one
+    before = cut_stage(build, outline, (range(first), range(first, count)), 0)  # all earlier stages as a single one
     with torch.no_grad(), buffers_on_meta(before):
         stream: Tensor = before(inputs)
     return stream.requires_grad_()
 
 
 def shared_weights(model: nn.Module, outline: Outline, cut: Sequence[range]) -> list[SharedWeight]:
-    """Return the parameters that several stages need, from the whole model.
+    """Return the parameters of the whole model that two stages need.
 
     Raises:
         ToolkitError: a parameter is in no part that `outline` names, or in more than two stages.
@@ -72,9 +73,9 @@ def shared_weights(model: nn.Module, outline: Outline, cut: Sequence[range]) -> 
                 held.setdefault(stage, name)
         if len(held) > 2:
             raise ToolkitError(
-                f"{of_one[0]} is one parameter of {len(held)} pipeline stages ({', '.join(of_one)})",
+                f"expected {of_one[0]} in at most 2 pipeline stages, got {len(held)} ({', '.join(of_one)})",
                 where="parallel.pp",
-                fix="untie it, or cut the model into two stages at most",
+                fix="untie this parameter, or cut the model into at most 2 stages",
             )
         if len(held) == 2:
             (one, its_name), (other, others_name) = sorted(held.items())
@@ -90,25 +91,26 @@ def _stages_of(name: str, model: nn.Module, outline: Outline, cut: Sequence[rang
     found = [stage for stage, parts in ends if any(name.startswith(f"{part}.") for part in parts)]
     if not found:
         raise ToolkitError(
-            f"no pipeline stage would contain {name} of {type(model).__name__}: its outline names no module with it",
+            f"no pipeline stage would contain {name}, because no module in the Outline of {type(model).__name__} does",
             where="outline",
-            fix=f"name the module of {name} in `before` or `after`, or make it part of the blocks",
+            fix=f"list the module of {name} in Outline.before or Outline.after, or move {name} into a block",
         )
     return found
 
 
 class StagesOfRank(nn.Module):
-    """The stages of one rank as one module, under the whole model's names.
+    """The stages of one rank as one module, with the names of the whole model.
 
-    For optimizers and checkpoints; it cannot be called.
+    Optimizers and checkpoints use this module; it cannot be called.
     """
 
     def __init__(self, stages: Sequence[nn.Module], outline: Outline, known_as: Mapping[str, str]) -> None:
-        """Args:
+        """Merge the stages.
+
+        Args:
             stages: from `cut_stage`, with their final parameters.
-        known_as: names in the whole model of parameters with another name here; they come first, so that checkpoints
-        and
-            optimizers use one name everywhere.
+            known_as: maps parameter names in a stage to those in the whole model, if they differ. These parameters are
+                registered first, so that checkpoints and optimizers use the same name on all ranks.
         """
         super().__init__()
         for own_name, name in known_as.items():
@@ -117,18 +119,18 @@ class StagesOfRank(nn.Module):
         for stage in stages:
             _merge(self, stage, outline.blocks.split("."))
         seen = {id(module) for module in self.modules()}
-        # A tuple instead of a module list, because their parts have the whole model's names.
+        # A tuple instead of a ModuleList, because their parameters are already registered under other names.
         self._unseen = tuple(module for stage in stages for module in stage.modules() if id(module) not in seen)
 
     def forward(self, *_: object) -> None:
         raise ToolkitError(
-            "the stages of one rank are not callable as a model",
+            "the pipeline stages of one rank cannot be called as a model",
             where="parallel.pp",
-            fix="pp = 1, or pass micro-batches by `DistributedModel.run`",
+            fix="set pp = 1, or run micro-batches with `DistributedModel.run`",
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Switch the stages to training or evaluation as well, because their `forward` depends on it."""
+        """Switch the stages between training and evaluation as well, because their `forward` depends on it."""
         super().__setattr__(name, value)
         if name == "training":
             for module in self.__dict__.get("_unseen", ()):
@@ -152,7 +154,7 @@ def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _merge(into: nn.Module, stage: nn.Module, to_blocks: Sequence[str]) -> None:
-    """Add the parts of `stage`; modules above the blocks occur in several stages, so their parts are added instead."""
+    """Add the modules of `stage` to `into`; recurse into the parents of the blocks, which several stages have."""
     for name, buffer in stage.named_buffers(recurse=False):
         into.register_buffer(name, buffer, persistent=name not in stage._non_persistent_buffers_set)
     for name, child in stage.named_children():

@@ -1,9 +1,9 @@
-"""Split matrices over the ranks of `tp`, and optionally the sequence between them, with torch's styles.
+"""Split matrices over the ranks of `tp`, and optionally the sequence between them, with torch's parallel styles.
 
-Without `[parallel] sequence` every rank has the whole residual stream, (batch, context, width), and outputs of "row"
-are summed over ranks. With it a rank has (batch, context / tp, width): "column" gathers its input, "row" scatters its
-sum, and norms and dropout work on a slice. V. Korthikanti et al., "Reducing Activation Recomputation", 2022,
-arXiv:2205.05198.
+Without `[parallel] sequence`, every rank has the whole residual stream, (batch, context, width), and outputs of "row"
+modules are summed over ranks. With it, a rank has (batch, context / tp, width): "column" gathers its input, "row"
+scatters its sum, and norms and dropout work on a slice. V. Korthikanti et al., "Reducing Activation Recomputation",
+2022, arXiv:2205.05198.
 """
 
 import hashlib
@@ -30,24 +30,24 @@ from toolkit.parallel.tensor_plan import Split, unplanned
 
 
 class PieceDraws:
-    """Hooks around work on slices.
+    """Hooks that give each rank its own random numbers while modules work on its slice of a tensor.
 
     Args:
-        device_type: of the rank's tensors.
-        place: of the rank among those with slices of the same tensors.
+        device_type: the device type of the rank's tensors.
+        place: the index of the rank among those with slices of the same tensors.
     """
 
     def __init__(self, device_type: str, place: int) -> None:
         self._device_type = device_type
         self._place = place
-        self._common: Tensor | None = None  # the state of the common generator while the rank's own is active
+        self._common: Tensor | None = None  # common state of all ranks, kept while this rank draws its own numbers
 
     @property
     def on_pieces(self) -> bool:
         return self._common is not None
 
     def begin(self, module: nn.Module, *_: Any) -> None:
-        """Start a block with the common generator, whatever the previous one left.
+        """Start a block with the common random state, even if the previous block did not call `leave`.
 
         A recomputed block may end early; torch then restores the generators.
         """
@@ -57,7 +57,8 @@ class PieceDraws:
         if self._common is not None or not module.training:
             return
         generator = self._generator()
-        torch.rand(1, device=generator.device, generator=generator)  # a different state each time
+        # Advance the state, so that the next call of `enter` finds another one.
+        torch.rand(1, device=generator.device, generator=generator)
         self._common = generator.get_state()
         words = hashlib.sha256(self._common.numpy().tobytes() + self._place.to_bytes(8, "little")).digest()
         generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
@@ -73,16 +74,16 @@ class PieceDraws:
         return torch.default_generator
 
 
-_SEQUENCE = Shard(-2)  # of (batch, context, width), and of (context, width), which is added to it
+_SEQUENCE = Shard(-2)  # the context dimension of (batch, context, width) and (context, width)
 
 
 def split_tensors(
     model: nn.Module, outline: Outline, plan: Mapping[str, Split], mesh: DeviceMesh, sequence: bool
 ) -> None:
-    """Split `model`, which is on the meta device, over the ranks of the one-dimensional `mesh`. No communication.
+    """Split `model`, which is on the meta device, over the one-dimensional `mesh`, without communication.
 
     Args:
-        plan: of `tensor_plan`; it may name modules that this rank's pipeline stage lacks.
+        plan: the result of `tensor_plan`; it may name modules that this rank's pipeline stage lacks.
 
     Raises:
         ToolkitError: tied parameters would be split in different ways.
@@ -93,9 +94,8 @@ def split_tensors(
     for name, split in present.items():
         style = _style(split.word, sequence)
         if style is not None:
-            parallelize_module(
-                modules[name], mesh, style, src_data_rank=None
-            )  # equal on all ranks, or not allocated yet
+            # No broadcast from a source rank: values are equal on all ranks, or not allocated yet.
+            parallelize_module(modules[name], mesh, style, src_data_rank=None)
     _tie_again(model, tied)
     for name, split in present.items():
         if split.word == "head":
@@ -135,9 +135,9 @@ def _tie_again(model: nn.Module, tied: Iterable[list[str]]) -> None:
             other = model.get_parameter(name)
             if _layout(other) != _layout(parameter):
                 raise ToolkitError(
-                    f"{first} and {name} are one parameter, and the outline splits it in two ways",
+                    f"{first} and {name} are the same parameter, but the Outline of the model splits them differently",
                     where="outline.tensor",
-                    fix='split both by rows, an embedding as "embedding" and its head as "head" or "head_gathered", or untie them',
+                    fix='split both by rows, as "embedding" and "head" (or "head_gathered"), or untie them',
                 )
             set_parameter(model, name, parameter)
 
@@ -149,7 +149,7 @@ def _layout(parameter: nn.Parameter) -> object:
 def _draw_apart(
     model: nn.Module, outline: Outline, plan: Mapping[str, Split], draws: PieceDraws, sequence: bool
 ) -> None:
-    """Draw as one rank for the whole stream, and separately for slices."""
+    """Draw equal random numbers on all ranks for the whole residual stream, and different ones for slices."""
     if sequence:
         model.register_forward_pre_hook(draws.enter)
         model.register_forward_hook(draws.leave, always_call=True)
@@ -174,14 +174,14 @@ def _refuse_on_pieces(draws: PieceDraws, name: str, module: nn.Module, inputs: t
     """Reject a module whose gradient would differ on every rank, because it sees only a slice."""
     if draws.on_pieces:
         raise ToolkitError(
-            f"{name} is whole on every rank but gets the rank's own heads or features",
+            f"{name} is replicated on every rank, but its inputs are different heads or features on each rank",
             where="outline.tensor",
             fix=f'set the style of {name} to "piece"',
         )
 
 
 def _gather_to_evaluate(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-    """Gather logits for evaluation; only a training loss works on split ones."""
+    """Gather logits for evaluation; only the training loss supports split logits."""
     return logits.full_tensor() if isinstance(logits, DTensor) and not module.training else logits
 
 
@@ -190,7 +190,7 @@ def _check_context(ranks: int, module: nn.Module, inputs: tuple[Tensor, ...]) ->
     if context % ranks:
         below = context // ranks * ranks
         raise ToolkitError(
-            f"a sequence of {context} does not divide over {ranks} tensor parallel ranks",
+            f"a sequence length of {context} is not divisible by {ranks} tensor-parallel ranks",
             where="parallel.sequence",
-            fix=f"make it {f'{below} or ' if below else ''}{below + ranks}, or set parallel.sequence to false",
+            fix=f"use a length of {f'{below} or ' if below else ''}{below + ranks}, or set parallel.sequence to false",
         )

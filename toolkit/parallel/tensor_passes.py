@@ -1,4 +1,4 @@
-"""The passes of a tensor-parallel model: its loss, and the gradients of whole parameters."""
+"""Run the passes of a tensor-parallel model: its loss on split logits, and the gradients of replicated parameters."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from torch.distributed.tensor.parallel import loss_parallel
 from toolkit.errors import ToolkitError
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes
 
-_CHECKED_RUNS = 2  # the rehearsal, before the job seeds its streams, and the first step
-_LOSS_APART = 0.03  # tolerance of gradients of bfloat16 logits that are summed in another order
-_APART = 0.05  # far above the effect of another order of bfloat16 sums, and below that of another dropout mask
+_CHECKED_RUNS = 2  # check the rehearsal, before random streams are seeded, and the first step
+_LOSS_APART = 0.03  # relative tolerance for gradients of bfloat16 logits that are summed in another order
+_APART = 0.05  # relative tolerance: far above the effect of reordered bfloat16 sums, below that of another dropout mask
 
 
 class TensorPasses:
     """Computes the loss of split logits, sums the remaining gradients, and checks that ranks agree.
 
     Args:
-        passes: passes micro-batches through `module`.
+        passes: runs micro-batches through `module`.
         group: the tensor-parallel ranks.
     """
 
@@ -39,7 +39,7 @@ class TensorPasses:
                 _check_loss(part_of, outputs.detach()[:1], targets[:1])
             return _whole(part_of(outputs, targets))
 
-        with loss_parallel():  # for the backward pass, too
+        with loss_parallel():  # the backward pass needs this context, too
             self._passes.run(micro_batches, part_on_each_rank, heard, precision)
         settle_gradients(self._module, self._group)
         if self._runs < _CHECKED_RUNS:
@@ -51,25 +51,25 @@ class TensorPasses:
 
 
 def _check_loss(part_of: PartOf, logits: Tensor, targets: Tensor) -> None:
-    """Check the loss: torch supports cross-entropy of split logits, but computes a wrong gradient for a log-softmax."""
+    """Check the loss of split logits: torch supports cross-entropy, but returns a wrong gradient for log-softmax."""
     gathered = _whole(logits).requires_grad_()
     wanted = part_of(gathered, targets)
     (wanted_gradient,) = torch.autograd.grad(wanted, gathered)
     if not wanted.isfinite() or not wanted_gradient.any():
-        return  # the index of samples without a target
+        return  # nothing to compare, for example because all targets are the ignored index
     split = logits.requires_grad_()
     try:
         found = _whole(part_of(split, targets))
         (gradient,) = torch.autograd.grad(found, split)
     except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
-        raise  # a fault of the machine, not of the loss
+        raise  # the machine failed, not the loss
     except (RuntimeError, ValueError) as error:
         raise _refusal(f"torch cannot compute this loss on them: {str(error).splitlines()[0]}") from error
     apart = (_whole(gradient) - wanted_gradient).norm() / wanted_gradient.norm()
     if not apart <= _LOSS_APART:  # false for NaN
-        raise _refusal(f"its gradient is {float(apart):.0%} off")
+        raise _refusal(f"its gradient differs by {float(apart):.0%}")
     if not (found - wanted).abs() <= _LOSS_APART * wanted.abs():
-        raise _refusal(f"it is {float(found):.6g} and not {float(wanted):.6g}")
+        raise _refusal(f"expected {float(wanted):.6g}, got {float(found):.6g}")
 
 
 def _refusal(what: str) -> ToolkitError:
@@ -85,9 +85,9 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def settle_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give gradients the placement of their parameters. FSDP2 has done that for its own.
+    """Give gradients the placement of their parameters; FSDP2 has already done so for its parameters.
 
-    Gradients of slices of the sequence are summed in one message.
+    Gradients from slices of the sequence are summed in one all-reduce per dtype.
     """
     shares: dict[torch.dtype, list[tuple[nn.Parameter, DTensor]]] = defaultdict(list)
     for parameter in module.parameters():
@@ -108,7 +108,7 @@ def settle_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _check_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Reject different gradients of a whole parameter, which would make ranks diverge step by step."""
+    """Reject gradients of a replicated parameter that differ between ranks, because the ranks would diverge."""
     apart: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         gradient = parameter.grad
@@ -126,7 +126,7 @@ def _check_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
     differing = [name for name, one in zip(apart, largest.tolist(), strict=True) if one > _APART]
     if differing:
         raise ToolkitError(
-            f"the tensor parallel ranks have the whole parameter {differing[0]}, and their gradients of it differ",
+            f"the gradients of the replicated parameter {differing[0]} differ between tensor-parallel ranks",
             where="outline.tensor",
             fix="seed the ranks by DistributedModel.stream, so that their dropout is equal; use the style 'piece' for "
             "modules that work on a rank's own heads or features",

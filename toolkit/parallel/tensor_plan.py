@@ -1,17 +1,16 @@
-"""Which modules tensor-parallel ranks split, and how: the styles of `Outline.tensor`, checked against a model.
+"""How tensor-parallel ranks split the modules of a model: the styles of `Outline.tensor`, checked against the model.
 
-A rank's part of a module, by style:
+The part of a module on one rank, by style:
 
-    column            nn.Linear (out, in): out / tp outputs and their biases; full input, its outputs only.
-    column by NAME    the same, in whole groups; attribute NAME of the parent module is their number: "column by heads"
-    if
-                      the outputs of a head are adjacent.
+    column            nn.Linear (out, in): out / tp outputs and their biases, from the full input.
+    column by NAME    the same, in whole groups; attribute NAME of the parent module is their number, as in
+                      "column by heads" if the outputs of a head are adjacent.
     row               nn.Linear (out, in): in / tp inputs, which "column" produces; outputs are summed over ranks.
     embedding         nn.Embedding (rows, width): rows / tp rows; outputs are summed over ranks.
     embedding_column  nn.Embedding (rows, width): width / tp columns; outputs are gathered.
-    norm              nn.LayerNorm, nn.RMSNorm, nn.Dropout, whole: on the residual stream, per place of the sequence.
-    piece             the same modules between "column" and "row", whole: on the rank's heads or features.
-    head              nn.Linear (vocabulary, width): vocabulary / tp outputs; logits are a DTensor, of which
+    norm              nn.LayerNorm, nn.RMSNorm, nn.Dropout, replicated; works on each position of the residual stream.
+    piece             the same modules between "column" and "row", replicated; works on the rank's heads or features.
+    head              nn.Linear (vocabulary, width): vocabulary / tp outputs; logits are a DTensor, from which
                       nn.functional.cross_entropy computes the loss without gathering.
     head_gathered     the same with gathered logits, for any other loss.
 
@@ -46,7 +45,7 @@ _WHERE = "outline.tensor"
 
 @dataclass(frozen=True)
 class Split:
-    """The split of one module: its style, and the number and kind of groups that ranks share equally."""
+    """The split of one module: its style, and the number and kind of groups that are distributed over ranks."""
 
     word: str
     pieces: int = 0
@@ -56,20 +55,20 @@ class Split:
 def tensor_plan(model: nn.Module, outline: Outline, parallel: ParallelTable, size: int) -> dict[str, Split]:
     """Return the split of each module over `parallel.tp` tensor-parallel ranks, by name; empty for one rank.
 
-    An invalid outline is rejected for one rank as well, so that its author notices early.
+    An invalid outline is rejected for a single rank as well, so that its author notices early.
 
     Args:
         model: the whole model, before it is cut or split; it may be on the meta device.
-        size: all ranks of the job.
+        size: the number of ranks of the job.
 
     Raises:
-        ToolkitError: the outline does not fit the model, or the model is not divisible.
+        ToolkitError: the outline does not match the model, or the model is not divisible.
     """
     if parallel.tp > 1 and not outline.tensor:
         raise ToolkitError(
-            f"parallel.tp is {parallel.tp}, and the outline of {type(model).__name__} does not say how ranks split any module",
+            f"parallel.tp is {parallel.tp}, but the Outline of {type(model).__name__} has no style for any module",
             where=_WHERE,
-            fix=f"name its modules, each with one of {_words()}, or set parallel.tp to 1",
+            fix=f"list the modules in Outline.tensor, each with one of {_words()}, or set parallel.tp to 1",
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     plan: dict[str, Split] = {}
@@ -77,9 +76,9 @@ def tensor_plan(model: nn.Module, outline: Outline, parallel: ParallelTable, siz
         for name in _matching(pattern, modules, type(model).__name__):
             if name in plan and plan[name].word != word.partition(" ")[0]:
                 raise ToolkitError(
-                    f"{name} is {plan[name].word!r} by one name and {word!r} by {pattern!r}",
+                    f"{name} has the style {plan[name].word!r} from one pattern and {word!r} from {pattern!r}",
                     where=_WHERE,
-                    fix="let one name alone match it",
+                    fix=f"let only one pattern match {name}",
                 )
             plan[name] = _split(name, word, pattern, modules)
     if parallel.tp == 1:
@@ -98,7 +97,7 @@ def _matching(pattern: str, modules: Mapping[str, nn.Module], model: str) -> lis
         raise ToolkitError(
             f"{model} has no module {pattern!r}",
             where=_WHERE,
-            fix=f"name one of its own: {', '.join(nearest(pattern, with_stars) or sorted(with_stars))[:200]}",
+            fix=f"use one of its modules: {', '.join(nearest(pattern, with_stars) or sorted(with_stars))[:200]}",
         )
     return found
 
@@ -108,17 +107,17 @@ def _split(name: str, given: str, pattern: str, modules: Mapping[str, nn.Module]
     module = modules[name]
     if word not in _TAKES or (attribute and word != "column"):
         raise ToolkitError(
-            f"{given!r} is not a valid way to split {name}",
+            f"{given!r} is not a valid style for {name}",
             where=_WHERE,
-            fix=f"say {' or '.join(nearest(word, _TAKES)) or _words()}",
+            fix=f"use {' or '.join(nearest(word, _TAKES)) or _words()}",
         )
     if not isinstance(module, _TAKES[word]):
         right = [other for other, kinds in _TAKES.items() if isinstance(module, kinds)]
         takes = " or ".join(f"nn.{kind.__name__}" for kind in _TAKES[word])
         raise ToolkitError(
-            f"{name} is a {type(module).__name__}, and {word!r} splits {takes}",
+            f"the style {word!r} requires {takes}, but {name} is a {type(module).__name__}",
             where=_WHERE,
-            fix=f"say one of {', '.join(right)}" if right else f"name the {takes} in it",
+            fix=f"use one of {', '.join(right)}" if right else f"use the name of the {takes} in {name}",
         )
     if attribute:
         count = _count_of(modules[name.rpartition(".")[0]], attribute, given, name)
@@ -142,9 +141,9 @@ def _count_of(owner: nn.Module, attribute: str, given: str, name: str) -> int:
     if not isinstance(count, int) or count < 1:
         counts = [known for known, value in vars(owner).items() if isinstance(value, int) and not known.startswith("_")]
         raise ToolkitError(
-            f"{name} is split {given!r}, and {type(owner).__name__}.{attribute} is {count!r}, which is not a number of groups",
+            f"{name}: {given!r} needs a number of groups as {type(owner).__name__}.{attribute}, got {count!r}",
             where=_WHERE,
-            fix=f"name an attribute with a number: {', '.join(nearest(attribute, counts) or counts) or 'heads'}",
+            fix=f"use an attribute that is a number: {', '.join(nearest(attribute, counts) or counts) or 'heads'}",
         )
     return count
 
@@ -155,18 +154,18 @@ def _check_sizes(plan: Mapping[str, Split], parallel: ParallelTable, size: int) 
         return
     *first, last = (f"{pieces} {kind}" for kind, pieces in uneven.items())
     raise ToolkitError(
-        f"{', '.join(first)}{' and ' if first else ''}{last} do not divide over {parallel.tp} tensor parallel ranks",
+        f"{', '.join(first)}{' and ' if first else ''}{last} are not divisible by {parallel.tp} tensor-parallel ranks",
         where="parallel.tp",
         fix=_fitting(gcd(*(split.pieces for split in plan.values())), parallel.tp, size)
-        or "set parallel.tp to 1, or make them "
+        or "set parallel.tp to 1, or change these numbers to "
         + " and ".join(str(-(-pieces // parallel.tp) * parallel.tp) for pieces in uneven.values()),
     )
 
 
 def _fitting(divisor: int, ranks: int, size: int) -> str:
-    """Return the nearest numbers of tensor-parallel ranks that divide everything; "" if only 1 does.
+    """Return a fix with the values of `parallel.tp` nearest to `ranks` that divide `divisor`; "" if only 1 does.
 
-    Each part of the model keeps its number of ranks, so an evenly split batch stays so.
+    The number of data-parallel ranks does not change, so an evenly split batch stays even.
     """
     possible = [number for number in range(2, divisor + 1) if divisor % number == 0]
     below, above = [n for n in possible if n < ranks][-1:], [n for n in possible if n > ranks][:1]
@@ -178,15 +177,15 @@ def _check_nothing_left(model: nn.Module, plan: Mapping[str, Split]) -> None:
     left = list(unplanned(model, plan))
     if left:
         raise ToolkitError(
-            f"with parallel.sequence a rank sees a slice of the sequence, so that each gradient must be summed, and the "
-            f"outline does not name {', '.join(left[:5])}{' and others' if len(left) > 5 else ''}",
+            f"parallel.sequence requires a style for each module with parameters, because gradients from slices of the "
+            f"sequence must be summed; missing: {', '.join(left[:5])}{' and others' if len(left) > 5 else ''}",
             where=_WHERE,
             fix=f"set a style for {left[0]}, one of {_words()}, or set parallel.sequence to false",
         )
 
 
 def unplanned(model: nn.Module, plan: Mapping[str, Split]) -> Iterator[str]:
-    """Return modules with parameters that the plan does not name."""
+    """Yield the names of modules that have their own parameters but are not in the plan."""
     for name, module in model.named_modules():
         if name not in plan and any(True for _ in module.parameters(recurse=False)):
             yield name or "the model itself"

@@ -1,4 +1,4 @@
-"""`python -P -m toolkit.rank`: the program that every launcher starts, once per rank."""
+"""`python -P -m toolkit.rank`: the program that a launcher starts for each rank."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def _body(rank: int) -> int:
 
 
 def main() -> int:
-    """Guard one rank."""
+    """Start one rank under its guard; return the exit code."""
     try:
         attempt = RunDirectory(Path(os.environ["TOOLKIT_RUN_DIR"])).attempt(int(os.environ["TOOLKIT_ATTEMPT"]))
         rank = rank_by_launcher(os.environ)

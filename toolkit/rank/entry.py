@@ -1,4 +1,4 @@
-"""The three kinds of entry: a function `main(world, config)`, a script as `__main__`, an executable."""
+"""Run the entry of a job: a function `main(world, config)`, a script as `__main__`, or an executable."""
 
 import atexit
 import ctypes
@@ -26,12 +26,12 @@ from toolkit.world.facts import World
 
 
 def end_threads() -> None:
-    """Wait for threads, and stop idle executor threads, like the interpreter's shutdown."""
+    """Wait for threads and stop idle executor threads, as the interpreter does at shutdown."""
     threading._shutdown()  # type: ignore[attr-defined]
 
 
 def run_exit_handlers() -> None:
-    """Call the `atexit` handlers, the last first, and clear them."""
+    """Call the `atexit` handlers in reverse order, and clear them."""
     atexit._run_exitfuncs()
 
 
@@ -43,10 +43,10 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
     try:
         _run_entry(environ, rank)
-    except SystemExit as leave:  # a script's own sys.exit()
+    except SystemExit as leave:  # the script called sys.exit()
         if leave.code:
             _leave_now(leave.code if isinstance(leave.code, int) else _fail_with(leave.code))
-    except BaseException as error:  # noqa: BLE001  the rank's outermost frame records every error
+    except BaseException as error:  # noqa: BLE001  the outermost frame of the rank records every error
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         try:
             record_error(error, code, attempt.error_file(rank), rank, environ)
@@ -61,7 +61,7 @@ def _fail_with(message: object) -> int:
 
 
 def _secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """The values of the job's secrets, which an error may quote; an unreadable job has passed none to its ranks."""
+    """Return the values of the job's secrets, which an error may quote; [] if the resolved job is not readable."""
     try:
         job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     except (OSError, ToolkitError):
@@ -70,7 +70,7 @@ def _secrets_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def record_error(error: BaseException, code: int, path: Path, rank: int, environ: Mapping[str, str]) -> None:
-    """Log an error of a rank, and write it to the rank's error file, without the values of the job's secrets."""
+    """Log an error of a rank and write it to the error file of the rank, with the values of secrets hidden."""
     from toolkit.supervise.secrets import hide
 
     secrets = _secrets_of(environ)
@@ -83,27 +83,27 @@ def record_error(error: BaseException, code: int, path: Path, rank: int, environ
             {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": hide(reason, secrets),
              "exit_code": code, "fix": hide(getattr(error, "fix", ""), secrets), "traceback": lines, "time": utc_now()},
         )  # fmt: skip
-    except OSError as problem:  # the guard retries with a short record of the failure
+    except OSError as problem:  # the guard then tries to write a short error record
         _say(f"toolkit: cannot write {path}: {problem.strerror}")
 
 
 def _say(text: str) -> None:
-    """Write to the rank's log; ignore a full disk, so that the rank can exit."""
+    """Write to the log of the rank; ignore a full disk, so that the rank can exit."""
     with suppress(OSError):
         sys.stderr.write(text + "\n")
 
 
 def _kind(error: BaseException) -> str:
-    """The kind of the error record: "failed" may succeed on a retry, "refused" cannot."""
+    """Return the kind of the error record: "failed" if a retry may succeed, "refused" if it cannot."""
     if isinstance(error, OwnFailureError):
         return "failed"
     return "refused" if isinstance(error, ToolkitError) else "exception"
 
 
 def _leave_well() -> NoReturn:
-    """Exit a completed rank: finish threads, exit handlers and MPI, but skip the interpreter's teardown.
+    """Exit a completed rank: finish threads, exit handlers and MPI, but skip the teardown of the interpreter.
 
-    gloo's threads release Python objects late; a release during the teardown aborts the process.
+    Threads of gloo release Python objects late, and a release during the teardown would abort the process.
     """
     end_threads()
     run_exit_handlers()
@@ -111,8 +111,8 @@ def _leave_well() -> NoReturn:
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
     _flush()
-    # MPICH disconnects from its launcher only in the C library's exit; without that Hydra kills every rank.
-    # PyDLL keeps the GIL: DTensor's caches release Python objects there, and abort without it.
+    # MPICH disconnects from its launcher only in exit() of the C library; otherwise Hydra kills all ranks.
+    # PyDLL keeps the GIL, because DTensor caches release Python objects in exit() and would abort without it.
     ctypes.PyDLL(None).exit(0)
     raise AssertionError("exit() returned")
 
@@ -132,7 +132,7 @@ def _flush() -> None:
 
 
 def _lines_of(error: BaseException) -> list[str]:
-    """The log lines of an error: a traceback that starts in the user's code, or the one line of a ToolkitError."""
+    """Return the log lines of an error: a traceback that starts in user code, or the one line of a ToolkitError."""
     if isinstance(error, ToolkitError):
         return [f"toolkit: {error}"]
     frame = error.__traceback__
@@ -142,13 +142,13 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def _run_entry(environ: Mapping[str, str], rank: int) -> None:
-    # Plain JSON: only `main` receives the typed job, so that other entries start without importing pydantic.
+    # Read plain JSON: only functions receive a ResolvedJob, so that other entries start without importing pydantic.
     job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     entry = job["job"]["entry"]
     directory = Path(job.get("code_directory") or job["job_directory"])
     argv = [str(word) for word in job.get("argv") or []]
     if isinstance(entry, list):
-        # Ranks that each use all cores would compete; the user's value has priority. Python ranks set it in `prepare`.
+        # Without a limit, each rank starts a thread per core of the node. `prepare` sets it for Python entries.
         cpus = shape_of_job(job).component_of(rank).cpus_per_rank
         os.environ.setdefault("OMP_NUM_THREADS", str(cpus or 1))
         run_executable([*map(str, entry), *argv], directory)
@@ -163,7 +163,7 @@ def _interface(job: Mapping[str, Any]) -> str:
 
 
 def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, job: Mapping[str, Any]) -> None:
-    """Call `main(world, config)` with the process group ready."""
+    """Call the function of the entry as `main(world, config)`, with the process group initialized."""
     from toolkit.rank.preparation import prepare
     from toolkit.world.discover import discover
 
@@ -185,7 +185,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
         value = main(world, config)
     except SystemExit as leave:
         if leave.code:
-            raise  # codes 0 and None mean success, also after `should_stop`
+            raise  # exit codes 0 and None mean success, even after `should_stop`
     except ToolkitError as error:
         config.placed(error)
         raise
@@ -196,7 +196,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     if world.rank == 0 and world.run_dir is not None and not stopped:
         store_result(RunDirectory(world.run_dir), value, world.attempt)
     if dist.is_initialized():  # `main` may have destroyed the group
-        dist.barrier()  # rank 0 must not close the store while another rank needs it
+        dist.barrier()  # rank 0 must not close the store while another rank uses it
         dist.destroy_process_group()
     if stopped and world.run_dir is not None:
         attempt = RunDirectory(world.run_dir).attempt(world.attempt)
@@ -204,14 +204,14 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
 
 
 def _await_saves() -> None:
-    """Wait for background saves, which need the process group and whose failure fails the job."""
+    """Wait for background saves, since they need the process group, and since a failed save fails the job."""
     background = sys.modules.get("toolkit.checkpoint.saving.background")
     if background is not None:
         background.wait_for_all()
 
 
 def load_function(entry: str, directory: Path) -> Any:
-    """The function of the entry `file.py:name` (relative to `directory`) or `package.module:name`."""
+    """Return the function of the entry `file.py:name` (relative to `directory`) or `package.module:name`."""
     module_name, _, function_name = entry.rpartition(":")
     sys.path.insert(0, str(directory))
     if module_name.endswith(".py"):
@@ -235,9 +235,9 @@ def load_function(entry: str, directory: Path) -> Any:
 def _require_file(path: Path) -> None:
     if not path.is_file():
         raise ToolkitError(
-            f"no such file on {socket.gethostname()}",
+            f"file not found on {socket.gethostname()}",
             where=str(path),
-            fix="fix job.entry; the job file's folder must be on a file system that all nodes share",
+            fix="correct job.entry, or move the job folder to a file system that all nodes share",
         )
 
 
@@ -248,14 +248,14 @@ def _import(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one of its own imports failed
         raise ToolkitError(
-            f"no module {error.name!r} on {socket.gethostname()}",
+            f"module {error.name!r} not found on {socket.gethostname()}",
             where="job.entry",
-            fix=f"install it where {sys.executable} finds it, or fix job.entry",
+            fix=f"install this module for {sys.executable}, or correct job.entry",
         ) from error
 
 
 def run_script(path: Path, argv: Sequence[str], job: Mapping[str, Any]) -> None:
-    """Run a script as torchrun would: its variables set, no process group, `env://` ready to use."""
+    """Run a script as torchrun does: with its variables set, so that the script can initialize from `env://`."""
     _require_file(path)
     from toolkit.rank.preparation import prepare
     from toolkit.world.discover import discover
@@ -271,11 +271,11 @@ def run_script(path: Path, argv: Sequence[str], job: Mapping[str, Any]) -> None:
         if leave.code:
             raise
     _await_saves()
-    del store  # rank 0's server lived as long as the script
+    del store  # the store of rank 0 must exist until the script ends
 
 
 def _host_env_store(world: World, interface: str) -> object:
-    """Set torchrun's variables; rank 0 keeps the store that the script's `env://` will connect to."""
+    """Set the variables of torchrun; rank 0 returns the store to which `env://` in the script connects."""
     from toolkit.world.rendezvous import meet
 
     endpoint = meet(world, interface=interface)
@@ -284,9 +284,9 @@ def _host_env_store(world: World, interface: str) -> object:
         "LOCAL_WORLD_SIZE": str(world.local_size), "GROUP_RANK": str(world.node),
         "MASTER_ADDR": endpoint.host, "MASTER_PORT": str(endpoint.port),
     }  # fmt: skip
-    if importlib.util.find_spec("torch") is None:  # the script cannot want a torch store
+    if importlib.util.find_spec("torch") is None:  # without torch, the script needs no store
         return endpoint
-    # As under torchrun: the store is hosted outside the script, so that rank 0's init does not bind the port again.
+    # As under torchrun, the store is hosted outside the script, so that rank 0 does not bind the port again.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     if world.rank != 0 or endpoint.listener is None:
         return endpoint
@@ -299,7 +299,7 @@ def _host_env_store(world: World, interface: str) -> object:
 
 
 def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
-    """Become a program, without touching MPI; a name with a slash is relative to the job file."""
+    """Replace this process by a program, without using MPI; a name with a slash is relative to the job file."""
     program = argv[0]
     if "/" in program and not program.startswith("/"):
         program = str(directory / program)
@@ -309,5 +309,5 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
         raise ToolkitError(
             f"cannot run {program}: {error.strerror}",
             where="job.entry",
-            fix="pass a path that exists and is executable on the nodes",
+            fix="set job.entry to a path that exists and is executable on the nodes",
         ) from error

@@ -1,7 +1,7 @@
-"""The parent process of each rank: opens the log, waits, and records how the rank exited, even after a `kill -9`.
+"""The guard: the parent process of each rank, which opens its log and records how it exited, even after a `kill -9`.
 
 The rank is a fork of the guard, created before any heavy import. Launchers report a killed rank differently or not at
-all; the guard's record is the same under all of them. Standard library only.
+all; the record of the guard is the same under all launchers. Standard library only.
 """
 
 import faulthandler
@@ -25,8 +25,8 @@ from toolkit.supervise.usage import usage_of_node
 from toolkit.terminal.talk import say_beside
 
 STACKS_PATIENCE_S = 2.0
-FILE_SYSTEM_PATIENCE_S = 600.0  # as in the supervisor: only this process knows that the rank is done
-ROOM_PATIENCE_S = 60.0  # on a full disk, while the user may be freeing space
+FILE_SYSTEM_PATIENCE_S = 600.0  # as in the supervisor; long, since only this process knows that the rank is done
+ROOM_PATIENCE_S = 60.0  # on a full disk, so that the user can free space
 ERROR_PATIENCE_S = 5.0
 WRITE_PERIOD_S = 1.0
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -38,24 +38,24 @@ _RANK_VARIABLES = {
 
 
 def rank_by_launcher(environ: Mapping[str, str]) -> int:
-    """This process's rank from the launcher's environment, without calling MPI."""
+    """Return the rank of this process from the environment of the launcher, without calling MPI."""
     launcher = environ.get("TOOLKIT_LAUNCHER", "")
     for name in _RANK_VARIABLES.get(launcher, ()):
         if environ.get(name, "").isdigit():
             return int(environ[name])
     raise ToolkitError(
-        f"the launcher {launcher or '(none)'} gave no rank number ({' or '.join(_RANK_VARIABLES.get(launcher, ('nothing known',)))})",
+        f"the launcher {launcher or '(none)'} set no rank number (in {' or '.join(_RANK_VARIABLES.get(launcher, ('no known variable',)))})",
         where=socket.gethostname(),
-        fix="set launcher.kind and launcher.mpi of the site to what the MPI here understands",
+        fix="set launcher.kind and launcher.mpi of the site to values that the MPI here supports",
     )
 
 
 def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, foreign: bool = False) -> int:
-    """Run `body` as rank `rank` in a child process and record its end; returns the code for the launcher.
+    """Run `body` as rank `rank` in a child process and record its end; return the exit code for the launcher.
 
-    `body` returns the rank's exit code. A rank that saved and exited on request writes "stopped" to its done marker
-    itself, because a user's program may exit with any code. For a `foreign` program the guard writes "stopped" if the
-    program received a stop signal before it exited.
+    `body` returns the exit code of the rank. A rank that saved and exited on request writes "stopped" to its done marker
+    itself, because user code may exit with any code. For a `foreign` program, one that does not use toolkit, the guard
+    writes "stopped" if the program received a stop signal before it exited.
     """
     host = socket.gethostname()
     log = RankLog(attempt, rank, host)
@@ -63,17 +63,17 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
-    remove_left_behind(_start_began(os.environ))  # of an earlier attempt's ranks on this node
+    remove_left_behind(_start_began(os.environ))  # remove shared memory that ranks of an earlier attempt left here
     guard_process, launcher = os.getpid(), os.getppid()
-    # Anonymous memory: a rank that never stalls creates no file.
+    # Use anonymous memory, so that only ranks that stall create a file.
     stacks = os.memfd_create("stacks")
     child = os.fork()
     if child == 0:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        if foreign:  # a launcher may signal all processes; SIGUSR2 is for the guard only
+        if foreign:  # a launcher may signal all processes, but SIGUSR2 is only for the guard
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal_on_parent_death(signal.SIGKILL)  # a rank must not outlive its guard
-        if os.getppid() != guard_process:  # the guard exited before prctl took effect
+        if os.getppid() != guard_process:  # the guard had exited before prctl took effect
             os._exit(1)
         return body()
     log.begin()
@@ -89,20 +89,20 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     log.end()
     code = os.waitstatus_to_exitcode(status)
     _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
-    if usage is not None:  # after the end is recorded: readers of the record need not wait for this
+    if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
         usage.finish()
     return 128 - code if code < 0 else code
 
 
 def _start_began(environ: Mapping[str, str]) -> float:
-    """Start time of this start of the job in seconds since the epoch; infinity for ranks without a supervisor."""
+    """Return when this start of the job began, in seconds since the epoch; infinity for ranks without a supervisor."""
     with suppress(KeyError, OSError):
         return Path(environ["TOOLKIT_RESOLVED_JOB"]).stat().st_mtime
     return math.inf
 
 
 def _record_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> None:
-    """Write the done marker with `word`, or the error of a rank that did not write one."""
+    """Write the done marker with the content `word`, or an error record if the rank failed without writing one."""
     if code == 0:
         marker = attempt.done_marker(rank)
         _write_if_missing(marker, lambda: _mark_done(marker, word), patience_s=FILE_SYSTEM_PATIENCE_S)
@@ -114,7 +114,7 @@ def _record_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> N
 
 
 def _mark_done(marker: Path, word: str) -> None:
-    """Write the done marker. An empty one also means done: a full disk mostly allows an empty file."""
+    """Write the done marker. An empty marker also means done, since an empty file is usually possible on a full disk."""
     try:
         write_text(marker, word)
     except OSError as error:
@@ -139,7 +139,7 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
                 is_told = True
                 say_beside(f"cannot write {path}: {error.strerror}; retrying for {patience_s:.0f} s")
             if time.monotonic() - began > patience_s:
-                say_beside(f"given up: {path} is not written")
+                say_beside(f"giving up: cannot write {path}")
                 return
         time.sleep(WRITE_PERIOD_S)
 
@@ -151,8 +151,8 @@ def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
     def forward(number: int, _frame: FrameType | None) -> None:
         is_stopping = bool(received)
         received.append(number)
-        if foreign and number == signal.SIGUSR2:  # the only signal that srun forwards; programs do not handle it
-            if is_stopping:  # a second TERM may mean to a program that it must not save
+        if foreign and number == signal.SIGUSR2:  # srun forwards only this one, which programs do not handle
+            if is_stopping:  # a program may treat a second TERM as a request to exit without saving
                 return
             number = signal.SIGTERM
         with suppress(ProcessLookupError):
@@ -164,7 +164,7 @@ def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
-    """Store the stacks of the rank's threads; a process that is stopped or hangs in the kernel cannot write them."""
+    """Write the stacks of the threads of the rank to a file, or its state if it is stopped or hangs in the kernel."""
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGUSR1)
     deadline = time.monotonic() + STACKS_PATIENCE_S
@@ -172,14 +172,14 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     while time.monotonic() < deadline:
         time.sleep(0.1)
         before, written = written, os.fstat(stacks).st_size
-        if 0 < written == before:  # complete
+        if 0 < written == before:  # the file no longer grows, so it is complete
             break
     text = os.pread(stacks, written, 0).decode(errors="replace")
-    write_text(path, text or f"no answer: process {child} is in state {_process_state(child)}\n")
+    write_text(path, text or f"no response: process {child} is in state {_process_state(child)}\n")
 
 
 def _process_state(pid: int) -> str:
-    """The kernel's name of the state, such as `T (stopped)` or `D (disk sleep)`; proc(5)."""
+    """Return the process state in the terms of proc(5), such as `T (stopped)` or `D (disk sleep)`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def _end_with(launcher: int, child: int) -> None:
     """Kill the rank and its processes when the launcher exits, even by `kill -9`."""
 
     def end_group(_number: int, _frame: FrameType | None) -> None:
-        if os.getppid() == launcher:  # a terminal's hang-up, or only a thread of the launcher exited
+        if os.getppid() == launcher:  # the terminal hung up, or only a thread of the launcher exited
             return
         if os.getpgrp() == os.getpid():  # launchers start each rank in its own process group
             os.killpg(0, signal.SIGKILL)
@@ -203,7 +203,7 @@ def _end_with(launcher: int, child: int) -> None:
 
 
 def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
-    """The error record of a rank that could not write one."""
+    """Return the error record for a rank that did not write one."""
     if code < 0:
         name = signal.Signals(-code).name
         reason = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -1,4 +1,4 @@
-"""The output of a rank, on its way into its own log, or into its node's with the rank before each line."""
+"""Write the output of a rank to its own log, or to the log of its node, with the rank number before each line."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import label_of, log_of
 
-END_S = 2.0  # for remaining output after the rank's exit; a process that it left behind may keep the pipe open
-LONGEST_LINE = 1 << 16  # bytes per write; progress bars may not end a line for long
+END_S = 2.0  # maximum wait for output after the rank exits, since a process that it started may keep the pipe open
+LONGEST_LINE = 1 << 16  # bytes; longer lines are split, since progress bars may not end a line for a long time
 
 
 class RankLog:
-    """The log of a rank, which replaces standard output and error of this process and of its fork.
+    """The log of a rank, which replaces stdout and stderr of this process and of its fork.
 
-    Ranks of a node append whole lines to one file; each node has its own.
+    If the log is shared by the ranks of a node, each rank appends whole lines to it.
     """
 
     def __init__(self, attempt: AttemptDirectory, rank: int, host: str) -> None:
@@ -25,8 +25,8 @@ class RankLog:
         self._log = open_append(path)
         self._label = label_of(rank).encode()
         self._pipe: int | None = None
-        self._lost, self._why = 0, ""  # lines lost on a full disk
-        self._is_torn = False  # the last written one has no line end
+        self._lost, self._why = 0, ""  # number of lines lost on a full disk, and why
+        self._is_torn = False  # whether the last line written lacks its newline
         self._reader: threading.Thread | None = None
         if path == attempt.log_file(rank):
             _become(self._log)
@@ -37,15 +37,15 @@ class RankLog:
         os.close(inlet)
 
     def begin(self) -> None:
-        """Start to copy, after the fork: an earlier thread would not exist in the rank."""
+        """Start the thread that copies output to the log; after the fork, which would not copy the thread."""
         if self._pipe is not None:
             self._reader = threading.Thread(target=self._pass_on, daemon=True)
             self._reader.start()
 
     def end(self) -> None:
-        """Wait for the last lines of the exited rank. Later output of this process is not copied."""
+        """Wait for the last lines of the exited rank. Later output of this process goes directly to the log."""
         if self._reader is not None:
-            _become(self._log)  # the last of our own write ends
+            _become(self._log)  # this closes the last write end of the pipe in this process
             self._reader.join(END_S)
             if self._lost:
                 self._write([f"toolkit: {counted(self._lost, 'line')} could not be written here: {self._why}".encode()])
@@ -68,13 +68,13 @@ class RankLog:
                 written = os.write(self._log, text)
                 self._is_torn = not text[:written].endswith(b"\n")
                 text = text[written:]
-        except OSError as error:  # a full disk must not keep the rank from printing
+        except OSError as error:  # drop lines on a full disk, so that the rank does not block
             self._why = str(error.strerror)
             self._lost += min(text.count(b"\n"), len(lines))
 
 
 def _become(descriptor: int) -> None:
-    """Make a descriptor this process's standard output and error."""
+    """Redirect stdout and stderr of this process to a descriptor."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

@@ -1,4 +1,4 @@
-"""`result.json`: what the entry of a run returned, written by rank 0 for `toolkit.Run.result`. Standard library only."""
+"""Rank 0 writes the return value of the entry to result.json, for `toolkit.Run.result`. Standard library only."""
 
 import json
 import math
@@ -15,9 +15,9 @@ DEEPEST = 100
 
 
 def store_result(run: RunDirectory, value: Any, attempt: int) -> None:
-    """Write the result of a run or of a task. A result that JSON cannot hold is reported in the log, and not stored."""
+    """Write the result of a run or task. If it is not a JSON value, log the reason instead."""
     if value is None:
-        run.result.unlink(missing_ok=True)  # of an earlier attempt
+        run.result.unlink(missing_ok=True)  # remove the result of an earlier attempt
         return
     reason = reason_not_json(value)
     if not reason:
@@ -37,7 +37,7 @@ def store_result(run: RunDirectory, value: Any, attempt: int) -> None:
 
 
 def reason_not_json(value: Any, depth: int = 0) -> str:
-    """Return why a value is not a JSON value; "" for None, a bool, a number, a string, and lists and dictionaries of these."""
+    """Return why a value cannot be stored as JSON; "" for None, bools, finite numbers, strings, lists and dictionaries."""
     if depth > DEEPEST:
         return f"expected at most {DEEPEST} levels of lists and dictionaries, got more"
     if value is None or type(value) in (bool, int):

@@ -1,4 +1,4 @@
-"""How an attempt started and how it ended: `start.json` and `exit.json`, which docs/contract.md describes."""
+"""Reads and writes `start.json` and `exit.json`, which record how an attempt started and ended (docs/contract.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.rundir.states import Cause, Next, RunState
 
 __all__ = ["RESERVE_BYTES", "AttemptRecord", "StartRecord", "keep_room", "reason_of"]
 
-_SIGKILL_GUESS = "(out of memory?)"  # the guard sees a SIGKILL, but not its sender
+_SIGKILL_GUESS = "(out of memory?)"  # the guard process sees that SIGKILL ended a rank, but not who sent it
 _START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time")
 _END_KEYS = (
     "cause", "next", "final", "state", "exit_code", "reason", "decision", "rank", "host", "fix", "last_lines", "step",
@@ -24,9 +24,9 @@ _END_KEYS = (
 
 @dataclass(frozen=True)
 class StartRecord:
-    """`start.json`: which start and which Slurm job an attempt belongs to, and what it runs on.
+    """`start.json`: to which start and Slurm job an attempt belongs, and on how many nodes and ranks it runs.
 
-    `other_keys` are keys that this version does not know; `write` keeps them.
+    `other_keys` are keys that this version does not know; `write` preserves them.
     """
 
     start: int
@@ -40,9 +40,9 @@ class StartRecord:
 
     @classmethod
     def read(cls, attempt: AttemptDirectory, *, end: AttemptRecord | None = None) -> StartRecord | None:
-        """The start of an attempt, which `exit.json` contains once an array task is done; None before it has started.
+        """Read the start record of an attempt, from `exit.json` if its array task is finished; None if not started.
 
-        `end` is `exit.json` if the caller has read it.
+        Pass `exit.json` as `end` if it has been read already.
 
         Raises:
             DamagedFileError: one of the two files is damaged.
@@ -54,7 +54,7 @@ class StartRecord:
 
     @classmethod
     def read_file(cls, attempt: AttemptDirectory) -> StartRecord | None:
-        """The record that `start.json` contains; None if there is no such file."""
+        """Read `start.json`; return None if there is no such file."""
         value = read_json_or_none(attempt.start_file)
         return cls.from_json(value) if value is not None else None
 
@@ -63,24 +63,24 @@ class StartRecord:
         write_json(attempt.start_file, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        """The record as the file has it."""
+        """Return the record as the JSON value of its file."""
         return {**{name: getattr(self, name) for name in _START_KEYS}, **self.other_keys}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StartRecord:
-        """The record that `start.json` contains."""
+        """Convert the JSON value of `start.json` to a record."""
         known = {name: value[name] for name in _START_KEYS if name in value}
         return cls(**known, other_keys={name: value[name] for name in value if name not in _START_KEYS})
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """`exit.json`: why an attempt ended, and what follows it.
+    """`exit.json`: why an attempt ended, and what follows.
 
-    `rank` on `host` is the rank that caused the end, where one did. `evidence` are lines of the attempt's files, each
-    after the name of its file. `begun` and `usage` are what an array task that is done keeps of its other files.
-    `seconds` is as it was written, None in old files. `other_keys` are keys that this version does not know; `write`
-    keeps them.
+    `rank` on `host` caused the end; both are None if no single rank did. `evidence` contains (file name, line) pairs
+    from the files of the attempt. `begun` and `usage` preserve contents of files that a finished array task removes.
+    `seconds` is the unchecked running time, None in old files. `other_keys` are keys that this version does not know;
+    `write` preserves them.
     """
 
     cause: Cause
@@ -105,7 +105,7 @@ class AttemptRecord:
 
     @classmethod
     def read(cls, attempt: AttemptDirectory) -> AttemptRecord | None:
-        """The end of an attempt; None before it has ended.
+        """Read `exit.json` of an attempt; return None if the attempt has not ended.
 
         Raises:
             DamagedFileError: the file is damaged.
@@ -121,14 +121,14 @@ class AttemptRecord:
                 known["begun"] = StartRecord.from_json(dict(begun))
             except (TypeError, ValueError) as error:
                 raise DamagedFileError(
-                    f"begun is {begun!r:.80}: another version of toolkit wrote it, or it is damaged",
+                    f"begun = {begun!r:.80} is not valid: another version of toolkit wrote this file, or it is damaged",
                     where=str(attempt.exit_file),
                     fix="restore the file or start a new run",
                 ) from error
         return cls(**known | kinds, other_keys={name: value[name] for name in value if name not in _END_KEYS})
 
     def write(self, attempt: AttemptDirectory) -> None:
-        """Write `exit.json`, in place of the attempt's reserve if the disk is full.
+        """Write `exit.json`, using the reserved space of the attempt if the disk is full.
 
         Raises:
             OSError: the file cannot be written.
@@ -136,18 +136,18 @@ class AttemptRecord:
         write_exit(attempt, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        """The record as the file has it."""
+        """Return the record as the JSON value of its file."""
         value = {
             name: getattr(self, name) for name in _END_KEYS if name not in ("symptom", "evidence", "begun", "usage")
         }
-        if self.symptom:  # unknown if another start wrote the record
+        if self.symptom:  # it is "" if the next start wrote the record
             value |= {"symptom": self.symptom, "evidence": list(self.evidence)}
         if self.begun is not None:
             value |= {"begun": self.begun.as_json(), "usage": self.usage}
         return {**value, "last_lines": list(self.last_lines), **self.other_keys}
 
     def ending_the_run(self, decision: str, **changed: Any) -> AttemptRecord:
-        """The record, changed so that no attempt follows, for the reason `decision`."""
+        """Return a copy of the record in which no attempt follows, for the reason `decision`."""
         return replace(self, next=Next.END, final=True, decision=decision, **changed)
 
     @property
@@ -156,12 +156,12 @@ class AttemptRecord:
         return f"rank {self.rank} on {self.host}" if self.rank is not None else ""
 
     def blaming(self, reason: str) -> str:
-        """A reason with the rank that caused the end before it: `rank 3 on node2: exit code 1`."""
+        """Prefix a reason with the rank that caused the end: `rank 3 on node2: exit code 1`."""
         return f"{self.culprit}: {reason}" if self.culprit else reason
 
 
 def reason_of(attempt: AttemptDirectory, end: AttemptRecord) -> str:
-    """Why an attempt ended, corrected for a rank that `toolkit rehearse` killed, which did not run out of memory."""
+    """Return why an attempt ended. If `toolkit rehearse` killed a rank, it does not suggest out-of-memory."""
     if _SIGKILL_GUESS not in end.reason:
         return end.reason
     note = read_json_or_none(attempt.rehearsed)
@@ -169,11 +169,11 @@ def reason_of(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     return end.reason.replace(_SIGKILL_GUESS, "(by a rehearsal)") if is_rehearsal else end.reason
 
 
-RESERVE_BYTES = 1 << 15  # exit.json with its last lines, the last event, and the start's end.json
+RESERVE_BYTES = 1 << 15  # this is enough for exit.json with its last lines, the last event, and end.json of the start
 
 
 def keep_room(attempt: AttemptDirectory) -> None:
-    """Write the attempt's reserve: incompressible bytes, since not all file systems can allocate space without a write.
+    """Reserve disk space for `exit.json`: writes random bytes, because some file systems compress or allocate late.
 
     Raises:
         OSError: there is not enough free space.
@@ -182,10 +182,10 @@ def keep_room(attempt: AttemptDirectory) -> None:
 
 
 def write_exit(attempt: AttemptDirectory, record: Mapping[str, object]) -> None:
-    """Write `exit.json`, using the reserve's space if the disk is full.
+    """Write `exit.json`, using the reserved space if the disk is full.
 
     Raises:
-        OSError: it cannot be written in spite of that.
+        OSError: the file cannot be written even in the reserved space.
     """
     try:
         write_json(attempt.exit_file, record)

@@ -1,7 +1,7 @@
-"""Nodes that lost an attempt or failed a health check, recorded for a day: RUNS/.bad-nodes/SITE/NODE.json.
+"""Records nodes that made an attempt fail or failed a health check, for a day, in RUNS/.bad-nodes/SITE/NODE.json.
 
-There is one file per node, written atomically, so that supervisors of several runs need no lock. The next submit and
-resume exclude these nodes.
+There is one file per node, written atomically, so that the supervisors of several runs need no lock. The next submit
+and resume exclude these nodes.
 """
 
 import time
@@ -18,7 +18,7 @@ REMEMBERED_S = 24 * 3600.0
 
 @dataclass(frozen=True)
 class BadNode:
-    """A node and why it is excluded until `expires`, in seconds since the epoch."""
+    """A node and why it is excluded until `expires`; times are in seconds since the epoch."""
 
     node: str
     reason: str
@@ -28,12 +28,12 @@ class BadNode:
 
 
 def runs_of(run: RunDirectory) -> Path:
-    """RUNS, the folder that contains the run."""
+    """Return RUNS, the folder that contains all runs."""
     return run.whole.path.parents[1]
 
 
 def note_bad_node(run: RunDirectory, site: str, node: str, reason: str) -> None:
-    """Record that a node is bad."""
+    """Record a node as bad from now on."""
     folder = _folder(runs_of(run), site)
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -42,12 +42,12 @@ def note_bad_node(run: RunDirectory, site: str, node: str, reason: str) -> None:
 
 
 def bad_nodes(runs: Path, site: str) -> list[BadNode]:
-    """The nodes of a site to exclude now; expired files are removed."""
+    """Return the nodes of a site to exclude now. Removes expired files."""
     nodes = []
     for path in sorted(_folder(runs, site).glob("[!.]*.json")):
         value = read_json_or_none(path)
         if value is None:
-            continue  # removed by another process just now
+            continue  # another process has just removed the file
         if value["expires"] > time.time():
             nodes.append(BadNode(**{one.name: value[one.name] for one in fields(BadNode)}))
         else:
@@ -56,7 +56,7 @@ def bad_nodes(runs: Path, site: str) -> list[BadNode]:
 
 
 def sites_with_bad_nodes(runs: Path) -> list[str]:
-    """The sites with recorded nodes below RUNS."""
+    """Return the sites for which bad nodes are recorded below RUNS."""
     return sorted(path.name for path in (runs / ".bad-nodes").glob("*") if path.is_dir())
 
 

@@ -1,4 +1,7 @@
-"""The jobs of a run: what was submitted, in which parts, and which supervisor has claimed a start or an attempt."""
+"""Records the jobs of a run: which job each start was submitted as, and which supervisor claimed a start or attempt.
+
+Large arrays are submitted as several Slurm arrays, which are called *parts* here. `layout` explains starts.
+"""
 
 import errno
 import os
@@ -23,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StartClaim:
-    """The owner of a start. `process_started` is the kernel's start time of `pid`, in clock ticks since boot."""
+    """The supervisor that owns a start. `process_started` is the start time of `pid`, in clock ticks since boot."""
 
     start: int
     job_id: str
@@ -39,11 +42,11 @@ _CLAIM_KEYS = [one.name for one in fields(StartClaim)]
 def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: int, process_started: int) -> StartClaim:
     """Claim a start for a script whose first start is `first`.
 
-    A requeue runs the same script again under the same job id and takes the next number.
+    A requeue executes the same script again under the same job id, and claims the next free number.
 
     Raises:
-        OwnFailureError: another job has run this script, a later script has started before this one, the run was since
-        resumed as another job, or the last start, of another job, has not ended.
+        OwnFailureError: another job owns the start `first`, a later script has already started, the run has since been
+        resumed as another job, or the last start belongs to another job and has not ended.
     """
     numbers = run.start_numbers()
     last = numbers[-1] if numbers else -1
@@ -60,16 +63,16 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
         number = last + 1
     elif first < last:
         raise OwnFailureError(
-            f"start {first} is too late: start {last} of this run started before it",
+            f"start {first} is too late: start {last} of this run has already started",
             where=str(run.path),
             fix=f"`toolkit resume {run.run_id}` continues the run",
         )
-    # Numbers may have gaps: a start that was submitted and cancelled in the queue is never claimed.
+    # Numbers may have gaps, because a start that was cancelled while it was pending is never claimed.
     if last >= 0 and not _ended(run, last) and _claim(run, last).job_id != job_id:
         raise OwnFailureError(
             f"start {last} of this run (job {_claim(run, last).job_id}) has not ended",
             where=str(run.path),
-            fix=f"`toolkit cancel {run.run_id}` first, or wait for it",
+            fix=f"run `toolkit cancel {run.run_id}` first, or wait until it has ended",
         )
     claim = StartClaim(number, job_id, host, pid, process_started, utc_now())
     _put(run, claim)
@@ -77,7 +80,7 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
 
 
 def _refuse_resumed(run: RunDirectory, job_id: str, numbers: Sequence[int]) -> None:
-    """Reject a requeue of a job whose run was since resumed: it would continue with the old job file."""
+    """Reject a requeue of a job if the run has since been resumed: the requeue would use the old job file."""
     newest = max(number for number in numbers if _claim(run, number).job_id == job_id)
     later = [number for number in run.resumed_starts() if number > newest]
     if later:
@@ -89,12 +92,12 @@ def _refuse_resumed(run: RunDirectory, job_id: str, numbers: Sequence[int]) -> N
 
 
 def _put(run: RunDirectory, claim: StartClaim) -> None:
-    """Make the start's folder with the claim inside it in one step, so that a kill never leaves a start without a claim."""
+    """Make the folder of a start atomically with the claim in it, so that a kill leaves no start without a claim."""
     draft = run.starts / f".{claim.start:03}.{claim.host}.{claim.pid}"
     make_folder(draft)
     write_json(draft / "claim.json", asdict(claim))
     try:
-        draft.rename(run.start(claim.start))  # fails if a folder with a claim exists
+        draft.rename(run.start(claim.start))  # this fails if a folder with a claim exists
     except OSError as error:
         shutil.rmtree(draft)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -102,32 +105,32 @@ def _put(run: RunDirectory, claim: StartClaim) -> None:
         raise OwnFailureError(
             f"start {claim.start} was just claimed by another supervisor",
             where=str(run.path),
-            fix=f"`toolkit status {run.run_id}` shows the job that has it",
+            fix=f"`toolkit status {run.run_id}` shows the job that owns this start",
         ) from None
 
 
 class SupersededError(OwnFailureError):
-    """A later start has the run: the supervisor of an earlier one must not touch it any more."""
+    """A later start owns the run, so the supervisor of an earlier start must no longer change it."""
 
 
 def refuse_superseded(run: RunDirectory, start: int) -> None:
-    """Check that no later start has the run: Slurm may start one while this supervisor still runs on a cut-off node.
+    """Check that no later start owns the run. Slurm may requeue a job while its old supervisor runs on a cut-off node.
 
     Raises:
         SupersededError: a later start was claimed.
     """
     newest = max(run.start_numbers(), default=start)
     if newest > start:
-        raise SupersededError(f"start {newest} has this run now; start {start} was abandoned", where=str(run.path))
+        raise SupersededError(f"start {newest} owns this run now; start {start} was abandoned", where=str(run.path))
 
 
 def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> None:
-    """Record that a start has ended; the next one may be claimed."""
+    """Record that a start has ended, so that the next one may be claimed."""
     write_json(run.start(number) / "end.json", {"state": state, "exit_code": exit_code, "time": utc_now()})
 
 
 def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
-    """The claim of a start, in `end.json` if its task is done; None if the start is not claimed."""
+    """Read the claim of a start, from `end.json` if its array task is finished; None if the start is not claimed."""
     value = read_json_or_none(run.start(number) / "claim.json")
     if value is None:
         end = read_json_or_none(run.start(number) / "end.json")
@@ -151,10 +154,10 @@ def _ended(run: RunDirectory, number: int) -> bool:
 
 
 def claim_attempt(run: RunDirectory) -> AttemptDirectory:
-    """Claim the next attempt number, and stop writes of older attempts.
+    """Claim the next attempt number, and prevent older attempts from committing checkpoints.
 
-    Every older `.part-*` folder of a checkpoint is renamed, so that a commit (a rename of that folder) by ranks of an
-    abandoned attempt fails. The checkpointer deletes the new names when it starts.
+    It renames the `.part-*` folders of older attempts. If their ranks still run, they cannot commit, because a commit
+    renames that folder. The checkpointer of the new attempt deletes the renamed folders.
     """
     numbers = run.attempt_numbers()
     number = numbers[-1] + 1 if numbers else 0
@@ -169,13 +172,13 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
     if number:
         run.revived_marker.touch(mode=0o600)
     for part in stale_parts(run.checkpoints, number):
-        with suppress(FileNotFoundError):  # its last rank has just committed it: it is a checkpoint now
+        with suppress(FileNotFoundError):  # its ranks have just committed it, so it is a checkpoint now
             part.rename(_stale_name(part))
     return attempt
 
 
 def _stale_name(part: Path) -> Path:
-    """`step-X.part-A-N` as the free name `step-X.stale-A`, or `step-X.stale-A-2` and so on."""
+    """Return the first unused name of `step-X.stale-A`, `step-X.stale-A-2` etc. for a folder `step-X.part-A-N`."""
     step, _, suffix = part.name.rpartition(".part-")
     name = f"{step}.stale-{suffix.partition('-')[0]}"
     stale, count = part.with_name(name), 2
@@ -186,7 +189,7 @@ def _stale_name(part: Path) -> Path:
 
 
 def stale_parts(checkpoints: Path, attempt: int) -> list[Path]:
-    """Unfinished saves of attempts before `attempt`."""
+    """Return the folders of unfinished saves of attempts before `attempt`."""
     parts = []
     for path in sorted(checkpoints.glob("step-*.part-*")):
         owner = path.name.rpartition(".part-")[2].partition("-")[0]
@@ -196,7 +199,7 @@ def stale_parts(checkpoints: Path, attempt: int) -> list[Path]:
 
 
 def process_start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22); it distinguishes a reused pid.
+    """Return the start time of a process in clock ticks since boot (proc(5), stat field 22), to detect a reused pid.
 
     Raises:
         ProcessLookupError: the process does not exist, or is a zombie.
@@ -213,7 +216,7 @@ def process_start_ticks(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Tasks `first` to `last` are the numbers from 0 of the Slurm array `job_id`."""
+    """The tasks `first` to `last` of a run, which the Slurm array `job_id` numbers from 0."""
 
     job_id: str
     first: int
@@ -224,42 +227,42 @@ class Part:
 
 
 def record_of_parts(parts: Sequence[Part]) -> dict[str, Any]:
-    """The parts as recorded in `submitted-SSS.json`; empty for an array in one piece."""
+    """Return the parts as recorded in `submitted-SSS.json`; {} for an array that is one Slurm array."""
     return {"parts": [asdict(part) for part in parts]} if parts else {}
 
 
 def parts_in(record: Mapping[str, Any]) -> list[Part]:
-    """The parts that `submitted-SSS.json` or `submitting-SSS.json` names; [] for an array in one piece."""
+    """Return the parts in `submitted-SSS.json` or `submitting-SSS.json`; [] for an array that is one Slurm array."""
     return [Part(str(one["job_id"]), int(one["first"]), int(one["last"])) for one in record.get("parts", [])]
 
 
 def newest_parts(run: RunDirectory) -> list[Part]:
-    """The parts of a run's newest submission; [] for an array in one piece, and without an array."""
+    """Return the parts of the newest submission of a run; [] if it is one Slurm array or a single job."""
     newest = max(run.whole.path.glob("submitted-*.json"), key=start_of, default=None)
     return parts_in((read_json_or_none(newest) or {}) if newest is not None else {})
 
 
 def all_parts(run: RunDirectory) -> list[Part]:
-    """The parts of every submission of a run."""
+    """Return the parts of every submission of a run."""
     records = (read_json_or_none(path) or {} for path in run.whole.path.glob("submitted-*.json"))
     return [part for record in records for part in parts_in(record)]
 
 
 def slurm_id(parts: Sequence[Part], array_job: str, task: int) -> str:
-    """Slurm's id of a task."""
+    """Return the id that Slurm uses for a task."""
     part = next((part for part in parts if task in part), None)
     return f"{part.job_id}_{task - part.first}" if part is not None else f"{array_job}_{task}"
 
 
 def task_of(parts: Sequence[Part], array_job: str, number: int) -> int:
-    """Toolkit's number of the task that Slurm calls `ARRAY_JOB_NUMBER`."""
+    """Return the number that toolkit uses for the task that Slurm calls `ARRAY_JOB_NUMBER`."""
     return next((part.first + number for part in parts if part.job_id == array_job), number)
 
 
 def write_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence[Part] = ()) -> None:
-    """Record in `submitted-SSS.json` that a start of a run, or of a task, is a job of Slurm, or of this host.
+    """Record in `submitted-SSS.json` the job id of a start of a run or task: a Slurm job, or a process of this host.
 
-    `parts` are those of an array that Slurm has in several.
+    `parts` are the parts of an array that was submitted in several parts.
     """
     record = {"job_id": job_id, "start": start, "time": utc_now(), **record_of_parts(parts)}
     write_json(run.submitted(start), record)
@@ -268,10 +271,10 @@ def write_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence
 def open_submission(
     run: RunDirectory, start: int, token: str, *, process_started: int, parts: Sequence[Part] = ()
 ) -> Path:
-    """Record that this process is about to call sbatch for a start; the process that gets the answer removes the file.
+    """Record that this process is about to call sbatch for a start. Returns the file, to be removed after the response.
 
-    `process_started` is the kernel's start time of this process, in clock ticks since boot; `parts` are those of the
-    planned array, without job ids.
+    `process_started` is the start time of this process, in clock ticks since boot; `parts` are the planned parts of an
+    array, without job ids.
     """
     path = run.submitting(start)
     record = {

@@ -1,4 +1,4 @@
-"""Small durable files: written atomically, or appended one line at a time."""
+"""Reads and writes small durable files, which are written atomically or appended to one line at a time."""
 
 import errno
 import json
@@ -25,17 +25,17 @@ __all__ = [
 
 
 def utc_now() -> str:
-    """The current time as ISO 8601 in UTC with milliseconds, for records."""
+    """Return the current time as ISO 8601 in UTC with milliseconds, for records."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def is_unwritable(error: OSError) -> bool:
-    """True if the file system rejects writes: it is full, its quota is reached, or it is read-only."""
+    """Return True if the file system rejects writes: it is full, its quota is reached, or it is read-only."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def cannot_write(error: OSError, *, action: str = "cannot write", where: Path | None = None) -> ToolkitError:
-    """The error for a failed write below RUNS. `where` applies if the system's error does not name a file."""
+    """Return the error for a failed write below RUNS. `where` is used if the OSError does not name a file."""
     no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return ToolkitError(
         f"{action}: {error.strerror}",
@@ -46,12 +46,12 @@ def cannot_write(error: OSError, *, action: str = "cannot write", where: Path | 
 
 
 def not_permitted(error: PermissionError) -> ToolkitError:
-    """The error for a file or folder without permission, with who can fix it."""
+    """Return the error for a file or folder that this user may not access; the fix states who can change that."""
     path = Path(str(error.filename or ""))
     for folder in (path, *path.parents):
         try:
             owner = folder.stat().st_uid
-        except OSError:  # it does not exist, or its parent denies access: that one is the cause
+        except OSError:  # the path does not exist, or a parent folder denies access
             continue
         break
     else:
@@ -70,11 +70,7 @@ def _name_of(user: int) -> str:
 
 @contextmanager
 def permissions_in_words() -> Iterator[None]:
-    """Convert permission errors, for code that reads runs that may belong to other users.
-
-    Raises:
-        ToolkitError: instead of a PermissionError.
-    """
+    """Convert each PermissionError to a ToolkitError, for code that reads runs of other users."""
     try:
         yield
     except PermissionError as error:
@@ -82,7 +78,7 @@ def permissions_in_words() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parent's permissions, independent of the umask, and sync its name to the disk.
+    """Make a folder with the permissions of its parent, independent of the umask, and sync its name to disk.
 
     Raises:
         FileExistsError: it exists.
@@ -93,7 +89,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file's bytes, or a folder's names, to the disk: a power failure may lose a file whose name is not synced."""
+    """Sync the bytes of a file, or the names in a folder, to disk. Without its name synced, a new file may be lost."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -102,26 +98,26 @@ def sync(path: Path) -> None:
 
 
 def mode_of_files_in(folder: Path) -> int:
-    """The mode for files in a folder: 0600 in one of 0700, 0640 in one of 0750; by the umask if the umask made the folder."""
+    """Return the file mode derived from the mode of a folder: 0600 for 0700, 0640 for 0750, 0644 for 0755."""
     return stat.S_IMODE(folder.stat().st_mode) & 0o666 | 0o600
 
 
 def _file_mode(path: Path) -> int:
-    """0600 in a folder of 0700, 0640 in one that the group may read."""
+    """Return the mode of a run file: 0640 if the group may read its folder, else 0600."""
     return mode_of_files_in(path.parent) & 0o640
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
-    """Write `text` like `write_bytes`."""
-    # A byte that is not UTF-8, as in some folder names, becomes JSON's escape sequence.
+    """Write `text` as UTF-8 with `write_bytes`."""
+    # A byte that is not valid UTF-8, as in some folder names, is written as an escape sequence.
     write_bytes(path, text.encode("utf-8", "backslashreplace"), mode=mode, durable=durable)
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int | None = None, durable: bool = True) -> None:
-    """Write `data` so that a reader sees the old file or the new one, never a part of it.
+    """Write `data` atomically: a reader sees the old file or the new one, never a part of it.
 
-    `mode` is the file's, by default its folder's without write access for the group. `durable` waits for the disk, which
-    a heartbeat does not need.
+    `mode` is the file mode, by default that of the folder without group write access. `durable` waits for the disk,
+    which is unnecessary for a heartbeat.
     """
     mode = _file_mode(path) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -137,7 +133,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None, durable: bo
     except BaseException as error:
         temporary.unlink(missing_ok=True)  # a full disk must not fill up with partial files
         if isinstance(error, OSError):
-            error.filename = str(path)  # the error of a write does not name a file
+            error.filename = str(path)  # errors of write() do not name a file
         raise
 
 
@@ -147,7 +143,7 @@ def write_json(path: Path, value: Any, *, mode: int | None = None, durable: bool
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON document; the error for a damaged one, or one with missing keys, names the file."""
+    """Read one JSON document. Raises DamagedFileError if it is not valid JSON or lacks keys of its kind of file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -165,7 +161,7 @@ def _is_a_folder(path: Path) -> ToolkitError:
 
 
 def read_json_or_none(path: Path) -> Any | None:
-    """Like `read_json`, but None if the file does not exist."""
+    """Read JSON as `read_json` does, but return None if the file does not exist."""
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -173,14 +169,14 @@ def read_json_or_none(path: Path) -> Any | None:
 
 
 def open_append(path: Path) -> int:
-    """A file descriptor that appends to `path`, which gets its folder's permissions."""
+    """Open a file descriptor that appends to `path`, whose permissions are derived from its folder."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.fchmod(descriptor, _file_mode(path))
     return descriptor
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line, or nothing. Each file has one writer, since appends are not atomic over NFS."""
+    """Append one JSON line completely, or nothing. A file may have only one writer: appends over NFS are not atomic."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
     with os.fdopen(open_append(path), "ab", buffering=0) as stream:
         before = os.fstat(stream.fileno()).st_size
@@ -194,7 +190,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def why_unwritable(folder: Path, size_bytes: int = 1) -> str:
-    """Why `size_bytes` more cannot be written below a folder; "" if they can. Only a write reveals a quota."""
+    """Return why `size_bytes` more cannot be written below a folder, or "". Writes them: only that reveals a quota."""
     trial = folder / f".room-{os.uname().nodename}"
     try:
         write_bytes(trial, bytes(size_bytes))
@@ -205,15 +201,15 @@ def why_unwritable(folder: Path, size_bytes: int = 1) -> str:
 
 
 def json_reason(error: Exception) -> str:
-    """Why one line is not valid JSON. json counts lines within its input, which is only this line."""
+    """Return why one line is not valid JSON, without the line number of the json module, which is always 1."""
     return f"{error.msg}: column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON-lines file. An unfinished last line is not a record yet and is skipped.
+    """Yield the records of a JSON-lines file. Skips a last line without a newline, which is still being written.
 
     Raises:
-        ToolkitError: a line is damaged; the message contains its number.
+        ToolkitError: a line is damaged; `where` contains its number.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -221,21 +217,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     except IsADirectoryError as error:
         raise _is_a_folder(path) from error
-    # Not splitlines(): that would also break at U+2028 and U+0085, which may occur inside a JSON string.
+    # splitlines() would also split at U+2028 and U+0085, which may occur inside a JSON string.
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         if line.strip():
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ToolkitError(
-                    f"invalid JSON: {json_reason(error)}", where=f"{path}:{number}", fix="remove that line"
+                    f"invalid JSON: {json_reason(error)}", where=f"{path}:{number}", fix="remove this line"
                 ) from error
             check_record(value, f"{path}:{number}")
             yield value
 
 
 def tail_text(path: Path, lines: int, *, limit_bytes: int = 65536) -> list[str]:
-    """The last `lines` lines of a file, from at most `limit_bytes` at its end; [] if it does not exist."""
+    """Return the last `lines` lines of a file, from at most `limit_bytes` at its end; [] if it does not exist."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -246,26 +242,26 @@ def tail_text(path: Path, lines: int, *, limit_bytes: int = 65536) -> list[str]:
     return text.splitlines()[-lines:]
 
 
-FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
+FULL_BYTES = 1 << 20  # a file system with less free space than this counts as full
 
 
 def why_full(path: Path) -> str:
-    """How little is left where `path` lies; "" where that is enough. A quota of another user's kind is not seen here."""
+    """Return a message if the file system of `path` is nearly full, else "". Quotas are not checked."""
     space = os.statvfs(path)
     left = space.f_bavail * space.f_frsize
     if left >= FULL_BYTES and space.f_favail != 0:
         return ""
-    return f"{path}: {left} bytes and {space.f_favail} files are left"
+    return f"the file system of {path} is full ({left} bytes and {space.f_favail} inodes free)"
 
 
 def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
-    """The folder of all runs: `--runs` > `TOOLKIT_RUNS` > the site's > `./runs`, absolute."""
+    """Return the absolute path of RUNS: from `--runs`, else `TOOLKIT_RUNS`, else the site, else `./runs`."""
     chosen = flag or environ.get("TOOLKIT_RUNS") or site_runs or "runs"
     return typed_path(chosen).absolute()
 
 
 def typed_path(text: str | Path) -> Path:
-    """A path as the user typed it: `~` is a home folder, but `~name` of an unknown user is an ordinary name."""
+    """Expand `~` and `~user` in a path that the user typed; `~name` without such a user remains an ordinary name."""
     return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's version raises an error for an unknown user
 
 
@@ -273,7 +269,7 @@ _USAGE = {
     "first_rank": int, "ranks": int, "cpu_s": float | int, "cpus_peak": float | int, "memory_peak_bytes": int,
     "memory_mean_bytes": int, "gpus": list | None, "time": str,
 }  # fmt: skip
-# The end of a file's path, and its keys with their types; an enumeration means its values.
+# For each kind of file, a pattern for the end of its path, and its keys with their types (an enum allows its values).
 _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"/record\.json"), {"job": dict, "host": str}),
     (re.compile(r"/resumed-\d+\.json"), {"job": dict}),
@@ -310,10 +306,10 @@ LARGEST = 2**63 - 1
 
 
 def check_record(value: Any, path: str) -> None:
-    """Check the contents of the file `path` of a run.
+    """Check the parsed contents of the run file `path`.
 
     Raises:
-        ToolkitError: they are not valid for such a file.
+        DamagedFileError: they are not valid for this kind of file.
     """
     keys = next((keys for pattern, keys in _SHAPES if pattern.search(path)), None)
     if keys is not None:
@@ -321,10 +317,10 @@ def check_record(value: Any, path: str) -> None:
 
 
 def check_kept_usage(value: Any, path: str) -> None:
-    """Check the `usage` in the file `path`, an `exit.json`.
+    """Check the `usage` that was read from `path`, an `exit.json`.
 
     Raises:
-        ToolkitError: it is not a list of samples.
+        DamagedFileError: it is not a list of usage records.
     """
     if not isinstance(value, list):
         raise _refusal(path, f"usage = {value!r:.80} is not valid")
@@ -344,7 +340,7 @@ def _check(value: Any, keys: dict[str, Any], path: str) -> None:
 
 def _refusal(path: str, problem: str) -> ToolkitError:
     return DamagedFileError(
-        f"{problem}: another version of toolkit wrote it, or it is damaged",
+        f"{problem}: another version of toolkit wrote this file, or it is damaged",
         where=path,
         fix="restore the file or start a new run",
     )

@@ -1,4 +1,4 @@
-"""Find the run directory that a user names: by a run id, a Slurm job id in any form, `last`, or a path."""
+"""Finds the run directory that a user names by a run id, a Slurm job id in any form, `last`, or a path."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 
 
 class NoRunError(NotFoundError):
-    """There is no run of this name below RUNS; Slurm may know the name nevertheless."""
+    """There is no run with this name below RUNS, although Slurm may know a job with it."""
 
 
-_NEAR = 500  # the newest runs, which are searched for names similar to a mistyped one
-MOST_NAMED = 3  # runs that a message lists
-MOST_ALIKE = 10  # the same for runs with one job id, which only this list distinguishes
+_NEAR = 500  # the number of newest runs that are searched for names similar to a mistyped one
+MOST_NAMED = 3  # the most runs that a message lists
+MOST_ALIKE = 10  # the most runs with the same job id that a message lists; only this list distinguishes them
 
 
 def listed(runs: Path) -> list[RunName]:
-    """Folders that may be runs, the newest first, only by their names."""
+    """Return the names of all folders that may be runs, newest first; does not look into them."""
     names = []
     for job in sorted(entry.name for entry in _entries(runs) if not entry.name.startswith(".") and entry.is_dir()):
         names += [
@@ -48,7 +48,7 @@ def listed(runs: Path) -> list[RunName]:
 
 
 def run_named(runs: Path, name: RunName) -> RunDirectory:
-    """The run directory of such a name."""
+    """Return the run directory for a name from `listed`."""
     return RunDirectory(runs / name.job_name / name.run_id)
 
 
@@ -61,27 +61,27 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def has_begun(run: RunDirectory) -> bool:
-    """True if a run was submitted (or perhaps was: `submitting-*`) or has started; false if it is only rendered."""
+    """Return False if a run is only rendered, True if it has started or may have been submitted (`submitting-*`)."""
     return any(run.path.glob("submitt*-*.json")) or bool(run.start_numbers())
 
 
 def _task(run: RunDirectory, number: int) -> Path:
-    """The folder of a task, which exists once the task has started.
+    """Return the folder of a task, which exists after the task has started.
 
     Raises:
-        NotFoundError: the run is not an array; an action on a task must not apply to a whole run.
+        NotFoundError: the run is not an array. The caller must not act on the whole run instead.
     """
     if array_in(newest_record(run)):
         return run.task(number).path
     raise NotFoundError(
         f"run {run.run_id} is not an array run, so it does not have a task {number}",
         where=str(run.path),
-        fix=f"name the run without a task, {run.run_id}",
+        fix=f"use {run.run_id}, without a task number",
     )
 
 
 def state_on_disk(run: RunDirectory) -> str:
-    """A run's state by its own files: how it ended, "not ended" or "rendered"; Slurm is not queried."""
+    """Return the final state of a run, "not ended" or "rendered", according to its files. Does not query Slurm."""
     attempt = run.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     if end is not None and end.final:
@@ -90,27 +90,27 @@ def state_on_disk(run: RunDirectory) -> str:
 
 
 def newest_record(run: RunDirectory) -> Path:
-    """The file with the last submitted job: the last resume's, else `record.json`."""
+    """Return the file with the newest job settings: that of the last resume, else `record.json`."""
     return max(run.whole.path.glob("resumed-*.json"), default=run.record)
 
 
 def array_in(record: Path) -> str:
-    """`job.array` of `record.json` or `resumed-SSS.json`; "" if it is not an array."""
+    """Return the value of `job.array` in `record.json` or `resumed-SSS.json`; "" if the run is not an array."""
     job = (read_json_or_none(record) or {}).get("job", {}).get("job", {})
     return str(job.get("array", "")) if isinstance(job, dict) else ""
 
 
 def find_run(run: str, runs: Path) -> Path:
-    """The directory of the run that a user named.
+    """Return the directory of the run that a user named.
 
     Args:
         run: a run id or a unique prefix of one, `last` (the newest run that was submitted or has started), a Slurm job id
-        in any form, or a path. `last_4`, `RUNID_4` and `123_4` are the folder of task 4, which exists once the task
-        has started; `run_names` lists all forms.
+        in any form, or a path. `last_4`, `RUNID_4` and `123_4` name the folder of task 4, which exists after the task
+        has started. `FORMS` lists all forms.
         runs: the folder of all runs.
 
     Raises:
-        NotFoundError: the run does not exist, and the message suggests similar names; or a task of a run without an array.
+        NotFoundError: the run does not exist (the fix suggests similar names), or is not an array but a task was named.
         ToolkitError: several run ids have this prefix, or several runs have this job id.
     """
     if (found := _at_path(run)) is not None:
@@ -128,10 +128,10 @@ def find_run(run: str, runs: Path) -> Path:
 
 
 def _at_path(text: str) -> Path | None:
-    """The folder of a run or a task that is named by its path.
+    """Return the folder of a run or task that the user named by its path, or None if there is no such path.
 
     Raises:
-        NotFoundError: it is the path of something else.
+        NotFoundError: the path exists, but is not a run directory.
     """
     if not text:
         return None
@@ -140,20 +140,20 @@ def _at_path(text: str) -> Path | None:
     if run.record.exists():
         return run.path
     if "/" in text and path.exists():
-        fix = "name the folder that contains record.json; `toolkit history --json` prints the path of each run"
+        fix = "pass the folder that contains record.json; `toolkit history --json` prints the path of each run"
         raise NotFoundError("expected a run directory", where=text, fix=fix)
     return None
 
 
 def _by_id(text: str, runs: Path) -> RunDirectory | None:
-    """The run with this complete id, found without the index: each folder of RUNS is one job's."""
+    """Return the run with this complete id, found without the index by checking the folder of each job."""
     if not _WHOLE_ID.fullmatch(text):
         return None
     return next((run for run in map(RunDirectory, runs.glob(f"*/{text}")) if run.may_be_run()), None)
 
 
 def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory | None:
-    """The run that a name refers to, for any task of it.
+    """Return the run that a name refers to; for the name of a task, the run of the task.
 
     Raises:
         ToolkitError: several run ids have this prefix, or several runs have this job id.
@@ -168,12 +168,11 @@ def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory 
 
 
 def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
-    """The run with the job that the name states: a number, with or without a cluster, for which the name of a site is
-    valid, too.
+    """Return the run with the job that the name states: a number, with or without a cluster (or a site name).
 
     Raises:
-        NoRunError: all runs with the job id are on other clusters.
-        ToolkitError: several runs match equally.
+        NoRunError: all runs with this job id are on other clusters.
+        ToolkitError: several runs match equally well.
     """
     homes = {entry: home_of(entry, name.job_id) for entry in known.of_job(name.job_id)}
     alike = [entry for entry, (cluster, _) in homes.items() if cluster == name.cluster]
@@ -190,20 +189,20 @@ def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
 
 
 def home_of(run: RunDirectory, job_id: str) -> tuple[str, str]:
-    """The cluster of a job of a run, "" for its site's own, and the site; ("", "") if its record is damaged."""
+    """Return (cluster, site) of a job. The cluster is "" for the site's own. A damaged record results in ("", "")."""
     try:
         start = start_of_job(run, job_id)
         resumed = (path for path in run.path.glob("resumed-*.json") if start_of(path) <= start)
         record = max(resumed, key=start_of, default=run.record)
         job = (read_json_or_none(record) or {}).get("job", {})
-    except (ToolkitError, PermissionError):  # the run must still be found: the action on it reports the damaged file
+    except (ToolkitError, PermissionError):  # the run must still be found; the command then reports the damaged file
         return "", ""
     return str(job.get("job", {}).get("cluster", "")), str(job.get("site", {}).get("name", ""))
 
 
 def _only(name: NameParts, homes: Mapping[RunDirectory, tuple[str, str]]) -> RunDirectory | None:
-    """The only run of these. A reinstalled cluster reuses its numbers: for one site, a run that has not ended takes
-    precedence over those that have.
+    """Return the only one of these runs, or None if there are none. A reinstalled cluster reuses job ids: if all runs
+    are on one cluster, a single run that has not ended takes precedence.
 
     Raises:
         ToolkitError: there are several.
@@ -212,17 +211,17 @@ def _only(name: NameParts, homes: Mapping[RunDirectory, tuple[str, str]]) -> Run
     if len(homes) < 2 or len(open_ones) == 1:
         return next(iter(open_ones or homes), None)
     job = f"{name.job_id};{name.cluster}" if name.cluster else name.job_id
-    raise ToolkitError(f"{len(homes)} runs have job {job}", where=job, fix=f"choose one of {_each_alone(homes)}")
+    raise ToolkitError(f"job {job} belongs to {len(homes)} runs", where=job, fix=f"choose one of {_each_alone(homes)}")
 
 
 def _has_ended(run: RunDirectory) -> bool:
-    """True if its last start recorded an end, and no later one was submitted."""
+    """Return True if the last start of a run recorded an end, and no later start was submitted."""
     submitted = max(map(start_of, run.path.glob("submitt*-*.json")), default=-1)
     return is_over(run) and submitted <= max(run.start_numbers(), default=-1)
 
 
 def _each_alone(homes: Mapping[RunDirectory, tuple[str, str]]) -> str:
-    """Runs by their ids, each with the place of its job."""
+    """List the ids of runs, each with the cluster or site of its job."""
     descriptions = [f"{run.run_id} ({_in_words(*home)})" for run, home in islice(homes.items(), MOST_ALIKE)]
     return ", ".join(descriptions) + (", ..." if len(homes) > MOST_ALIKE else "")
 
@@ -232,14 +231,14 @@ def _in_words(cluster: str, site: str) -> str:
 
 
 def _of_id(prefix: str, known: KnownRuns) -> RunDirectory | None:
-    """The run with this id, or the only one with this prefix."""
+    """Return the run with this id, else the only run whose id has this prefix, else None."""
     job, _, run_id = prefix.rpartition("/")
     matches = list(known.with_prefix(run_id, job=job))
     exact = [one for one in matches if one.run_id == run_id]
     if len(matches) > 1 and not exact:
         near = ", ".join(one.run_id for one in matches[:MOST_NAMED]) + (", ..." if len(matches) > MOST_NAMED else "")
         raise ToolkitError(
-            f"{len(matches)} runs have this prefix", where=prefix, fix=f"write more characters of one: {near}"
+            f"ambiguous: {len(matches)} run ids have this prefix", where=prefix, fix=f"use a longer prefix: {near}"
         )
     return next(iter(exact or matches), None)
 
@@ -255,7 +254,7 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
         return NotFoundError(
             f"no submitted run found; {rendered} is only rendered",
             where=str(runs),
-            fix=f"`toolkit submit JOB`, or name the run: {rendered}",
+            fix=f"`toolkit submit JOB`, or use the run id {rendered}",
         )
     near = difflib.get_close_matches(text, [entry.run_id for entry in islice(known, _NEAR)], n=3, cutoff=0.5)
     if near:
@@ -264,7 +263,7 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
         return NoRunError(
             f"run {text!r} not found: not a run id, a path or a job id",
             where=str(runs),
-            fix=f"{FORMS}; `toolkit history` lists them",
+            fix=f"{FORMS}; `toolkit history` lists the runs",
         )
     on = f" on cluster {name.cluster}" if name.cluster else ""
     message = f"no run of job {name.job_id}{on} found" if name.job_id else f"run {text!r} not found"
@@ -276,11 +275,11 @@ FORMS = (
     "123, 123_4 (a task), 123.0 (a step), 123+1, 123_[0-3], 123;cluster; RUN_4 and last_4 are task 4"
 )
 
-# A step is 123.0, 123.batch and so on; squeue prints the pending tasks of an array as 123_[5-9%2], and of many 123_[5-9,...].
+# Steps are 123.0, 123.batch etc. squeue prints pending tasks of an array as 123_[5-9%2], and many as 123_[5-9,...].
 _JOB_ID = re.compile(
     r"(?P<job>\d+|local-\d+)(?:_(?P<task>\d+)|(?P<part>\+\d+|_\[[\d,:.%-]+\]))?(?P<step>\.\w+)?(?:;(?P<cluster>[\w.-]+))?"
 )
-# Digits alone are a job id, so a run id needs at least its day and the dash.
+# Digits alone are a job id, so the prefix of a run id needs at least the date and the dash.
 _RUN_ID = re.compile(r"(?P<run>last|(?:[^/]+/)?\d{8}-[\da-f-]*)(?:_(?P<task>\d+)(?P<step>\.\w+)?)?")
 
 _WHOLE_ID = re.compile(r"\d{8}-\d{6}-[\da-f]{4}")
@@ -288,7 +287,7 @@ _WHOLE_ID = re.compile(r"\d{8}-\d{6}-[\da-f]{4}")
 
 @dataclass(frozen=True)
 class NameParts:
-    """The parts of a typed name. `job_id` is set for a job, `run` otherwise; `part` follows the job or task, as `.0` or `+1`."""
+    """The parts of a name that the user typed. `job_id` is set for a job, else `run`; `part` is a suffix, as `.0`."""
 
     run: str = ""
     job_id: str = ""
@@ -298,7 +297,7 @@ class NameParts:
 
 
 def parse_run_name(text: str) -> NameParts | None:
-    """The parts of a name; None if it has no valid form."""
+    """Parse a name into its parts; return None if it has none of the valid forms."""
     if match := _JOB_ID.fullmatch(text):
         part = (match["part"] or "") + (match["step"] or "")
         return NameParts(job_id=match["job"], task=_number(match["task"]), part=part, cluster=match["cluster"] or "")
@@ -312,10 +311,10 @@ def _number(digits: str | None) -> int | None:
 
 
 def refuse_part(text: str, verb: str) -> None:
-    """Reject a name of less than a run or a task: applied to the whole of it, `verb` would do more than intended.
+    """Reject a name for only a part of a run or task, because `verb` would act on all of it.
 
     Raises:
-        ToolkitError: it names a step, a component, or some tasks of a job.
+        ToolkitError: the name is that of a step, a component, or several tasks of a job.
     """
     name = parse_run_name(text)
     if name is None or not name.part:
@@ -324,4 +323,4 @@ def refuse_part(text: str, verb: str) -> None:
     fix = f"use {text.partition(name.part)[0]}"
     if name.part[0] == "_":
         fix += f", or each task as {name.job_id}_4"
-    raise ToolkitError(f"names {part} of a job, but {verb} needs a run or one task", where=text, fix=fix)
+    raise ToolkitError(f"{verb} expects a run or one task, got {part} of a job", where=text, fix=fix)

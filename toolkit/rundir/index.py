@@ -1,8 +1,7 @@
-"""The runs below RUNS by name, with their ends and their jobs, in one file: hundreds of thousands of runs are listed and
-searched at once.
+"""An index of the runs below RUNS with their final states and job ids, to list and search 100,000s of runs quickly.
 
-The file is RUNS/.cache/history.sqlite, or below ~/.cache/toolkit if RUNS is not writable. It may be removed at any time:
-the files of the runs are authoritative. A job's folder is listed only if it has changed since the last listing.
+It is the file RUNS/.cache/history.sqlite, or one below ~/.cache/toolkit if RUNS is not writable. It may be removed at
+any time, because the files of the runs are authoritative. The folder of a job is listed again only if it has changed.
 """
 
 import hashlib
@@ -19,14 +18,14 @@ from toolkit.terminal.talk import say
 
 __all__ = ["PAGE", "Ended", "Entry", "RunIndex", "RunName"]
 
-# How long to wait for another process that writes the index; it needs only an instant.
+# How long to wait for another process that writes the index, which normally takes only an instant.
 LOCKED_S = 2.0
-# Consecutive writes that may fail before writing stops: one busy moment must not discard a long first listing.
+# The consecutive failed writes after which writing stops. One busy moment must not discard a long first listing.
 MOST_MISSES = 3
-# A folder that changed this recently may change again without a new time stamp, so it is listed next time, too.
+# A folder that changed this recently may change again without a new timestamp, so it is listed again next time.
 SETTLED_NS = 10_000_000_000
-PAGE = 1000  # runs that are read, and written, at once
-_FORM = 20_261_123  # a file with another number is another version's, and is rebuilt
+PAGE = 1000  # the number of runs that are read or written at once
+_FORM = 20_261_123  # the schema version; a file with another number is rebuilt
 _SCHEMA = """
 DROP TABLE IF EXISTS folders;
 DROP TABLE IF EXISTS runs;
@@ -38,25 +37,25 @@ CREATE TABLE jobs (job_id TEXT, run_id TEXT, job TEXT);
 CREATE INDEX of_run ON jobs (run_id, job);
 CREATE INDEX ids ON jobs (job_id, run_id);
 """
-CACHE = ".cache"  # the folder in RUNS
-_LAST_NAME = "\U0010ffff"  # sorts after every run id
+CACHE = ".cache"  # the name of the folder in RUNS
+_LAST_NAME = "\U0010ffff"  # this sorts after every run id
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 Result = TypeVar("Result")
 
 
 class RunName(NamedTuple):
-    """The name of a run."""
+    """The name of a run: its id and the name of its job."""
 
     run_id: str
     job_name: str
 
 
 class Entry(NamedTuple):
-    """The remembered facts about a run, or about a folder that may not be one.
+    """What the index contains about a run, or about a folder that may not be a run.
 
-    `state` and `message` describe its end, read when nothing in its folders was newer than `changed_ns`; "" if they were
-    not read yet, or it had not ended. A run that continued `again` after its end may have any state.
+    `state` and `message` describe its end, as of the time `changed_ns`; they are "" if it had not ended or was not read
+    yet. If `again` is true, the run continued after its end, so its state may be outdated.
     """
 
     name: RunName
@@ -67,7 +66,7 @@ class Entry(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The final end of a run, to be remembered."""
+    """The final end of a run, to be stored in the index."""
 
     name: RunName
     state: str
@@ -76,8 +75,8 @@ class Ended(NamedTuple):
 
 
 class RunIndex:
-    """The index of the runs below `runs`. If its file is unusable, the index is built in memory and this is reported;
-    without a message, if there is no file and none should be made.
+    """The index of the runs below `runs`. If its file is unusable, it reports this and builds the index in memory. With
+    `make` false, it also does so, but without a message, if there is no file.
     """
 
     def __init__(self, runs: Path, *, make: bool = True) -> None:
@@ -97,11 +96,11 @@ class RunIndex:
     def newest(
         self, *, job: str = "", since: str = "", beginning: str = "", states: Collection[str] | None = None, first: int = PAGE
     ) -> Iterator[list[Entry]]:  # fmt: skip
-        """Pages of runs, the newest first, with `first` runs in the first one, filtered by job, minimum run id, prefix of the
-        run id and possible states; None applies no filter for states.
+        """Yield pages of runs, newest first, with `first` runs on the first page. Filters by job, lowest run id,
+        prefix of the run id and `states` (None for all). Runs with an unknown or outdated state pass the state filter.
         """
         if not (beginning.isascii() and job.isascii()):
-            return  # not a name of toolkit's, and maybe not a valid string for a query
+            return  # toolkit uses only ASCII names, and such a string may not be valid in a query
         place, size = (_LAST_NAME, ""), min(first, PAGE)
         while page := self._page(place, max(since, beginning), job, beginning, states, size):
             yield page
@@ -124,22 +123,22 @@ class RunIndex:
         return [Entry(RunName(run_id, job), bool(again), *rest) for run_id, job, again, *rest in rows]
 
     def count(self) -> int:
-        """The number of names."""
+        """Return the number of indexed names."""
         ask = "SELECT count(*) FROM runs"
         return int(self._try(lambda connection: connection.execute(ask).fetchone())[0])
 
     def of_job(self, job_id: str) -> list[RunName]:
-        """The runs with a remembered job id, the newest first."""
+        """Return the runs for which the index contains this job id, newest first."""
         ask = "SELECT run_id, job FROM jobs WHERE job_id = ? ORDER BY run_id DESC, job"
         return [RunName(*row) for row in self._try(lambda connection: connection.execute(ask, (job_id,)).fetchall())]
 
     def without_jobs(self) -> list[RunName]:
-        """The runs whose job ids are not remembered, or may have grown, the newest first."""
+        """Return the runs whose job ids the index does not contain, or may not contain completely, newest first."""
         ask = "SELECT run_id, job FROM runs WHERE again OR NOT jobs_known ORDER BY run_id DESC, job"
         return [RunName(*row) for row in self._try(lambda connection: connection.execute(ask).fetchall())]
 
     def keep(self, ended: Iterable[Ended]) -> None:
-        """Remember runs that have ended for good."""
+        """Store the final states of runs."""
         rows = [(one.state, one.changed_ns, one.message, *one.name) for one in ended]
 
         def write(connection: sqlite3.Connection) -> None:
@@ -150,7 +149,7 @@ class RunIndex:
         self._write(write)
 
     def keep_jobs(self, found: Iterable[tuple[RunName, Collection[str]]]) -> None:
-        """Remember the job ids of runs that can only get more of them by continuing after their end."""
+        """Store the job ids of finished runs, which get more of them only if they continue after their end."""
         runs = list(found)
 
         def write(connection: sqlite3.Connection) -> None:
@@ -165,7 +164,7 @@ class RunIndex:
         self._write(write)
 
     def _write(self, write: Callable[[sqlite3.Connection], object]) -> None:
-        """Write all or nothing; if another process prevents the write, the facts are just not remembered."""
+        """Write in one transaction. If another process prevents that, skip it, because the index is only a cache."""
 
         def attempt(connection: sqlite3.Connection) -> None:
             try:
@@ -178,13 +177,13 @@ class RunIndex:
                     raise
                 self.misses += 1
                 if self.misses == 1:
-                    say(f"cannot write {self.path} now: {error}")
+                    say(f"cannot write to the run index {self.path} at the moment: {error}")
 
         if self.misses < MOST_MISSES:
             self._try(attempt)
 
     def _try(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Act on the open index; a damaged one is rebuilt, and for an unusable one the index is built in memory."""
+        """Call `act` with the open index. Rebuilds a damaged file; without a usable one, builds the index in memory."""
         while self.path is not None:
             try:
                 if self._connection is None:
@@ -200,17 +199,17 @@ class RunIndex:
         return act(self._connection)
 
     def _repair(self, error: sqlite3.Error | OSError, path: Path) -> None:
-        """Remove a damaged file, once; bypass any other."""
+        """Remove a damaged file, but only once; after any other error, continue without the file."""
         if isinstance(error, sqlite3.Error) and _is_damaged(error) and not self._rebuilt:
             self._rebuilt = True
             say(f"{path} is damaged ({error}); rebuilding it")
             _remove(path)
             return
-        say(f"history without its cache {path}: {getattr(error, 'strerror', None) or error}")
+        say(f"continuing without the run index {path}: {getattr(error, 'strerror', None) or error}")
         self.path = None
 
     def _list_what_changed(self, connection: sqlite3.Connection) -> None:
-        """List the folders of jobs that changed since their last listing."""
+        """List the job folders that changed since their last listing, and update the index."""
         listed = dict(connection.execute("SELECT job, changed_ns FROM folders"))
         now_ns = time.time_ns()
         there = dict(_folders(self.runs))
@@ -233,7 +232,7 @@ class RunIndex:
 
 
 class _Change(NamedTuple):
-    """The changes of a job's folder since its last listing."""
+    """The changes in the folder of a job since its last listing."""
 
     job: str
     new: list[str]
@@ -258,26 +257,26 @@ def _change_of(connection: sqlite3.Connection, runs: Path, job: str) -> _Change:
     known = dict(connection.execute("SELECT run_id, again FROM runs WHERE job = ?", (job,)))
     names, again = set(), set()
     try:
-        for name in os.listdir(runs / job):  # noqa: PTH208  a Path for each of 100,000 is ten times slower
+        for name in os.listdir(runs / job):  # noqa: PTH208  creating 100,000 Paths would be ten times slower
             if not name.isascii():
-                continue  # not a name of toolkit's, and maybe not a valid string for SQL
+                continue  # toolkit uses only ASCII names, and such a string may not be valid in SQL
             if name.startswith(AGAIN):
                 again.add(name.removeprefix(AGAIN))
             elif not name.startswith("."):
                 names.add(name)
     except FileNotFoundError:
-        pass  # its last run was removed just now
+        pass  # another process has just removed the last run of the job
     return _Change(
         job, sorted(names - known.keys()), sorted(known.keys() - names), [one for one in again & names if not known.get(one)]
     )  # fmt: skip
 
 
 def _folders(runs: Path) -> Iterator[tuple[str, int]]:
-    """The folders of jobs, each with the time of its last change, from the clock that copies do not reset."""
+    """Yield the name and ctime of each job folder; unlike mtime, programs that copy files cannot set ctime back."""
     try:
         with os.scandir(runs) as entries:
             for entry in entries:
-                # Names with a leading dot are toolkit's own: the index, packed environments, bad nodes.
+                # Toolkit's own folders have a leading dot: the index, packed environments, bad nodes.
                 if not entry.name.startswith(".") and entry.name.isascii() and entry.is_dir():
                     yield entry.name, entry.stat().st_ctime_ns
     except (FileNotFoundError, NotADirectoryError):
@@ -285,7 +284,7 @@ def _folders(runs: Path) -> Iterator[tuple[str, int]]:
 
 
 def _place(runs: Path) -> Path | None:
-    """The path of the index: in RUNS, else in this user's home folder. None if there are no runs."""
+    """Return the path of the index: in RUNS if writable, else in this user's home. None if RUNS does not exist."""
     if not runs.is_dir():
         return None
     if os.access(runs, os.W_OK):
@@ -301,12 +300,12 @@ def _open(path: Path) -> sqlite3.Connection:
         if _form_of(connection) != _FORM:
             path.chmod(stat.S_IRUSR | stat.S_IWUSR)
             connection.execute("BEGIN IMMEDIATE")
-            if _form_of(connection) != _FORM:  # otherwise another process was quicker
+            if _form_of(connection) != _FORM:  # check again, because another process may have just created the tables
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {_FORM}")
             connection.execute("COMMIT")
-        connection.execute("PRAGMA synchronous = OFF")  # a file damaged by a power failure is rebuilt
+        connection.execute("PRAGMA synchronous = OFF")  # a file that a power failure damages is rebuilt
     except BaseException:
         connection.close()
         raise

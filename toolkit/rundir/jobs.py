@@ -1,4 +1,4 @@
-"""The Slurm jobs of a run."""
+"""Finds the Slurm jobs of a run in its files."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,9 +13,9 @@ __all__ = ["job_ids", "newest_job_id", "readable_job_ids"]
 
 
 def job_ids(run: RunDirectory) -> list[str]:
-    """The job ids of a run, each once, the newest last: those that submission recorded and those that claimed a start."""
+    """Return the distinct job ids of a run, newest last: those of submissions and those that claimed a start."""
     by_start = _submissions(run) + _claims(run)
-    if not by_start:  # an array that the user submitted with sbatch: its tasks know its job
+    if not by_start:  # the user submitted an array with sbatch, so only the claims of its tasks contain the job id
         of_tasks = (claim for number in run.task_numbers() for claim in _claims(run.task(number)))
         by_start = [
             (start, array) for start, job in of_tasks for array, of_array, _ in [job.partition("_")] if of_array
@@ -25,7 +25,7 @@ def job_ids(run: RunDirectory) -> list[str]:
 
 
 def newest_job_id(run: RunDirectory) -> str:
-    """Slurm's id of a run's newest job, or of a task's place in its array; "" before there is one."""
+    """Return the Slurm id of the newest job of a run, or of a task within its array job; "" if there is none yet."""
     ids = job_ids(run)
     if run.task_number is None:  # only all repeated jobs together, 123_1 and 123_2, show whether the run continues
         return ids[-1].partition("_")[0] if ids else ""
@@ -33,20 +33,20 @@ def newest_job_id(run: RunDirectory) -> str:
 
 
 def readable_job_ids(run: RunDirectory) -> list[str]:
-    """Like `job_ids`, but only from the undamaged files of a run."""
+    """Return the job ids of a run as in `job_ids`, but ignoring damaged files."""
     return list(dict.fromkeys(job for _, job in sorted(_readable(run)) if job))
 
 
 def start_of_job(run: RunDirectory, job_id: str) -> int:
-    """The newest start that a job of a run ran, or was submitted for; 0 if no file contains it."""
+    """Return the newest start that a job has executed or was submitted for; 0 if no file contains the job id."""
     return max((start for start, known in _readable(run) if known == job_id), default=0)
 
 
 def _readable(run: RunDirectory) -> list[tuple[int, str]]:
-    """The starts and their jobs, from undamaged files."""
+    """Return the starts with their job ids, from undamaged files."""
     starts = []
     for path in run.path.glob("submitted-*.json"):
-        with suppress(DamagedFileError, OSError):  # another file may contain it
+        with suppress(DamagedFileError, OSError):  # another file may contain the job id
             starts += [(start_of(path), job_id) for job_id in _ids_in(read_json(path))]
     for number in run.start_numbers():
         with suppress(DamagedFileError, OSError):
@@ -56,7 +56,7 @@ def _readable(run: RunDirectory) -> list[tuple[int, str]]:
 
 
 def _submissions(run: RunDirectory) -> list[tuple[int, str]]:
-    """The starts that were submitted to the scheduler, with their job ids."""
+    """Return the starts that were submitted to the scheduler, with their job ids."""
     starts = []
     for path in run.path.glob("submitted-*.json"):
         recorded = read_json_or_none(path) or {}

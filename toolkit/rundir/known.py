@@ -1,4 +1,4 @@
-"""Search the runs below RUNS: the newest first, by name, or by a job id; from the index where it has the facts."""
+"""Searches the runs below RUNS by name or job id, newest first, with the help of the run index."""
 
 import heapq
 import os
@@ -18,12 +18,12 @@ from toolkit.terminal.talk import say
 __all__ = ["is_over", "known_runs"]
 
 FEW = 1000
-SLOW_S = 1.0  # longer searches are reported
-_MOST_REPORTED = 3  # unreadable runs, with one line each
+SLOW_S = 1.0  # a longer search reports its progress
+_MOST_REPORTED = 3  # the most unreadable runs that are reported, with one line each
 
 
 class KnownRuns:
-    """The runs of an index, iterated from the newest to the oldest."""
+    """The runs in an index; iterates from the newest to the oldest."""
 
     def __init__(self, index: RunIndex) -> None:
         self.index = index
@@ -36,14 +36,14 @@ class KnownRuns:
                     yield run
 
     def called(self, text: str) -> RunDirectory | None:
-        """The run with the id `RUNID`, or `JOB/RUNID` with the name of its job."""
+        """Return the run with the name `RUNID` or `JOB/RUNID` (with its job name), or None if there is none."""
         job, _, run_id = text.rpartition("/")
         return (
             next((run for run in self.with_prefix(run_id, job=job) if run.run_id == run_id), None) if run_id else None
         )
 
     def with_prefix(self, text: str, *, job: str = "") -> Iterator[RunDirectory]:
-        """The runs whose ids have this prefix, the newest first."""
+        """Yield the runs whose ids have this prefix, newest first."""
         for page in self.index.newest(beginning=text, job=job):
             for entry in page:
                 run = self._run(entry.name)
@@ -51,7 +51,7 @@ class KnownRuns:
                     yield run
 
     def of_job(self, job_id: str) -> Iterator[RunDirectory]:
-        """The runs of a job, the newest first. Those that are over are read once, and then remembered."""
+        """Yield the runs of a Slurm job, newest first. The job ids of finished runs are read once and then indexed."""
         remembered, unread = self.index.of_job(job_id), self.index.without_jobs()
         began, is_reported = time.monotonic(), False
         finished: list[tuple[RunName, list[str]]] = []
@@ -91,7 +91,7 @@ class KnownRuns:
 
 @contextmanager
 def known_runs(runs: Path) -> Iterator[KnownRuns]:
-    """The runs below a folder. If there are few, listing them is faster than writing an index file."""
+    """Yield the runs below a folder. Creates an index file only for many runs, because listing a few is faster."""
     index = RunIndex(runs, make=False)
     if index.path is None and index.count() > FEW:
         index.close()
@@ -109,10 +109,10 @@ def _age(name: RunName) -> str:
 
 
 def is_over(run: RunDirectory) -> bool:
-    """True for a run that gets no more jobs, unless it continues later; for an array `history` decides."""
+    """Return True if the last attempt of a run recorded a final end; False for arrays, whose tasks have attempts."""
     attempt = run.last_attempt()
     try:
         end = AttemptRecord.read(attempt) if attempt else None
-    except ToolkitError:  # a damaged file, which the run's status names
+    except ToolkitError:  # a file is damaged, which `toolkit status` reports
         return False
     return end is not None and end.final

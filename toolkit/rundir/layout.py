@@ -1,7 +1,8 @@
-"""The run directory: the place and the writer of every file of a run.
+"""The paths of all files of a run in its run directory, `RUNS/<job name>/<run id>/`.
 
-`RUNS/<job name>/<run id>/`. docs/contract.md lists every file with its only writer. Folders are 0700 and files
-0600; `access = "group"` widens both.
+docs/contract.md lists each file with its only writer. Folders have mode 0700 and files 0600, unless `access = "group"`.
+A *start* is one execution of the job script: the first, after a requeue or a resume, or as a repeated job. An *attempt*
+is one launch of all ranks within a start.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ __all__ = [
     "session_names", "sessions_folder", "start_of", "step_of",
 ]  # fmt: skip
 
-AGAIN = ".again-"  # the prefix of the names of `RunDirectory.revived_marker`
+AGAIN = ".again-"  # the prefix of the file name of `RunDirectory.revived_marker`
 
 
 def new_run_id(now: datetime | None = None) -> str:
-    """A name that sorts by time, such as `20261120-142233-9f3a`: the last part is the fraction of the second."""
+    """Return a run id that sorts by time, such as `20261120-142233-9f3a`; its last part is a fraction of a second."""
     moment = now or datetime.now(UTC)
     return f"{moment:%Y%m%d-%H%M%S}-{moment.microsecond * 0x10000 // 1_000_000:04x}"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run. Creating the object does not touch the disk."""
+    """The paths of one run, or of one task of an array run. Creating the object does not touch the disk."""
 
     path: Path
 
     @property
     def task_number(self) -> int | None:
-        """The number of this task of an array run; None for a whole run."""
+        """The task number if this is the folder of an array task, or None for a whole run."""
         return int(self.path.name) if self.path.parent.name == "tasks" and self.path.name.isdigit() else None
 
     @property
     def whole(self) -> RunDirectory:
-        """The run of a task; for a whole run, the run itself."""
+        """The run to which a task belongs; for a whole run, the run itself."""
         return self if self.task_number is None else RunDirectory(self.path.parent.parent)
 
     @property
@@ -65,14 +66,14 @@ class RunDirectory:
         return self.whole.path / "record.json"
 
     def may_be_run(self) -> bool:
-        """True if the folder has a record, or if this user may not read it."""
+        """Return True if the folder contains record.json, or if this user has no permission to check."""
         try:
             return self.record.exists()
         except PermissionError:
             return True
 
     def code(self, start: int) -> Path:
-        """The copy of the job's folder for the ranks of start `start`, and of those after it."""
+        """Return the copy of the user's code for the ranks of start `start`, and of later starts without a copy."""
         return self.whole.path / ("code" if start == 0 else f"code-{start:03}")
 
     @property
@@ -81,17 +82,17 @@ class RunDirectory:
 
     @property
     def sweep(self) -> Path:
-        """The values of each task of a sweep that override the job's."""
+        """The values of each task of a sweep that override those of the job file."""
         return self.whole.path / "sweep.json"
 
     @property
     def calls(self) -> Path:
-        """The function and the arguments of each task of an executor's run."""
+        """The function and arguments of each task, for a run that an `AutoExecutor` submitted."""
         return self.whole.path / "calls.json"
 
     @property
     def result(self) -> Path:
-        """Written by rank 0: what `main` of this run, or of this task, returned."""
+        """Written by rank 0: the return value of `main` of this run or task."""
         return self.path / "result.json"
 
     @property
@@ -99,15 +100,15 @@ class RunDirectory:
         return self.path / "tasks"
 
     def task(self, number: int) -> RunDirectory:
-        """One task of an array run: its own run directory, except for what all tasks share."""
+        """Return the run directory of an array task; files that all tasks share are in the directory of the run."""
         return RunDirectory(self.tasks / str(number))
 
     def task_numbers(self) -> list[int]:
-        """The tasks that have started."""
+        """Return the numbers of the tasks that have started."""
         return _numbers(self.tasks)
 
     def with_tasks(self) -> list[RunDirectory]:
-        """The run, and its tasks that have started."""
+        """Return the run itself and those of its tasks that have started."""
         return [self, *map(self.task, self.task_numbers())]
 
     @property
@@ -115,10 +116,10 @@ class RunDirectory:
         return self.path / "control"
 
     def is_asked(self, request: str) -> bool:
-        """True if `control/` contains a request such as "stop".
+        """Return True if `control/` contains a request such as "stop".
 
-        A request to a whole array applies to its tasks, but not to a task that was resumed: requests are also written into
-        the folders of running tasks.
+        A request to a whole array applies to its tasks, except to a task that a resume has started. Such a task obeys
+        only requests in its own folder.
         """
         if (self.control / request).exists():
             return True
@@ -144,7 +145,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def committed_checkpoints(self) -> list[Path]:
-        """The folders of complete checkpoints, the oldest first."""
+        """Return the folders of committed checkpoints, lowest step first."""
         folders = (path for path in self.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
         return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")))
 
@@ -154,32 +155,32 @@ class RunDirectory:
 
     @property
     def links(self) -> Path:
-        """Written by rank 0: the measured speed of the links between the ranks, for later attempts."""
+        """Written by rank 0: the measured speed of the links between ranks, for later attempts."""
         return self.path / "links.json"
 
     @property
     def layer_times(self) -> Path:
-        """Written by rank 0: the measured times of the model's parts, for later attempts."""
+        """Written by rank 0: the measured times of the layers of the model, for later attempts."""
         return self.path / "layer_times.json"
 
     def script(self, start: int) -> Path:
-        """The rendered script whose first start is `start`; the first script is `job.sbatch`."""
+        """Return the path of the script rendered for start number `start`; start 0 uses `job.sbatch`."""
         return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"
 
     def submitting(self, start: int) -> Path:
-        """Written before sbatch is called for start `start`, removed once it has answered."""
+        """Return the file that is written before sbatch is called for a start, and removed when sbatch responds."""
         return self.path / f"submitting-{start:03}.json"
 
     def submitted(self, start: int) -> Path:
-        """Written when start `start` was submitted to the scheduler."""
+        """Return the file that is written after start `start` was submitted to the scheduler."""
         return self.path / f"submitted-{start:03}.json"
 
     def resumed(self, start: int) -> Path:
-        """Written by the resume that created start `start`."""
+        """Return the file that is written by the resume that created start `start`."""
         return self.path / f"resumed-{start:03}.json"
 
     def resumed_starts(self) -> list[int]:
-        """The starts of this run, or of this task, that a resume created; a resume of an array may omit tasks."""
+        """Return the starts of this run or task that a resume created; a resume of an array may exclude tasks."""
         submitted = map(start_of, self.path.glob("submitted-*.json"))
         return sorted(number for number in {*self.start_numbers(), *submitted} if self.whole.resumed(number).exists())
 
@@ -202,7 +203,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class AttemptDirectory:
-    """Paths of one attempt."""
+    """The paths of one attempt."""
 
     path: Path
 
@@ -212,7 +213,7 @@ class AttemptDirectory:
 
     @property
     def run(self) -> RunDirectory:
-        """The run, or the task, of this attempt."""
+        """The run or task to which this attempt belongs."""
         return RunDirectory(self.path.parent.parent)
 
     @property
@@ -233,27 +234,27 @@ class AttemptDirectory:
 
     @property
     def reserve(self) -> Path:
-        """Reserved disk space that is released to write `exit.json`."""
+        """Reserved disk space, which is released to write `exit.json` on a full disk."""
         return self.path / "reserve"
 
     @property
     def rehearsed(self) -> Path:
-        """Written by `toolkit rehearse`: the failure that it caused in this attempt."""
+        """Written by `toolkit rehearse`: the failure that it injected into this attempt."""
         return self.path / "rehearsed.json"
 
     @property
     def stop_flag(self) -> Path:
-        """Written by the supervisor: the ranks must save and exit at the next step boundary."""
+        """Written by the supervisor: a request to all ranks to save and exit at the next step boundary."""
         return self.path / "stop"
 
     @property
     def ends_at(self) -> Path:
-        """Written by the supervisor if the allocation's end has moved: seconds since the epoch, UTC."""
+        """Written by the supervisor if the end time of the allocation changed: seconds since the epoch, UTC."""
         return self.path / "ends_at"
 
     @property
     def rendezvous(self) -> Path:
-        """Written by rank 0: the address of the store."""
+        """Written by rank 0: the address of the rendezvous store."""
         return self.path / "rendezvous.json"
 
     @property
@@ -262,7 +263,7 @@ class AttemptDirectory:
 
     @property
     def ranks(self) -> Path:
-        """One file per rank at its start, one at its end: `rank-00003.json`, `rank-00003.done`."""
+        """A rank writes `rank-00003.json` when it starts and `rank-00003.done` when it has finished."""
         return self.path / "ranks"
 
     @property
@@ -271,14 +272,14 @@ class AttemptDirectory:
 
     @property
     def usage(self) -> Path:
-        """One file per node, written by the guard of its first rank: used CPU time, memory and GPUs."""
+        """One file per node with its CPU, memory and GPU usage, written by the guard process of its first rank."""
         return self.path / "usage"
 
     def error_file(self, rank: int) -> Path:
         return self.errors / f"rank-{rank:05}.json"
 
     def stack_file(self, rank: int) -> Path:
-        """The stacks of a rank's threads when the attempt stalled."""
+        """Return the stack traces of a rank's threads when the attempt stalled."""
         return self.errors / f"rank-{rank:05}.stack"
 
     def rank_file(self, rank: int) -> Path:
@@ -291,16 +292,16 @@ class AttemptDirectory:
         return self.logs / f"rank-{rank}.log"
 
     def node_log(self, host: str) -> Path:
-        """The log of all ranks on a host, used if there are too many ranks for one file each."""
+        """Return the log of all ranks on a host, which is used if there are too many ranks for one file each."""
         return self.logs / f"node-{host}.log"
 
     @property
     def launcher_log(self) -> Path:
-        """The output of srun or mpirun, and of programs that fail before they become ranks."""
+        """The output of srun or mpirun, and of rank processes that fail during startup."""
         return self.logs / "launcher.log"
 
     def usage_file(self, first_rank: int) -> Path:
-        """The resource usage of the ranks of one node, named by the node's first rank."""
+        """Return the resource usage of the ranks on one node, named after the first rank on it."""
         return self.usage / f"rank-{first_rank:05}.json"
 
     def make_folders(self) -> None:
@@ -310,17 +311,17 @@ class AttemptDirectory:
 
 
 def start_of(path: Path) -> int:
-    """The start in the name of a file such as `submitted-001.json`."""
+    """Return the start number in a file name such as `submitted-001.json`."""
     return _number_behind_dash(path)
 
 
 def rank_of(path: Path) -> int:
-    """The rank in the name of a file such as `rank-00003.json` or `rank-3.log`."""
+    """Return the rank in a file name such as `rank-00003.json` or `rank-3.log`."""
     return _number_behind_dash(path)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in the name of a committed checkpoint, `step-00001000`."""
+    """Return the step in the folder name of a committed checkpoint, such as `step-00001000`."""
     return _number_behind_dash(checkpoint)
 
 
@@ -336,7 +337,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def make_task(run: RunDirectory, number: int) -> RunDirectory:
-    """Make the folder of a task for its first supervisor; a later start of the task finds it."""
+    """Make the folder of a task, unless an earlier start of the task has made it."""
     task = run.task(number)
     for folder in (run.tasks, task.path, *_folders_of(task)):
         with suppress(FileExistsError):
@@ -349,10 +350,9 @@ def _folders_of(run: RunDirectory) -> tuple[Path, ...]:
 
 
 def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirectory:
-    """Make an empty run directory with its secret.
+    """Make an empty run directory with its secret, which must exist before a job starts: Slurm opens the log inside it.
 
-    It must exist before any job of the run, since Slurm opens the log inside it. `access` is
-    "user" (0700) or "group" (0750).
+    `access` is "user" (0700) or "group" (0750).
 
     Raises:
         ToolkitError: the folder cannot be written; no part of the run remains.
@@ -367,42 +367,42 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
         run.path.chmod(0o750 if access == "group" else 0o700)
         for folder in _folders_of(run):
             make_folder(folder)
-        write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # only for the owner, with any access
-    except BaseException as error:  # also Ctrl-C
+        write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # for the owner only, regardless of `access`
+    except BaseException as error:  # including Ctrl-C
         if run is not None:
             discard_run(run)
         if isinstance(error, OSError):
-            raise cannot_write(error, action="cannot make a run directory", where=runs) from error
+            raise cannot_write(error, action="cannot create a run directory", where=runs) from error
         raise
     return run
 
 
 def discard_run(run: RunDirectory) -> None:
-    """Remove a run that never started, and the job's folder if the run was the only one in it."""
+    """Remove a run that never started, and the folder of its job if no other run is in it."""
     shutil.rmtree(run.path)
     with suppress(OSError):
         run.path.parent.rmdir()
 
 
 def _make_next(job_folder: Path) -> RunDirectory:
-    """Make the folder of a new run; two that are created at the same instant get different names."""
+    """Make the folder of a new run. Runs that are created at the same instant get different names."""
     while True:
         run = RunDirectory(job_folder / new_run_id())
         try:
             run.path.mkdir(mode=0o700)
         except FileExistsError:
-            continue  # until the clock advances
+            continue  # try again until the clock advances
         sync(job_folder)
         return run
 
 
 def sessions_folder() -> Path:
-    """The folder of all sessions, which is made when it is not there."""
+    """Return the folder of all sessions, after creating it if it does not exist."""
     folder = typed_path("~/.toolkit/sessions")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 def session_names() -> list[str]:
-    """The names of all sessions."""
+    """Return the names of all sessions."""
     return sorted(path.stem for path in sessions_folder().glob("*.json"))

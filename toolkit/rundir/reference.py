@@ -1,6 +1,6 @@
-"""The table of endings as Markdown, generated from the table that the supervisor follows.
+"""Generates the Markdown table of how attempts end, from the table that the supervisor follows.
 
-`python -m toolkit.rundir.reference docs/contract.md` rewrites the part of the page between its two markers.
+`python -m toolkit.rundir.reference docs/contract.md` replaces the part of the page between its two markers.
 """
 
 import sys
@@ -19,7 +19,7 @@ _FOLLOWS = {
 
 
 def reference() -> str:
-    """One row for each cause."""
+    """Return the Markdown table, with one row per cause."""
     lines = ["| cause | when | budget | while it lasts | else the run is | exit code |", "|---|---|---|---|---|---|"]
     for row in ENDINGS.values():
         budget = f"`{row.budget}`" if row.budget else ""
@@ -31,7 +31,7 @@ def reference() -> str:
 
 
 def embed(page: str) -> str:
-    """`page` with the generated table between its markers.
+    """Return `page` with the generated table between its markers.
 
     Raises:
         ToolkitError: the page has no such markers.
@@ -39,7 +39,7 @@ def embed(page: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ToolkitError("markers of the table of endings not found", fix=f"add the lines {BEGIN} and {END}")
+        raise ToolkitError("the page has no markers for the table", fix=f"add the lines {BEGIN} and {END} to it")
     return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
 
 

@@ -1,4 +1,4 @@
-"""The files of a run that its state depends on, read once each: never usage, ranks or logs."""
+"""Reads the files on which the state of a run depends, each of them once. Does not read usage, rank files or logs."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ __all__ = [
     "has_changed", "read_folder", "read_run",
 ]  # fmt: skip
 
-# The tables that each recorded job has; a record without one of them is damaged.
+# The tables that each recorded job must have; a record without one of them is damaged.
 _TABLES = (
     "job", "env", "container", "restart", "checkpoint", "data", "train", "parallel", "site", "scheduler", "launcher",
     "gpu", "site_env", "network", "paths", "site_container",
@@ -28,7 +28,7 @@ _TABLES = (
 
 @dataclass(frozen=True)
 class RecordedScheduler:
-    """The scheduler of a job's site: "slurm" or "local", its slurm.conf, and the cluster that the site names."""
+    """The scheduler of a site. `kind`: "slurm" or "local". `conf`: path of slurm.conf. `cluster`: its name or ""."""
 
     kind: str
     conf: str
@@ -37,9 +37,9 @@ class RecordedScheduler:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """What the state of a run depends on in its recorded job. `ranks` is the smallest number that it accepts.
+    """The settings of a recorded job on which the state of its run depends.
 
-    `cluster` is "" unless the job names another cluster than its site's.
+    `ranks` is the smallest number of ranks that the job accepts. `cluster` is "" unless the job itself names a cluster.
     """
 
     site: str
@@ -51,13 +51,13 @@ class RecordedJob:
 
     @property
     def uses_slurm(self) -> bool:
-        """False if the ranks start on this machine."""
+        """False if the job runs as a local process."""
         return self.scheduler.kind == "slurm"
 
 
 @dataclass(frozen=True)
 class StartFiles:
-    """One start: its claim, and whether it has ended."""
+    """One start: its claim, None if not claimed, and whether it has ended."""
 
     claim: StartClaim | None
     has_ended: bool
@@ -65,7 +65,7 @@ class StartFiles:
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """The last attempt: how it started and ended, None before; and the last step in its heartbeat."""
+    """The last attempt: how it started and ended (None if it has not yet), and the last step in its heartbeat."""
 
     directory: AttemptDirectory
     begun: StartRecord | None
@@ -77,9 +77,9 @@ class AttemptFiles:
 class FolderFiles:
     """The folder of a run, or of one task of an array run.
 
-    `submissions` has the Slurm job of each submitted start, `parts` those of an array that Slurm has in several parts.
-    `open_start` is a start whose sbatch has not responded. `attempts` are all numbers, `attempt` the last one's files.
-    `asks_cancel` is whether the folder itself has a request to cancel, `changed_ns` its time of modification.
+    `submissions` maps each submitted start to its job id, `parts` to the parts of an array that was submitted in parts.
+    `open_start` is a start for which sbatch has not responded. `attempts` are all attempt numbers, `attempt` the files
+    of the last one. `asks_cancel` is true if this folder contains a cancel request; `changed_ns` is its mtime.
     """
 
     directory: RunDirectory
@@ -95,19 +95,19 @@ class FolderFiles:
 
     @property
     def last_submitted(self) -> int:
-        """The newest start that was submitted; 0 before the first."""
+        """The newest submitted start; 0 if there is none."""
         return max(self.submissions, default=0)
 
     @property
     def final_end(self) -> AttemptRecord | None:
-        """The end that the last attempt recorded, if nothing follows it and no later start was submitted."""
+        """The end that the last attempt recorded, if it is final and no later start was submitted; else None."""
         attempt = self.attempt
         if attempt is None or attempt.end is None or not attempt.end.final or attempt.begun is None:
             return None
         return attempt.end if self.last_submitted <= attempt.begun.start else None
 
     def claims_of(self, job_id: str) -> list[tuple[StartClaim, bool]]:
-        """The claims of a job, or of all tasks of repeated jobs, the newest first, each with whether its start ended."""
+        """Return the claims of a job or of all tasks of an array job, newest first, and whether each start has ended."""
         newest_first = (self.starts[number] for number in sorted(self.starts, reverse=True))
         return [
             (start.claim, start.has_ended)
@@ -117,7 +117,7 @@ class FolderFiles:
 
     @cached_property
     def job_ids(self) -> list[str]:
-        """The jobs that were submitted or have claimed a start, each once, the newest last."""
+        """The ids of the jobs that were submitted or have claimed a start, without duplicates, newest last."""
         claimed = [(number, start.claim.job_id) for number, start in self.starts.items() if start.claim is not None]
         submitted = [
             (number, job_id)
@@ -130,11 +130,11 @@ class FolderFiles:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run, or one task of an array run. `whole` is the run's own folder, and `folder` again for a run.
+    """The files of a run or of one task of an array run. `whole` is the folder of the run; `folder` may be the same.
 
-    `tasks` are the tasks that have started; of a task none, but where only the tasks know the job of the array.
-    `first_array` is `job.array` as it was first submitted, and `host` where the run was submitted: "" if no state
-    depends on it.
+    `tasks` contains the started tasks of an array. For a single task it is empty, unless only the claims of the tasks
+    contain the job id of the array. `first_array` is `job.array` as it was first submitted. `host` is where the run was
+    submitted; "" if no state depends on it.
     """
 
     folder: FolderFiles
@@ -155,7 +155,7 @@ class RunFiles:
 
     @property
     def job_id(self) -> str:
-        """Slurm's id of the newest job, or of a task's place in its array; "" before there is one."""
+        """The Slurm id of the newest job, or of a task within its array job; "" if there is none yet."""
         number, ids = self.run.task_number, self.folder.job_ids
         if number is None:  # only all repeated jobs together, 123_1 and 123_2, show whether the run continues
             return self._array_job
@@ -165,24 +165,24 @@ class RunFiles:
     def _array_job(self) -> str:
         if ids := self.whole.job_ids:
             return ids[-1].partition("_")[0]
-        # A user submitted the script with sbatch: only the claims of the tasks name the array.
+        # The user submitted the script with sbatch, so only the claims of the tasks contain the job id of the array.
         claimed = [(start, job_id) for task in self.tasks.values() for start, job_id in _array_claims(task)]
         return max(claimed, key=lambda claim: claim[0])[1] if claimed else ""
 
     @property
     def newest_parts(self) -> tuple[Part, ...]:
-        """The parts of the newest submission; () if Slurm has the array in one."""
+        """The parts of the newest submission; () if it was submitted as one Slurm array."""
         return self.whole.parts[self.whole.last_submitted] if self.whole.submissions else ()
 
     def is_cancel_asked(self, folder: FolderFiles) -> bool:
-        """True if `folder` is to be cancelled. A request to a whole array does not hold for a task resumed since then."""
+        """Return True if `folder` is to be cancelled. A request to an array does not apply to its resumed tasks."""
         if folder.asks_cancel or folder is self.whole:
             return folder.asks_cancel
         return self.whole.asks_cancel and not {*folder.starts, *folder.submissions} & set(self.whole.resumed)
 
 
 def read_run(run: RunDirectory) -> RunFiles:
-    """Read what the state of a run, or of a task, depends on, each file once.
+    """Read the files on which the state of a run or task depends, each of them once.
 
     Raises:
         DamagedFileError: a file is damaged, or another version of toolkit wrote it.
@@ -204,7 +204,7 @@ def read_run(run: RunDirectory) -> RunFiles:
 
 
 def read_folder(directory: RunDirectory, *, with_step: bool = False) -> FolderFiles:
-    """Read the folder of a run, or of a task; `with_step` also the heartbeat of its last attempt.
+    """Read the folder of a run or task; `with_step` also reads the heartbeat of its last attempt.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -212,7 +212,7 @@ def read_folder(directory: RunDirectory, *, with_step: bool = False) -> FolderFi
     changed_ns = _changed_ns(directory)
     numbered = _numbered_files(directory)
     if not changed_ns and directory.task_number is not None:
-        return FolderFiles(directory)  # a task that has not started
+        return FolderFiles(directory)  # the task has not started
     submissions, parts = {}, {}
     for start in sorted(numbered["submitted"]):
         recorded = read_json_or_none(directory.submitted(start)) or {}
@@ -231,12 +231,12 @@ def read_folder(directory: RunDirectory, *, with_step: bool = False) -> FolderFi
 
 
 def has_changed(files: RunFiles) -> bool:
-    """True if a start of a run was submitted or resumed since its files were read."""
+    """Return True if a start of a run was submitted or resumed after its files were read."""
     return any(_changed_ns(folder.directory) != folder.changed_ns for folder in (files.folder, files.whole))
 
 
 def _changed_ns(directory: RunDirectory) -> int:
-    """When an entry of the folder last came or went; 0 if there is no such folder."""
+    """Return the time in ns when an entry was last added to or removed from the folder; 0 if there is no folder."""
     try:
         return directory.path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -244,11 +244,11 @@ def _changed_ns(directory: RunDirectory) -> int:
 
 
 def _numbered_files(directory: RunDirectory) -> dict[str, list[int]]:
-    """The starts in the names of `submitted-SSS.json`, `submitting-SSS.json` and `resumed-SSS.json`."""
+    """Return the start numbers in the names `submitted-SSS.json`, `submitting-SSS.json`, `resumed-SSS.json` by kind."""
     numbered: dict[str, list[int]] = {"submitted": [], "submitting": [], "resumed": []}
     try:
-        names = os.listdir(directory.path)  # noqa: PTH208  a Path for each entry of 100,000 runs takes long
-    except (FileNotFoundError, PermissionError):  # the error of record.json names the user who can grant access
+        names = os.listdir(directory.path)  # noqa: PTH208  creating a Path for each entry of 100,000 runs is slow
+    except (FileNotFoundError, PermissionError):  # reading record.json raises an error that names its owner
         return numbered
     for name in names:
         kind, _, number = name.partition("-")
@@ -276,7 +276,7 @@ def _read_attempt(attempt: AttemptDirectory, *, with_step: bool) -> AttemptFiles
 
 
 def _host_of(folder: FolderFiles, record: Mapping[str, Any], newest: Path, run: RunDirectory) -> str:
-    """The host of a local run that has no claim yet, where its process can be found."""
+    """Return the host on which the process of a local run without a claim runs; "" for any other run."""
     job_id = folder.job_ids[-1] if folder.job_ids else ""
     if not job_id.startswith("local-") or folder.claims_of(job_id):
         return ""
@@ -320,9 +320,9 @@ def _least_nodes(nodes: int | str) -> int:
 
 
 def damaged_record(path: Path, record: Mapping[str, Any]) -> DamagedFileError:
-    """The error of a `record.json` or `resumed-SSS.json` that this version of toolkit cannot read."""
+    """Return the error for a `record.json` or `resumed-SSS.json` that this version of toolkit cannot read."""
     return DamagedFileError(
-        "the record was not written by this version of toolkit, or is damaged",
+        "another version of toolkit wrote this record, or it is damaged",
         where=str(path),
-        fix=f"read it with toolkit {record.get('toolkit', 'of that time')}, or submit the run's job.toml again",
+        fix=f"read the record with toolkit {record.get('toolkit', 'of its time')}, or submit the run's job.toml again",
     )

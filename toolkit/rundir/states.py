@@ -1,6 +1,6 @@
-"""The states of a run and of an attempt, and the table that decides what follows an attempt's end.
+"""The states of runs and attempts, and the table that decides what follows when an attempt ends.
 
-`docs/contract.md` prints this table, the supervisor follows it, and a test walks every row of it.
+The supervisor follows this table, and `docs/contract.md` contains it. `layout` explains starts and attempts.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class RunState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True if nothing more happens by itself."""
+        """True if the state does not change unless the user acts."""
         return self not in _OPEN
 
 
@@ -53,29 +53,28 @@ class Cause(StrEnum):
 
 
 class Next(StrEnum):
-    """What follows an attempt."""
+    """What follows after an attempt has ended."""
 
     END = "end"
-    RESTART = "restart"  # new ranks in the same allocation
+    RESTART = "restart"  # toolkit launches new ranks in the same allocation
     REQUEUE = "requeue"  # toolkit requests a new start of the same job from Slurm
-    AWAIT = "await_slurm"  # Slurm requeues by itself
-    # Another job that starts when this one has ended, if the site has no requeue.
-    FOLLOW_UP = "follow_up"
+    AWAIT = "await_slurm"  # Slurm requeues the job without a request
+    FOLLOW_UP = "follow_up"  # on a site without requeue, another job starts when this one has ended
 
 
-# The decision in a record that the next start wrote for an attempt whose own supervisor could not.
+# The decision that the next start records for an attempt whose own supervisor could not write exit.json.
 NEXT_START_BEGAN = "another start began"
-# Reason recorded when the run may not be requeued; the last repeated job has its own reason.
+# The reason recorded if the run may not be requeued; for the last repeated job another reason is recorded.
 NO_REQUEUE = "a requeue is not allowed (job.requeue, or no Slurm)"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """One row of the table: what follows an attempt that ended by `cause`.
+    """One row of the table: what follows when an attempt ends due to `cause`.
 
-    `budget` is the key of `[restart]` that it spends, "" for none. `with_budget` follows while the budget lasts (and,
-    for a requeue, if Slurm can requeue); otherwise the run ends in `final_state` with `exit_code`. None means the exit
-    code of the rank that failed first (128 + signal).
+    `budget` is the `[restart]` key whose limit it counts against, "" for none. Until the limit is reached (and, for a
+    requeue, if Slurm can requeue), `with_budget` follows; after that the run ends in `final_state` with `exit_code`.
+    None means the exit code of the rank that failed first (128 + signal).
     """
 
     cause: Cause
@@ -89,26 +88,26 @@ class Ending:
 ENDINGS: dict[Cause, Ending] = {
     row.cause: row
     for row in (
-        Ending(Cause.COMPLETED, "every rank left its done marker", "", Next.END, RunState.COMPLETED, 0),
+        Ending(Cause.COMPLETED, "every rank wrote its done marker", "", Next.END, RunState.COMPLETED, 0),
         Ending(Cause.CRASHED, "a rank was killed or failed", "crashes", Next.RESTART, RunState.FAILED, None),
         Ending(Cause.STALLED, "no step for stall_s", "crashes", Next.RESTART, RunState.FAILED, 125),
-        Ending(Cause.REFUSED, "a rank refused its input, and would do so again", "", Next.END, RunState.FAILED, None),
+        Ending(Cause.REFUSED, "a rank rejected its input, and would do so again", "", Next.END, RunState.FAILED, None),
         Ending(Cause.LAUNCH_FAILED, "the launcher could not start every rank", "crashes", Next.RESTART, RunState.FAILED, 125),
         Ending(Cause.SUPERVISOR_FAILED, "the supervisor could not continue", "", Next.END, RunState.FAILED, 125),
-        Ending(Cause.SUPERVISOR_LOST, "the supervisor vanished; the next start writes this", "preemptions", Next.AWAIT, RunState.LOST, 125),
+        Ending(Cause.SUPERVISOR_LOST, "the supervisor vanished; the next start records this", "preemptions", Next.AWAIT, RunState.LOST, 125),
         Ending(Cause.NODE_LOST, "Slurm reports that a node failed", "preemptions", Next.AWAIT, RunState.FAILED, 125),
-        Ending(Cause.NODE_UNFIT, "a node failed the check before the ranks", "crashes", Next.REQUEUE, RunState.FAILED, 125),
-        Ending(Cause.WALLTIME, "USR2 with at most warn_s + 90 s left", "walltimes", Next.REQUEUE, RunState.TIMEOUT, 140),
-        Ending(Cause.PREEMPTED, "USR2 with more time left, or TERM and Slurm reports preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
-        Ending(Cause.STOPPED, "control/stop, or INT at the terminal", "", Next.END, RunState.STOPPED, 130),
-        Ending(Cause.CANCELLED, "control/cancel, or TERM and Slurm reports cancelled", "", Next.END, RunState.CANCELLED, 143),
+        Ending(Cause.NODE_UNFIT, "a node failed the health check before the ranks started", "crashes", Next.REQUEUE, RunState.FAILED, 125),
+        Ending(Cause.WALLTIME, "SIGUSR2 with at most warn_s + 90 s left", "walltimes", Next.REQUEUE, RunState.TIMEOUT, 140),
+        Ending(Cause.PREEMPTED, "SIGUSR2 with more time left, or SIGTERM and Slurm reports preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
+        Ending(Cause.STOPPED, "control/stop, or SIGINT from the terminal", "", Next.END, RunState.STOPPED, 130),
+        Ending(Cause.CANCELLED, "control/cancel, or SIGTERM and Slurm reports cancelled", "", Next.END, RunState.CANCELLED, 143),
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision after an attempt's end: `exit_code` has a meaning only if `next` is END."""
+    """The decision after the end of an attempt. `exit_code` is only valid if `next` is END."""
 
     cause: Cause
     next: Next
@@ -128,13 +127,13 @@ def decide(
     cannot_pass: bool = False,
     why_last: str = NO_REQUEUE,
 ) -> Verdict:
-    """Apply the table to one ended attempt.
+    """Decide what follows after one attempt has ended, according to the table.
 
-    `budgets` are the `[restart]` keys (-1 is unlimited), `spent` how often each was spent before this end.
-    `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP if the site has no requeue, None if the
-    job or a local run excludes both. `repeated_without_progress` is true if the same failure occurred twice without a
-    new step between; a failed launch counts as one only at the third time. `cannot_pass` is true for a failure that
-    persists until the user fixes its cause. `why_last` is the reason for the end if `again` is None.
+    `budgets` are the `[restart]` limits (-1 is unlimited), `spent` counts how often each was used before this end.
+    `again` is how another start can follow this one: REQUEUE, FOLLOW_UP if the site has no requeue, None if the job or
+    a local run permits neither. `repeated_without_progress` is true if the same failure occurred twice without a new
+    step in between (a failed launch: three times). `cannot_pass` is true for a failure that recurs until the user fixes
+    its cause. `why_last` is the recorded reason if `again` is None.
     """
     row = ENDINGS[cause]
     exit_code = rank_exit_code if row.exit_code is None else row.exit_code

@@ -1,4 +1,4 @@
-"""The values of a sweep's tasks that override the job's: `sweep.json` contains them once, by task number."""
+"""Reads and writes `sweep.json`: for each task of a sweep, the values that override those of the job file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,25 +15,23 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """`keys` are the swept ones, dotted, in the given order. Task T has `tasks[T]`; for a key that it lacks, the job's value
-    applies.
-    """
+    """The swept `keys`, dotted, in the given order. `tasks[T]` overrides values for task T, for some or all keys."""
 
     keys: tuple[str, ...]
     tasks: tuple[Values, ...]
 
     def values_of(self, task: int) -> Values:
-        """The values of a task; {} for a task that is not in the sweep."""
+        """Return the values of a task; {} for a task that is not in the sweep."""
         return self.tasks[task] if 0 <= task < len(self.tasks) else {}
 
 
 def write_sweep(run: RunDirectory, sweep: Sweep) -> None:
-    """Write `sweep.json`; submit does so before it calls sbatch."""
+    """Write `sweep.json`, which must exist before sbatch is called."""
     write_json(run.sweep, {"keys": list(sweep.keys), "tasks": [dict(values) for values in sweep.tasks]})
 
 
 def read_sweep(run: RunDirectory) -> Sweep | None:
-    """The sweep of a run, or of a task's run; None if there is none.
+    """Return the sweep of a run, or of the run of a task; None if the run is not a sweep.
 
     Raises:
         ToolkitError: the file is damaged.
@@ -43,14 +41,14 @@ def read_sweep(run: RunDirectory) -> Sweep | None:
 
 
 def values_of_task(run: RunDirectory) -> Values | None:
-    """The values of a sweep's task that override the job's; None for anything else."""
+    """Return the values that override those of the job file for a sweep task, or None if `run` is not such a task."""
     if run.task_number is None or (sweep := read_sweep(run)) is None:
         return None
     return sweep.values_of(run.task_number)
 
 
 def in_words(values: Values) -> str:
-    """`train.lr=0.0003, args.layers=4`."""
+    """Return the values as text: `train.lr=0.0003, args.layers=4`."""
     return ", ".join(f"{key}={_in_word(value)}" for key, value in values.items())
 
 
@@ -59,7 +57,7 @@ def _in_word(value: Any) -> str:
 
 
 def common_values(some: Sequence[Values], others: Sequence[Values]) -> dict[str, Any]:
-    """The values that all of `some` tasks have and none of the `others`: a possible cause of their failure."""
+    """Return the values that all tasks in `some`, but none in `others`, have: a possible cause if `some` failed."""
     if len(some) < 2 or not others:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The last lines of a file, read from its end: for a log of 10 GB only some blocks are read."""
+"""Reads the last lines of a file backwards from its end, so that for a log of 10 GB it reads only a few blocks."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,14 +9,14 @@ __all__ = ["LONGEST_LINE_BYTES", "SEARCHED_BYTES", "last_lines"]
 
 BLOCK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 1 << 20  # only the end of a longer line is returned
-SEARCHED_BYTES = 1 << 26  # in a file, for the last lines of one rank among many
+SEARCHED_BYTES = 1 << 26  # the most bytes to read while searching for the lines of one rank among many
 CUT = b"[... a line of more than 1 MiB; its end:] "
 
 
 class Tail(NamedTuple):
-    """The requested last lines, in the file's order. `end` is the byte after the last of them.
+    """The requested last lines in file order; `end` is the offset of the byte after them.
 
-    `gave_up` if there are fewer than requested, because the others would be too far from the end.
+    `gave_up` is true if there are fewer than requested because the search reached its limit.
     """
 
     lines: list[str]
@@ -25,9 +25,9 @@ class Tail(NamedTuple):
 
 
 def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], unfinished: bool) -> Tail:
-    """The last `wanted` lines that `shown` does not reject, as it returns them, without their newlines.
+    """Return the last `wanted` lines for which `shown` does not return None, as it returns them, without newlines.
 
-    `unfinished` includes a last line without its newline, which is skipped if more of it may follow later.
+    With `unfinished`, a last line without a newline is included. Otherwise it is skipped, because it may be incomplete.
     """
     found: list[str] = []
     with path.open("rb") as stream:
@@ -35,7 +35,7 @@ def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], u
         lowest = end
         for offset, line in _from_end(stream, end):
             lowest = offset
-            if not unfinished and not line.endswith(b"\n"):  # only the last line
+            if not unfinished and not line.endswith(b"\n"):  # applies only to the last line
                 end = offset
                 continue
             text = shown(line.decode("utf-8", "surrogateescape").removesuffix("\n"))
@@ -47,9 +47,9 @@ def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], u
 
 
 def _from_end(stream: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines before byte `end`, the last one first, each with its offset; at most `SEARCHED_BYTES` are read.
+    """Yield the lines before byte `end`, last one first, each with its offset; reads at most `SEARCHED_BYTES`.
 
-    For a line that is too long only the end is returned, and nothing before it.
+    For a line that is too long, yields only its end, and then stops.
     """
     position, rest = end, b""
     lowest = max(0, end - SEARCHED_BYTES)

@@ -1,7 +1,7 @@
-"""The files that remain of a done task of an array: its end, its events, the end of its start, and Slurm's log.
+"""Removes most files of a finished array task, because 1,000 tasks would otherwise leave 10,000 files.
 
-The other files of 1,000 tasks would be 10,000. The attempt's start and its nodes' usage are then in `exit.json`, and the
-owner of the start in `end.json`.
+Its `exit.json`, its events, the `end.json` of its start, and the Slurm log remain. `exit.json` then also contains the
+start record of the attempt and the usage of its nodes, and `end.json` also contains the claim of the start.
 """
 
 import shutil
@@ -22,9 +22,10 @@ _OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_a
 
 
 def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], None]) -> list[dict[str, Any]]:
-    """The usage of each node of an attempt, from `exit.json` if its task is done.
+    """Return the resource usage of each node of an attempt, from `exit.json` if its task is finished.
 
-    `leave_out` receives the errors of files that a lost node left half-written: they are written without fsync.
+    `leave_out` is called with the error for each damaged file: usage files are written without fsync, so that a lost
+    node may leave incomplete ones.
     """
     usage: list[dict[str, Any]] = []
     for path in sorted(attempt.usage.glob("rank-*.json")):
@@ -43,10 +44,7 @@ def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], No
 def keep_the_end(
     task: RunDirectory, attempt: AttemptDirectory, start: int, leave_out: Callable[[ToolkitError], None]
 ) -> None:
-    """Remove the unneeded files of a done task, after copying what must be kept.
-
-    `leave_out` as in `read_usage`.
-    """
+    """Remove the unneeded files of a finished task after copying what must remain; `leave_out` as in `read_usage`."""
     end = AttemptRecord.read(attempt)
     if end is None:
         return

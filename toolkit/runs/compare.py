@@ -25,18 +25,18 @@ _VERSIONS = ("toolkit", "python", "interpreter", "host")
 
 @dataclass(frozen=True)
 class Row:
-    """An item with different values in two runs; None on a side that lacks it."""
+    """An item whose values differ between two runs; the value is None for a run that lacks it."""
 
     key: str
     a: Any
     b: Any
-    origin_a: str = ""  # of configuration: the value's origin
+    origin_a: str = ""  # the origin of `a`; "" except for configuration
     origin_b: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs, or tasks of runs: all results, and of everything else the differences."""
+    """Two runs or tasks: all results, but only the differences of configuration, code and versions."""
 
     a: str
     b: str
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def compare_runs(a: RunDirectory, b: RunDirectory) -> Comparison:
-    """Compare two runs, or tasks of array runs, by the last start of their ranks, or the next one."""
+    """Compare two runs or tasks: each by its last start or, if it has not started, by its next one."""
     jobs = job_of(a), job_of(b)
     records = read_json(a.record), read_json(b.record)
     return Comparison(
@@ -68,10 +68,8 @@ def compare_runs(a: RunDirectory, b: RunDirectory) -> Comparison:
 
 
 def job_of(run: RunDirectory) -> ResolvedJob:
-    """Return the job of the last start, with a task's swept values; before it, that of the last submission of the task.
-
-    It is read from the records, because a completed task keeps no `job.json`.
-    """
+    """Return the job of the last start, or else of the last submission; for a task, with its swept values."""
+    # The job is read from the records, because a completed task keeps no `job.json`.
     submitted, starts = jobs_of_starts(run), run.start_numbers()
     if starts:
         first = max(first for first in submitted if first <= starts[-1])
@@ -83,21 +81,21 @@ def job_of(run: RunDirectory) -> ResolvedJob:
 
 
 def code_of(job: ResolvedJob) -> tuple[Path, Snapshot] | None:
-    """Return the code snapshot of the ranks, and its list; None if they start from the job's folder."""
+    """Return the folder and the list of the ranks' code snapshot; None if they start from the job folder."""
     folder = job.code_directory
     snapshot = read_snapshot(folder) if folder is not None else None
     return (folder, snapshot) if folder is not None and snapshot is not None else None
 
 
 def changed_lines(a: ResolvedJob, b: ResolvedJob) -> Iterator[str]:
-    """Yield a unified diff of the snapshot's different files; only the name of a binary file."""
+    """Yield a unified diff of the files that differ between the snapshots; for a binary file, only its name."""
     before, after = code_of(a), code_of(b)
     if before is None or after is None:
         return
     for name in differences(before[1], after[1]):
         was, is_now = _lines(before[0] / name), _lines(after[0] / name)
         if was is None or is_now is None:
-            yield f"{name}: no text"
+            yield f"{name}: not a text file"
         else:
             yield from difflib.unified_diff(was, is_now, f"a/{name}", f"b/{name}", lineterm="")
 
@@ -113,7 +111,7 @@ def _lines(path: Path) -> list[str] | None:
 
 def _configuration(a: ResolvedJob, b: ResolvedJob) -> list[Row]:
     def of_side(job: ResolvedJob) -> dict[str, Any]:
-        return {key: value for key, value in job.values() if value != {}}  # the values of a table have their own keys
+        return {key: value for key, value in job.values() if value != {}}  # values in tables have their own keys
 
     def row(key: str, was: Any, is_now: Any) -> Row:
         return Row(key, shown(key, was), shown(key, is_now), _origin(a, key, was), _origin(b, key, is_now))
@@ -122,7 +120,7 @@ def _configuration(a: ResolvedJob, b: ResolvedJob) -> list[Row]:
 
 
 def _origin(job: ResolvedJob, key: str, value: Any) -> str:
-    """Return the origin of a value; "" without one, and for values that no layer sets, such as the job file itself."""
+    """Return the origin of a value; "" if it has none, because no layer sets it (such as the path of the job file)."""
     if value is None or key in ResolvedJob.model_fields:
         return ""
     known = shown_origin(key, job.origin(key))
@@ -136,14 +134,16 @@ def _repository(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
         return {"commit": code.get("commit"), "uncommitted changes": changes, "diff": code.get("diff")}
 
     rows = _differing(of_side(a), of_side(b))
-    # The diff itself may be long: its difference is enough here.
+    # The diff may be long, so only the fact that it differs is reported.
     return [
-        Row("uncommitted changes", "kept", "kept, others") if row.key == "diff" else row for row in rows if _tells(row)
+        Row("uncommitted changes", "kept", "kept, different") if row.key == "diff" else row
+        for row in rows
+        if _tells(row)
     ]
 
 
 def _tells(row: Row) -> bool:
-    """Return the row of `uncommitted changes`, which reports a diff on one side only."""
+    """Return whether to show a row; `uncommitted changes` already reports a diff in one run only."""
     return row.key != "diff" or (row.a is not None and row.b is not None)
 
 

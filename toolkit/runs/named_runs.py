@@ -1,4 +1,4 @@
-"""The runs that a user names: the folder of all runs, one run, and an action on several."""
+"""Find the folder of all runs and the runs that a user names, and run an action on several of them."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -23,12 +23,12 @@ def site_runs(runs: Path | None) -> Path:
 
 def runs_of_site() -> str:
     """Return RUNS of the detected site; "" if the site names none."""
-    from toolkit.config.request import expand_path  # slow to import, and rarely needed
+    from toolkit.config.request import expand_path  # imported here because the import is slow and rarely needed
     from toolkit.site.load import detect_site
 
     try:
         site = detect_site().site
-    except ToolkitError:  # no site is known here; the runs of this folder remain readable
+    except ToolkitError:  # no site is detected, so ./runs is used
         return ""
     return expand_path(site, "runs", os.environ)
 
@@ -56,12 +56,12 @@ def folder_of_runs(named: Path | None) -> Path:
     """Return RUNS. `--runs` must exist; other folders are created by the first run."""
     folder = site_runs(named)
     if named is not None and not folder.is_dir():
-        raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
+        raise NotFoundError("runs folder not found", where=str(folder), fix="pass an existing folder with --runs")
     return folder
 
 
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
-    """Return the run directory that RUN names. A verb, `to`="cancel", rejects names of less than a run or a task."""
+    """Return the run directory that RUN names. A verb such as `to="cancel"` refuses parts of a run or task."""
     if to:
         refuse_part(run, to)
     return find_named(run, site_runs(runs))
@@ -83,7 +83,7 @@ def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Re
         except ToolkitError as error:
             refused.append(error)
         except OSError as error:
-            if error.filename is not None:  # a file's
+            if error.filename is not None:  # errors of writes to stdout name no file
                 raise
             stdout_error = error
     if stdout_error is not None:

@@ -1,4 +1,4 @@
-"""Records of sessions: `~/.toolkit/sessions/NAME.json`, so that any shell on any login node can read them."""
+"""The records of sessions, in `~/.toolkit/sessions/NAME.json`, so that any shell on any login node can read them."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class Session:
-    """A named allocation. `job` has its shape and its site."""
+    """A named allocation. `job` is the resolved job that it was requested with: its nodes, ranks and site."""
 
     name: str
     job_id: str
@@ -30,11 +30,11 @@ class Session:
 
     @property
     def full_job_id(self) -> str:
-        """The job's id, with its cluster if that is not the site's own."""
+        """The job id, with the name of the cluster if that is not the site's default."""
         return named(self.job_id, self.job.job.cluster)
 
     def file(self, suffix: str) -> Path:
-        """Return a file of this session: `NAME.log` and so on."""
+        """Return the path of a file of this session, such as `NAME.log`."""
         return session_file(self.name, suffix)
 
     def write(self) -> None:
@@ -43,19 +43,19 @@ class Session:
         write_json(self.file("json"), value | {"job": self.job.model_dump(mode="json", by_alias=True)}, mode=0o600)
 
     def forget(self) -> None:
-        """Remove all its files."""
+        """Remove all files of this session."""
         for path in sessions_folder().glob(f"{self.name}.*"):
             if path.name.removeprefix(f"{self.name}.") in _SUFFIXES:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-# log: salloc's output; shell-log: of the step that keeps a shell; the others are the notebook's. None has a dot, which
-# names may have: files of sessions `a` and `a.shell` never collide.
+# log: salloc's output; shell-log: output of the step that runs tmux; the last three belong to the notebook. No suffix
+# contains a dot, since session names may: files of sessions `a` and `a.shell` never collide.
 _SUFFIXES = frozenset({"json", "log", "shell-log", "notebook-log", "token", "jupyter"})
 
 
 def session_file(name: str, suffix: str) -> Path:
-    """Return the file of the session `name`."""
+    """Return the path of a file of the session `name`."""
     return sessions_folder() / f"{name}.{suffix}"
 
 
@@ -76,7 +76,7 @@ def check_name(name: str) -> None:
         raise ToolkitError(
             f"{name!r} is not a valid session name",
             where="--name",
-            fix="1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first",
+            fix="use 1 to 64 of the characters A-Z a-z 0-9 . _ -, and start with a letter or digit",
         )
 
 
@@ -86,10 +86,10 @@ def all_sessions() -> list[Session]:
 
 
 def find_session(name: str) -> Session:
-    """Return the session of a name.
+    """Return the session with this name.
 
     Raises:
-        NotFoundError: it does not exist; the fix names the nearest.
+        NotFoundError: it does not exist; the fix suggests a similar name.
     """
     path = session_file(name, "json") if _NAME.fullmatch(name) else None
     if path is None or not path.exists():
@@ -99,7 +99,7 @@ def find_session(name: str) -> Session:
             if near
             else "`toolkit session ls` lists them; `toolkit session start` creates one"
         )
-        raise NotFoundError(f"no session {name!r}", where=str(sessions_folder()), fix=fix)
+        raise NotFoundError(f"session {name!r} not found", where=str(sessions_folder()), fix=fix)
     return _read(path)
 
 
@@ -109,7 +109,7 @@ def _read(path: Path) -> Session:
         return Session(value["name"], value["job_id"], value["created"], ResolvedJob.model_validate(value["job"]))
     except (KeyError, TypeError, ValidationError) as error:
         raise ToolkitError(
-            "another version of toolkit wrote it, or it is damaged",
+            "this session record is damaged, or another version of toolkit wrote it",
             where=str(path),
-            fix="remove it; `squeue --me` lists your jobs, `scancel JOBID` ends one",
+            fix="remove this file; `squeue --me` lists your jobs, `scancel JOBID` cancels one",
         ) from error

@@ -1,4 +1,4 @@
-"""A notebook on a session's first node, and the ssh command for a tunnel to it."""
+"""Start a Jupyter server on a node of a session, and print the ssh command for a tunnel to it."""
 
 import getpass
 import json
@@ -20,7 +20,7 @@ from toolkit.session.steps import begin_step, node_of, shell_argv, step_environm
 __all__ = ["start_notebook"]
 
 FIRST_PORT = 8888
-START_S = 60.0  # Jupyter's imports from a slow file system
+START_S = 60.0  # Jupyter's imports may take long on a slow file system
 _KINDS = ("jupyter-lab", "jupyter-notebook", "jupyter-server")
 _LOOK = 'for kind; do command -v "$kind" && exit; done; exit 9'
 
@@ -35,23 +35,23 @@ class Notebook:
     token: str
 
     def tunnel(self, login: str) -> str:
-        """Return the ssh command for the user's own machine."""
+        """Return the ssh command to run on the user's own machine."""
         return f"ssh -N -L {self.port}:{self.address}:{self.port} {getpass.getuser()}@{login}"
 
     @property
     def url(self) -> str:
-        """Return the address for a browser at the other end of the tunnel."""
+        """Return the URL to open in a browser at the other end of the tunnel."""
         return f"http://localhost:{self.port}/?token={self.token}"
 
 
 def start_notebook(known: SessionState, *, port: int | None = None, named: str | None = None) -> Notebook:
-    """Start Jupyter on a node, at the address by which this host reaches the node; or return the running one.
+    """Return the Jupyter server that runs on a node, or start one; it listens on the address that this host reaches.
 
-    Its token is in a session file that only the owner can read: no process list shows it.
+    Its token is in a session file that only the owner can read, so it does not appear in process lists.
 
     Raises:
-        CheckFailedError: the node has no Jupyter.
-        OwnFailureError: it does not start.
+        CheckFailedError: Jupyter is not installed on the node.
+        OwnFailureError: Jupyter does not start.
     """
     node = node_of(known, named)
     address = _address_of(known, node)
@@ -75,26 +75,26 @@ def start_notebook(known: SessionState, *, port: int | None = None, named: str |
             process.terminate()
             log = known.session.file("notebook-log")
             how = (
-                f"ended with {process.returncode}"
+                f"exited with code {process.returncode}"
                 if process.returncode is not None
-                else f"did not answer in {START_S:.0f} s"
+                else f"did not accept connections within {START_S:.0f} s"
             )
             raise OwnFailureError(
                 f"{program} {how}: {' '.join(tail_text(log, 3))}",
                 where=str(log),
-                fix="read that log; another --port may be free",
+                fix="read this log; if the port is in use, choose another --port",
             )
         time.sleep(0.3)
     return living
 
 
 def _runtime(known: SessionState, node: str) -> Path:
-    """Return the folder of Jupyter's server records, one per node, because servers are named by their ports."""
+    """Return the folder for Jupyter's server records. Each node has its own, because records are named by port."""
     return known.session.file("jupyter") / node
 
 
 def _address_of(known: SessionState, node: str) -> str:
-    """Return the node's address as Slurm reaches it; the node itself may resolve its name to loopback."""
+    """Return the address at which Slurm reaches the node; the node itself may resolve its name to loopback."""
     said = slurm_of(known.session.job).call(["sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o"])
     name = next(iter(said.split()), node)
     try:
@@ -103,7 +103,7 @@ def _address_of(known: SessionState, node: str) -> str:
         raise OwnFailureError(
             f"this host cannot resolve {name}",
             where=socket.gethostname(),
-            fix="ask the site how to reach a node's ports",
+            fix="ask site support how to reach ports of compute nodes",
         ) from error
 
 
@@ -116,7 +116,7 @@ def _program(known: SessionState, node: str, environment: dict[str, str]) -> str
     if done.returncode or not lines:
         raise CheckFailedError(
             f"Jupyter is not on PATH on {node}",
-            fix=f"`{sys.executable} -m pip install jupyterlab`, or load the site's module, and try again",
+            fix=f"`{sys.executable} -m pip install jupyterlab`, or load the site's Jupyter module, and retry",
         )
     return lines[-1]
 
@@ -124,13 +124,13 @@ def _program(known: SessionState, node: str, environment: dict[str, str]) -> str
 def _living(known: SessionState, node: str, address: str) -> Notebook | None:
     """Return the notebook that Jupyter has recorded for a node, if it accepts connections.
 
-    The token is from its record: the session's file has that of the latest start.
+    The token comes from that record, because the token file of the session may belong to a later start.
     """
     for path in _runtime(known, node).glob("jpserver-*.json"):
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
             port, token = int(said["port"]), str(said["token"])
-        except (ValueError, KeyError, OSError):  # Jupyter is still writing it
+        except (ValueError, KeyError, OSError):  # Jupyter is still writing this record
             continue
         try:
             with socket.create_connection((address, port), timeout=2.0):

@@ -1,10 +1,10 @@
-"""Sessions: named allocations of `salloc --no-shell`, which outlive every terminal."""
+"""Sessions: named allocations by `salloc --no-shell`, which outlive the terminal."""
 
 import re
 import subprocess
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import environ as os_environ
 from typing import Any
 
@@ -33,15 +33,15 @@ __all__ = [
 ]  # fmt: skip
 
 WARN_S = 600.0
-ANSWER_S = 60.0  # for salloc to report its job
+ANSWER_S = 60.0  # timeout for salloc to print its job id
 POLL_S = 0.2
-QUESTION_PERIOD_S = 5.0  # between queries about a waiting session
+QUESTION_PERIOD_S = 5.0  # pause between queries for a pending session
 _JOB = re.compile(r"^salloc: (?:Pending|Granted) job allocation (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class SessionState:
-    """A session at one moment. `left_s` is None without a limit, or if it is not running."""
+    """The state of a session at one moment. `left_s` is None if it is not running or has no time limit."""
 
     session: Session
     state: RunState
@@ -67,12 +67,12 @@ class SessionState:
 
 
 def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Popen[bytes]]:
-    """Request an allocation of a job's shape; return once it is in the queue.
+    """Request an allocation with the nodes of a job; return once the request is in the queue.
 
-    The salloc process runs on its own until the allocation is granted.
+    The returned salloc process exits when the allocation is granted.
 
     Raises:
-        SchedulerRefusedError: Slurm refuses.
+        SchedulerRefusedError: Slurm rejects the request.
     """
     slurm = slurm_of(job)
     argv = [
@@ -88,27 +88,27 @@ def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Po
     deadline = time.monotonic() + ANSWER_S
     try:
         while True:
-            ended = process.poll() is not None  # before the log is read, so that its last lines are included
+            ended = process.poll() is not None  # checked before the log is read, so that its last lines are included
             if found := _JOB.search(said := log.read_text(errors="replace")):
                 break
             if ended:
                 raise _refused(slurm, said, process.returncode)
             if time.monotonic() > deadline:
                 raise NoAnswerError(
-                    f"salloc named no job within {ANSWER_S:.0f} s",
+                    f"salloc did not print a job id within {ANSWER_S:.0f} s",
                     where=str(log),
-                    fix="`scontrol ping` shows whether Slurm is up",
+                    fix="run `scontrol ping` to check whether slurmctld is up",
                 )
             time.sleep(POLL_S)
     except BaseException:
-        process.terminate()  # salloc then withdraws its request
+        process.terminate()  # salloc then cancels its request
         log.unlink(missing_ok=True)
         raise
     return new_session(name, found[1], job), process
 
 
 def check_request(job: ResolvedJob, name: str) -> None:
-    """Reject a job that cannot be a session, before any query to Slurm.
+    """Raise an error if a job cannot become a session, before the request to Slurm.
 
     Raises:
         CheckFailedError: a session of this name exists.
@@ -121,16 +121,16 @@ def check_request(job: ResolvedJob, name: str) -> None:
 def _check_job(job: ResolvedJob) -> None:
     if not uses_slurm(job):
         raise ToolkitError(
-            f"site {job.site.name} has no scheduler to grant nodes",
+            f"expected a site with Slurm, got {job.site.name!r}, which has no scheduler",
             where=job.origin("site.name").place("site.name"),
-            fix="`toolkit run JOB` runs here and now, or --site with the name of a cluster",
+            fix="`toolkit run JOB` runs a job on this host; or choose a cluster with --site",
         )
-    refuse_components(job, "a session has nodes of one shape", "omit the components")
+    refuse_components(job, "a session must consist of one component", "omit the components")
     if job.job.array:
         raise ToolkitError(
-            "a session is one allocation, and an array is many",
+            "a session cannot be an array: it is a single allocation",
             where=job.origin("job.array").place("job.array"),
-            fix="omit it, or --set job.array=",
+            fix="remove job.array, or override it with --set job.array=",
         )
 
 
@@ -141,9 +141,9 @@ def _check_free(name: str) -> None:
         return
     if not known.has_ended:
         raise CheckFailedError(
-            f"there is a session {name} already, job {known.session.job_id} ({known.reason})",
+            f"session {name} already exists: job {known.session.job_id} ({known.reason})",
             where=str(known.session.file("json")),
-            fix=f"choose another --name, or `toolkit session stop {name}`",
+            fix=f"choose another --name, or end that session with `toolkit session stop {name}`",
         )
     known.session.forget()
 
@@ -156,11 +156,11 @@ def _refused(slurm: Slurm, said: str, code: int) -> ToolkitError:
 
 
 def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callable[[str], object]) -> SessionState:
-    """Wait until the session has its nodes; `tell` receives why it waits. Ctrl-C withdraws the request.
+    """Wait until Slurm grants the nodes; `tell` receives the reason for waiting. Ctrl-C cancels the request.
 
     Raises:
-        SchedulerRefusedError: the request ended without nodes.
-        InterruptedWaitError: the wait was interrupted.
+        SchedulerRefusedError: Slurm ended the request without granting nodes.
+        InterruptedWaitError: Ctrl-C interrupted the wait.
     """
     asked_at, told = float("-inf"), ""
     try:
@@ -174,7 +174,7 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
     except KeyboardInterrupt:
         end_session(session)
         raise InterruptedWaitError(
-            f"session {session.name} was given up: job {session.full_job_id} is cancelled"
+            f"interrupted; cancelled session {session.name}, job {session.full_job_id}"
         ) from None
     if process.returncode:
         said = session.file("log").read_text(errors="replace")
@@ -184,7 +184,7 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
 
 
 def end_session(session: Session) -> None:
-    """Release a session's nodes, or its place in the queue, and remove its record."""
+    """Cancel the job of a session, running or pending, and remove the session's files."""
     slurm_of(session.job).cancel([session.job_id])
     session.forget()
 
@@ -201,9 +201,8 @@ def states_of(sessions: Sequence[Session]) -> list[SessionState]:
         clusters.setdefault(slurm_of(session.job), []).append(session)
     known: dict[str, SessionState] = {}
     for cluster, members in clusters.items():
-        slurm = replace(cluster)
         try:
-            facts = slurm.jobs(session.job_id for session in members)
+            facts = cluster.jobs(session.job_id for session in members)
         except (SchedulerRefusedError, NotFoundError) as error:
             silent = f"Slurm does not respond: {error.message}"
             known |= {one.name: SessionState(one, RunState.UNKNOWN, silent, [], None) for one in members}
@@ -214,7 +213,7 @@ def states_of(sessions: Sequence[Session]) -> list[SessionState]:
 
 def _state(session: Session, fact: JobFacts | None) -> SessionState:
     if fact is None:
-        return SessionState(session, RunState.LOST, f"Slurm does not know job {session.job_id} any more", [], None)
+        return SessionState(session, RunState.LOST, f"Slurm no longer knows job {session.job_id}", [], None)
     state = run_state(fact.state)
     reason = f"Slurm: {fact.state}"
     if state is RunState.PENDING:
@@ -228,18 +227,18 @@ def _why_it_waits(fact: JobFacts) -> str:
     known = pending_reason(fact.reason or "None", names_nodes=bool(fact.required_nodes))
     said = f" ({fact.reason}): {known.words}"
     if known.can_start is CanStart.NEVER:
-        return f"{said}; it never starts unless it changes"
+        return f"{said}; it cannot start unless the request changes"
     return said + (f"; expected to start at {fact.start_time}" if fact.start_time else "")
 
 
 def running_session(name: str) -> SessionState:
-    """Return a session that has its nodes; warn if it ends soon.
+    """Return a session that is running; warn if it ends soon.
 
     Raises:
         NotFoundError: no session has this name.
-        CheckFailedError: it waits; or it has ended, and its record is removed.
+        CheckFailedError: it is pending, or has ended; the record of an ended session is removed.
     """
-    known = states_of([find_session(name)])[0]
+    known = state_of(find_session(name))
     if known.has_ended:
         known.session.forget()
         raise CheckFailedError(
@@ -247,25 +246,24 @@ def running_session(name: str) -> SessionState:
         )
     if known.state is not RunState.RUNNING or not known.nodes:
         raise CheckFailedError(
-            f"session {name} has no nodes ({known.reason})", fix="wait: `toolkit session ls` shows when it has some"
+            f"session {name} has no nodes yet ({known.reason})", fix="wait until `toolkit session ls` lists its nodes"
         )
     if known.ends_soon:
-        say(f"{ending_of(known)}")
+        say(ending_of(known))
     return known
 
 
 def ending_of(known: SessionState) -> str:
-    """Return the description of a session's end."""
+    """Return a warning with the time at which a session ends."""
     assert known.left_s is not None
     end = time.strftime("%H:%M", time.localtime(time.time() + known.left_s))
-    return f"session {known.session.name} ends in {known.left_s / 60:.0f} min, at {end}; save what you need"
+    return f"session {known.session.name} ends in {known.left_s / 60:.0f} min, at {end}; save your work"
 
 
 def enter(name: str, environ: MutableMapping[str, str]) -> Site:
-    """Put this process into a session's allocation, like a shell of salloc; return its site.
+    """Set the SLURM_* variables of a session's allocation, as in a shell under salloc; return its site.
 
-    Raises:
-        as `running_session`.
+    Raises: the errors of `running_session`.
     """
     known = running_session(name)
     job, nodes = known.session.job, len(known.nodes)
@@ -282,7 +280,7 @@ def enter(name: str, environ: MutableMapping[str, str]) -> Site:
         "SLURM_JOB_NODELIST": hosts, "SLURM_NODELIST": hosts,
         "SLURM_NTASKS": str(nodes * ranks), "SLURM_NPROCS": str(nodes * ranks), "SLURM_TASKS_PER_NODE": f"{ranks}(x{nodes})",
         "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{nodes})",
-        "SLURM_OVERLAP": "1",  # a shell or a notebook of the session holds CPUs, too
+        "SLURM_OVERLAP": "1",  # a shell or notebook of the session also uses CPUs
     })  # fmt: skip
     if job.job.partition:
         environ["SLURM_JOB_PARTITION"] = job.job.partition
@@ -294,6 +292,6 @@ def enter(name: str, environ: MutableMapping[str, str]) -> Site:
 
 
 def site_of_session(session: Session) -> Site:
-    """Return the site of a session from its current file, with the slurm.conf of the session's start."""
+    """Return the site of a session from its current file, but with the slurm.conf that the session started with."""
     site, conf = site_of(session.job), session.job.scheduler.conf
     return site if site.scheduler.conf == conf else site.with_conf(typed_path(conf), "the session's")

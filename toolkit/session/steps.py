@@ -1,4 +1,4 @@
-"""Steps in a session's allocation: a command on all nodes, a shell on one, and a shell that outlives its terminal."""
+"""Start Slurm steps in a session: a command on all nodes, a shell on one, and a shell that outlives its terminal."""
 
 import os
 import subprocess
@@ -14,12 +14,12 @@ from toolkit.slurm.submit import without_job
 
 __all__ = ["begin_step", "lasting_shell", "node_of", "shell_argv", "step_argv", "step_environment"]
 
-KEEPER_S = 20.0  # for a step to start
-# On a node: whether tmux exists, and the socket that it would use.
+KEEPER_S = 20.0  # timeout for tmux to start in its Slurm step
+# Runs on a node: exit code 9 if tmux is missing, 0 if its socket exists, else 1.
 _LOOK = 'command -v tmux >/dev/null || exit 9; [ -S "${TMUX_TMPDIR:-/tmp}/tmux-$(id -u)/$0" ]'
 _KEEP = 'tmux -L "$0" new-session -d -s "$1" && while tmux -L "$0" has-session 2>/dev/null; do sleep 2; done'
-# A shell around tmux's client: proctrack/linuxproc does not see a process with a space in its name, as "tmux: client",
-# so that Slurm could not end its step, and would drain the node ("Kill task failed").
+# The tmux client runs in a shell: proctrack/linuxproc cannot see processes with a space in their name ("tmux: client"),
+# so Slurm could not end the step, and would drain the node ("Kill task failed").
 _ATTACH = 'tmux -L "$0" attach-session -t "$1"; exit $?'
 _NO_TMUX = 9
 
@@ -27,21 +27,21 @@ _NO_TMUX = 9
 def step_argv(
     known: SessionState, command: Sequence[str], *, nodes: int | None = None, ntasks: int | None = None
 ) -> list[str]:
-    """Return the srun command for a program, with the number of ranks and the MPI of the session's job.
+    """Return the srun command for a program, with the ranks per node and the MPI type of the session's job.
 
     Args:
-        nodes: fewer than the session has.
-        ntasks: tasks in all, instead of the session's on each node.
+        nodes: the number of nodes, by default all of the session.
+        ntasks: the total number of tasks, instead of the session's ranks per node.
 
     Raises:
-        ToolkitError: the session has fewer nodes.
+        ToolkitError: the session has fewer than `nodes` nodes.
     """
     job = known.session.job
     if nodes is not None and nodes > len(known.nodes):
         raise ToolkitError(
-            f"the session has {counted(len(known.nodes), 'node')}",
+            f"the session has only {counted(len(known.nodes), 'node')}",
             where=f"-N {nodes}",
-            fix=f"-N {len(known.nodes)}, or omit it",
+            fix=f"use -N {len(known.nodes)}, or omit -N",
         )
     ranks = job.job.ranks_per_node
     if nodes is None:
@@ -53,7 +53,7 @@ def step_argv(
 
 
 def shell_argv(known: SessionState, command: Sequence[str], *, node: str, on_terminal: bool = False) -> list[str]:
-    """Return the srun command for one program on one node, beside other steps."""
+    """Return the srun command for one program on one node, which may overlap other steps."""
     terminal = ["--pty"] if on_terminal else []
     return [*_inside(known), "--nodes=1", "--ntasks=1", f"--nodelist={node}", *terminal, *command]
 
@@ -63,7 +63,7 @@ def _inside(known: SessionState) -> list[str]:
 
 
 def step_environment(known: SessionState, **more: str) -> dict[str, str]:
-    """Return the environment of a step: this shell's, with the site's variables for ranks."""
+    """Return the environment of a step: that of this shell, and the site's and job's variables for ranks."""
     job = known.session.job
     environment = slurm_of(job).environment(without_job(os.environ))
     library = {"MPI4PY_LIBMPI": job.launcher.libmpi} if job.launcher.libmpi else {}
@@ -71,25 +71,25 @@ def step_environment(known: SessionState, **more: str) -> dict[str, str]:
 
 
 def node_of(known: SessionState, named: str | None) -> str:
-    """Return the named node, or the session's first one.
+    """Return the named node, or the first node of the session.
 
     Raises:
-        ToolkitError: the session does not have it.
+        ToolkitError: the session does not contain the node.
     """
     if named is None or named in known.nodes:
         return named or known.nodes[0]
     raise ToolkitError(
-        f"{named} is not a node of session {known.session.name}", where="--node", fix=f"one of {', '.join(known.nodes)}"
+        f"{named} is not in session {known.session.name}", where="--node", fix=f"use one of {', '.join(known.nodes)}"
     )
 
 
 def lasting_shell(known: SessionState, node: str) -> list[str]:
-    """Return the command for a terminal in the session's tmux on a node; start tmux first if necessary.
+    """Return the command that attaches a terminal to the session's tmux on a node; start tmux first if necessary.
 
-    Its own step keeps it, under an srun without a terminal. [] if the node has no tmux.
+    tmux runs in a step of its own, without a terminal, so that it outlives this one. [] if the node has no tmux.
 
     Raises:
-        OwnFailureError: tmux does not start.
+        OwnFailureError: tmux did not start in time.
     """
     socket = f"toolkit-{known.session.job_id}"
     if (code := _look(known, node, socket)) == _NO_TMUX:
@@ -103,9 +103,9 @@ def lasting_shell(known: SessionState, node: str) -> list[str]:
                 log = known.session.file("shell-log")
                 said = " ".join(tail_text(log, 3))
                 raise OwnFailureError(
-                    f"no tmux came up on {node} in {KEEPER_S:.0f} s: {said}",
+                    f"tmux did not start on {node} within {KEEPER_S:.0f} s: {said}",
                     where=str(log),
-                    fix="--new opens a shell without it",
+                    fix="use --new for a shell without tmux",
                 )
     return shell_argv(known, ["sh", "-c", _ATTACH, socket, known.session.name], node=node, on_terminal=True)
 
@@ -120,7 +120,7 @@ def _look(known: SessionState, node: str, socket: str) -> int:
 def begin_step(
     known: SessionState, argv: Sequence[str], log: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a step that outlives this terminal; its output goes to a file of the session."""
+    """Start a step that outlives this terminal; its output goes to the session file with suffix `log`."""
     path = known.session.file(log)
     path.unlink(missing_ok=True)
     descriptor = open_append(path)

@@ -1,4 +1,4 @@
-"""Judge the reports of a probe job's ranks: each check passed or failed, with its fix."""
+"""Evaluate the reports from the ranks of a probe job, which `toolkit site check` submits to verify a site file."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from toolkit.slurm.times import format_slurm_time
 __all__ = ["BAD", "Finding", "Probe", "Report", "judge_limits", "judge_reports"]
 
 CLOCKS_APART_S = 5.0
-BAD = ("failed", "unknown")  # states of a finding that do not let a partition pass
+BAD = ("failed", "unknown")  # a partition with a finding in one of these states does not pass
 
 Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check of one partition; a failed one has a fix. `unknown`: the probe did not run."""
+    """The result of one check of one partition; `fix` is set if it failed. State `unknown`: the probe did not run."""
 
     check: str
     state: Literal["passed", "failed", "skipped", "unknown"]
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """The request to Slurm for a partition: nodes, ranks and GPUs per node, and the token of the shared file."""
+    """The probe job for a partition: nodes, ranks and GPUs per node, and the token that rank 0 writes to a shared file."""
 
     partition: str
     nodes: int
@@ -44,7 +44,7 @@ class Probe:
 
 
 def judge_reports(probe: Probe, site: Site, reports: Sequence[Report]) -> list[Finding]:
-    """Judge the reports; `reports` contains one of each rank."""
+    """Return the findings from `reports`, which contains one report per rank."""
     checks: tuple[Callable[[Probe, Site, Sequence[Report]], Finding], ...] = (
         _ranks, _mpi, _library, _gpus, _network, _shared, _clocks,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def judge_reports(probe: Probe, site: Site, reports: Sequence[Report]) -> list[F
 def judge_limits(
     name: str, stated: PartitionTable, live: PartitionLimits | None, nodes: Sequence[Node] = ()
 ) -> Finding:
-    """Check that the site file does not exceed Slurm's limits."""
+    """Check that the values in the site file do not exceed the limits in Slurm."""
     if live is None:
         return Finding(
             "limits",
@@ -66,11 +66,11 @@ def judge_limits(
     if wrong:
         details, fixes = zip(*wrong, strict=True)
         return Finding("limits", "failed", "; ".join(details), f"[partitions.{name}] {', '.join(fixes)}")
-    return Finding("limits", "passed", "the site file is within Slurm's limits")
+    return Finding("limits", "passed", "the values in the site file are within the limits of Slurm")
 
 
 def _promised(stated: PartitionTable, live: PartitionLimits, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
-    """Each key that exceeds Slurm's value, with the value that fits."""
+    """Yield (problem, fix) for each key that exceeds the value in Slurm."""
     most = {
         "max_nodes": live.max_nodes or live.total_nodes,
         "cpus_per_node": max((node.cpus for node in nodes), default=0),
@@ -98,12 +98,12 @@ def _ranks(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
         return Finding("ranks", "passed", summary)
     return Finding(
         "ranks", "failed", f"{summary}, but {probe.nodes} nodes were requested",
-        "check launcher.kind, or an option in launcher.options or scheduler.options that moves ranks",
+        "check launcher.kind, and options in launcher.options and scheduler.options that change the placement of ranks",
     )  # fmt: skip
 
 
 def _mpi(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
-    fix = "launcher.mpi and launcher.libmpi must be compatible: `srun --mpi=list` shows the types that Slurm supports"
+    fix = "make launcher.mpi and launcher.libmpi compatible: `srun --mpi=list` shows the types that Slurm supports"
     for report in reports:
         mpi = report["mpi"]
         if mpi["error"]:
@@ -114,7 +114,7 @@ def _mpi(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
         if mpi["sum"] != sum(range(probe.ranks)):
             problem = f"expected the sum {sum(range(probe.ranks))} over the ranks, got {mpi['sum']}"
             return Finding("mpi", "failed", f"rank {report['rank']}: {problem}", fix)
-    return Finding("mpi", "passed", f"an all-reduce of {probe.ranks} ranks is correct")
+    return Finding("mpi", "passed", f"an all-reduce over {probe.ranks} ranks returned the correct sum")
 
 
 def _library(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
@@ -123,7 +123,7 @@ def _library(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
     libraries = ", ".join([*names, *paths])
     if len(names) > 1:
         return Finding(
-            "libmpi", "failed", f"ranks load different libraries: {libraries}", "set one with launcher.libmpi"
+            "libmpi", "failed", f"ranks load different libraries: {libraries}", "choose one with launcher.libmpi"
         )
     if not names[0]:
         return Finding("libmpi", "skipped", "no rank has MPI")
@@ -133,17 +133,19 @@ def _library(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
 def _gpus(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
     asked = probe.gpus_per_node
     if not asked:
-        return Finding("gpus", "skipped", "the site file lists none for the partition")
-    fix = f"fix gpu.request, now {site.gpu.request!r}: `scontrol show node` shows each node's Gres"
+        return Finding("gpus", "skipped", "the site file lists no GPUs for the partition")
+    fix = f"fix gpu.request, now {site.gpu.request!r}: `scontrol show node` shows the Gres of each node"
     for report in reports:
         seen, driver = report["gpus"]["visible"], report["gpus"]["driver"]
-        if seen < asked:  # an exclusive node may show more
+        if seen < asked:  # more GPUs are correct, because the node may be allocated exclusively
             return Finding("gpus", "failed", f"{report['host']} has {seen} of {asked} requested GPUs", fix)
         if driver is not None and driver < asked:
             problem = f"{report['host']}: the driver reports {driver} GPUs, but the job was allocated {asked}"
-            return Finding("gpus", "failed", problem, "report the node's driver to the site's administrators")
-    is_counted = any(report["gpus"]["driver"] is not None for report in reports)
-    return Finding("gpus", "passed", f"{asked} on each node" + ("" if is_counted else "; not counted: no driver found"))
+            return Finding(
+                "gpus", "failed", problem, "report this node and the count of its driver to the administrators"
+            )
+    note = "" if any(report["gpus"]["driver"] is not None for report in reports) else "; not verified: no driver"
+    return Finding("gpus", "passed", f"GPUs on each node: {asked}{note}")
 
 
 def _network(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
@@ -157,14 +159,14 @@ def _network(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
             )  # fmt: skip
     rates = [report["rate_mb_per_s"] for report in reports if report["rate_mb_per_s"]]
     if probe.nodes < 2:
-        return Finding("network", "skipped", "not tested with a single node")
+        return Finding("network", "skipped", "requires at least two nodes")
     if any(report["mpi"]["error"] for report in reports):
         return Finding("network", "skipped", "not tested without MPI")
     if not rates:
         return Finding(
             "network",
             "failed",
-            "no data arrived from one node at the other over MPI",
+            "no data could be sent between two nodes over MPI",
             "fix network.interface and network.vars",
         )
     return Finding("network", "passed", f"{rates[0]:.0f} MB/s between two ranks on two nodes, over MPI")
@@ -176,20 +178,20 @@ def _shared(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
         return Finding("shared_path", "passed", f"{probe.folder} is the same on all nodes")
     hosts = ", ".join(_hosts(blind))
     return Finding(
-        "shared_path", "failed", f"{hosts} cannot read rank 0's file in {probe.folder}",
-        "paths.scratch and paths.runs must be on a file system that all nodes share",
+        "shared_path", "failed", f"{hosts} cannot read the file that rank 0 wrote in {probe.folder}",
+        "set paths.scratch and paths.runs to folders on a file system that all nodes share",
     )  # fmt: skip
 
 
 def _clocks(probe: Probe, site: Site, reports: Sequence[Report]) -> Finding:
-    """Compare clocks, which were read after a barrier; without MPI they were read at different times."""
+    """Compare the clocks of the ranks, which read them after a barrier; this requires MPI."""
     if any(report["mpi"]["error"] for report in reports):
         return Finding("clocks", "skipped", "not tested without MPI")
     times = [report["clock_s"] for report in reports]
     apart_s = max(times) - min(times)
     if apart_s > CLOCKS_APART_S:
         return Finding(
-            "clocks", "failed", f"the nodes' clocks are {apart_s:.0f} s apart",
-            "check `chronyc tracking` on the nodes; report it to the site's administrators",
+            "clocks", "failed", f"the clocks of the nodes differ by {apart_s:.0f} s",
+            "check `chronyc tracking` on the nodes; report it to the administrators of the site",
         )  # fmt: skip
     return Finding("clocks", "passed", f"within {apart_s:.2f} s")

@@ -1,4 +1,4 @@
-"""A site file from the live cluster: values from Slurm are facts, all others are guesses with a command to verify them."""
+"""Generate a site file from the live cluster: values from Slurm are facts, others are guesses with a command to verify."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path, write_text
 from toolkit.site.mpi import ANY, Mpi, find_mpi
 from toolkit.slurm.cluster import ClusterFacts, Node, closed_by, cluster_facts
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import Slurm, prints_commands
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
 
@@ -32,7 +32,7 @@ _NOT_A_NETWORK = ("lo", "docker", "veth", "br-", "virbr", "tkdc")
 
 @dataclass(frozen=True)
 class Host:
-    """`fabric` and `interface` of the fastest network, the MPI of mpirun, a variable that names a shared folder."""
+    """This host: its fastest network, the MPI of the mpirun on PATH, and a variable with the path of a shared folder."""
 
     fabric: str
     interface: str
@@ -42,7 +42,7 @@ class Host:
 
 
 def look_at_host(environ: Mapping[str, str] = os.environ) -> Host:
-    """Inspect this machine; missing properties are "" or empty."""
+    """Inspect this machine; properties that are not found are "", None or ()."""
     fabric, interface = _fabric_and_interface()
     return Host(
         fabric=fabric,
@@ -66,25 +66,27 @@ def _fabric_and_interface() -> tuple[str, str]:
 OWN_SITES = "~/.config/toolkit/sites"
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MIB_PER_GIB = 1024
-_LISTED = 8  # nodes' features that a comment lists
+_LISTED = 8  # maximum number of node features in a comment
 
 
-def init_site(name: str, environ: Mapping[str, str] = os.environ, *, echo: bool = False) -> tuple[str, str]:
-    """Query Slurm and inspect this host; return the site's name (by default ClusterName) and the contents of its file.
+def init_site(name: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Query Slurm and inspect this host; return the site name (by default ClusterName) and the content of the site file.
 
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not respond.
-        ToolkitError: the name is not valid for a site.
+        ToolkitError: the site name is not valid.
     """
-    cluster = cluster_facts(Slurm(), _user(environ))
+    cluster = cluster_facts(Slurm(echo=prints_commands()), _user(environ))
     chosen = name or _NAME.sub("_", cluster.name)[:64]
     if not chosen or _NAME.search(chosen) or len(chosen) > 64:
-        raise ToolkitError(f"{chosen!r} is not a valid site name", fix="choose one of A-Z a-z 0-9 . _ - with --name")
+        raise ToolkitError(
+            f"{chosen!r} is not a valid site name", fix="pass --name with the characters A-Z a-z 0-9 . _ - only"
+        )
     return chosen, site_text(chosen, cluster, look_at_host(environ), environ)
 
 
 def _user(environ: Mapping[str, str]) -> str:
-    """The user whose accounts to query; a container may not know its user's name."""
+    """Return the name of the user; "" in a container without an entry for the user."""
     try:
         return environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -92,10 +94,10 @@ def _user(environ: Mapping[str, str]) -> str:
 
 
 def site_text(name: str, cluster: ClusterFacts, host: Host, environ: Mapping[str, str]) -> str:
-    """The site file of a cluster, from the cluster's facts and those of a host."""
+    """Return the content of a site file, from the facts about the cluster and about this host."""
     document = tomlkit.document()
     for line in (
-        f"{name}, from the live cluster: Slurm {cluster.version}. Lines with `from` are facts from Slurm.",
+        f"{name}, from the live cluster: Slurm {cluster.version}. Slurm reported the values with `from`.",
         "Check each `guess`; `toolkit site check` verifies the file with a short job in each partition.",
     ):
         document.add(tomlkit.comment(line))
@@ -116,19 +118,19 @@ def site_text(name: str, cluster: ClusterFacts, host: Host, environ: Mapping[str
             document.add(key, table)
     _add_partitions(document, cluster)
     text = tomlkit.dumps(document).rstrip() + "\n"
-    Site.model_validate(tomllib.loads(text))  # the written file must load
+    Site.model_validate(tomllib.loads(text))  # raises if the text would not load as a site file
     return text
 
 
 def write_site(text: str, path: Path, *, force: bool) -> None:
-    """Write a site file, and its folder.
+    """Write a site file, and create its folder if needed.
 
     Raises:
-        ToolkitError: it exists and `force` is not set, or it cannot be written.
+        ToolkitError: the file exists and `force` is not set, or it cannot be written.
     """
     if path.exists() and not force:
         raise ToolkitError(
-            "the file exists already", where=str(path), fix="choose another with -o, or overwrite it with --force"
+            "the file already exists", where=str(path), fix="choose another file with -o, or overwrite it with --force"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +142,7 @@ def write_site(text: str, path: Path, *, force: bool) -> None:
 
 
 def path_of(name: str) -> Path:
-    """The path of this user's site file `name`."""
+    """Return the path of the user's own site file for site `name`."""
     return typed_path(OWN_SITES) / f"{name}.toml"
 
 
@@ -199,7 +201,7 @@ def _launcher(cluster: ClusterFacts, host: Host) -> Table:
 
 
 def _gpu(cluster: ClusterFacts) -> Table | None:
-    """The table [gpu]; only select/cons_tres and Cray's plugin over it support --gpus-per-node."""
+    """Return the table [gpu]; --gpus-per-node requires select/cons_tres, also under the Cray plugin."""
     if not any(node.gpus for node in cluster.nodes):
         return None
     table = tomlkit.table()
@@ -238,7 +240,7 @@ def _paths(cluster: ClusterFacts, host: Host) -> Table | None:
     local = cluster.settings.get("TmpFS", "")
     table = tomlkit.table()
     if name := host.shared_variable:
-        _guess(table, "scratch", f"${name}", f"{name} is set here", "toolkit site check")
+        _guess(table, "scratch", f"${name}", f"{name} is set on this host", "toolkit site check")
     if local.startswith("/"):
         _guess(table, "local_scratch", local, "TmpFS in scontrol show config", f"srun -N1 df -h {local}")
     return table if table.value.body else None

@@ -1,4 +1,4 @@
-"""Which site this is, and what its file says."""
+"""Detect the site of this machine, and load site files."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ __all__ = ["check_exported_conf", "choose_site", "detect_site", "list_sites", "l
 
 
 def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:
-    """Load every site that has a file; return the valid ones, and the errors of the others."""
+    """Load all site files; return the valid sites, and the errors of the other files."""
     sites, wrong = [], []
     for path in site_files(environ).values():
         try:
@@ -39,11 +39,11 @@ def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], lis
 
 
 def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Site:
-    """Load one site with everything that it extends.
+    """Load one site, merged with the sites that it extends.
 
     Raises:
         NotFoundError: the site does not exist.
-        ToolkitError: a value is wrong, or the sites' `extends` are circular.
+        ToolkitError: a value is invalid, or the `extends` keys are circular.
     """
     path = _find(name_or_path, environ, where="")
     documents = _chain(path, environ)
@@ -60,9 +60,9 @@ def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Sit
     _check_partitions(site, place)
     if site.name != path.stem:
         raise ToolkitError(
-            f"expected the file's name {path.stem!r}, got {site.name!r}",
+            f"expected the file name without .toml, {path.stem!r}, got {site.name!r}",
             where=f"{place(('name',))}:name",
-            fix=f'name = "{path.stem}"',
+            fix=f'set name = "{path.stem}"',
         )
     site._origins.update(origins)
     site._file = path
@@ -81,7 +81,7 @@ def _find(name_or_path: str, environ: Mapping[str, str], *, where: str) -> Path:
 
 
 def _chain(path: Path, environ: Mapping[str, str]) -> list[Document]:
-    """The documents from the site that extends none to the one at `path`."""
+    """Return the document at `path` and those that it extends, with the most basic one first."""
     documents = [read_document(path)]
     while (parent := documents[0].values.get("extends", "")) and isinstance(parent, str):
         where = f"{documents[0].place(('extends',))}:extends"
@@ -94,11 +94,11 @@ def _chain(path: Path, environ: Mapping[str, str]) -> list[Document]:
 
 
 def _merge(documents: list[Document]) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Merge the documents key by key; a list replaces the earlier one."""
+    """Merge the documents key by key; later documents take precedence, and lists are replaced as a whole."""
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for document in documents:
-        values.pop("checked", None)  # one site's verification does not apply to another
+        values.pop("checked", None)  # the verification of a site does not apply to a site that extends it
         origins.pop("checked", None)
         _overlay(values, document.values)
         for path, _ in leaves(document.values):
@@ -119,13 +119,13 @@ def _check_partitions(site: Site, place: Any) -> None:
     if len(defaults) > 1:
         key = ("partitions", defaults[1], "default")
         raise ToolkitError(
-            f"{' and '.join(defaults)} are both the default",
+            f"expected one default partition, got {' and '.join(defaults)}",
             where=f"{place(key)}:{'.'.join(key)}",
             fix="keep `default = true` at only one partition",
         )
 
 
-# Slurm's default paths without SLURM_CONF; the second is the copy on a configless host.
+# The default paths of slurm.conf; the second one is the cached copy on a host in configless mode.
 SLURM_CONF_PATHS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 SCONTROL_TIMEOUT_S = 10
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
@@ -133,18 +133,18 @@ _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | r
 
 @dataclass(frozen=True)
 class Detection:
-    """The site, and the criterion that matched it."""
+    """The site, and the criterion by which it was chosen."""
 
     site: Site
     reason: str
 
 
 def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ) -> Detection:
-    """The site that --site names, else that TOOLKIT_SITE names, else the detected one.
+    """Return the site named by --site, else the one named by TOOLKIT_SITE, else the detected one.
 
     Raises:
-        ToolkitError: no site or several match.
-        NotFoundError: there is no site of this name.
+        ToolkitError: no site matches, or several do.
+        NotFoundError: the named site does not exist.
     """
     found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
     own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
@@ -154,10 +154,10 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
 
 
 def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
-    """Find the site of this machine; TOOLKIT_SITE overrides the detection.
+    """Detect the site of this machine; TOOLKIT_SITE overrides the detection.
 
     Raises:
-        ToolkitError: there is a scheduler, and none or several sites match, or SLURM_CONF names a missing file.
+        ToolkitError: sbatch is on PATH but not exactly one site matches, or SLURM_CONF names a missing file.
     """
     if named := environ.get("TOOLKIT_SITE"):
         return Detection(load_site(named, environ), f"TOOLKIT_SITE={named}")
@@ -186,12 +186,12 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     cluster = f", ClusterName {ambient[0]} ({ambient[1]})" if ambient else ""
     raise ToolkitError(
         f"this machine has a scheduler, but no site file matches it (host {host}{cluster})",
-        fix="`toolkit site init` writes one from this cluster; `toolkit site list` shows the existing ones",
+        fix="create one with `toolkit site init`; `toolkit site list` shows the existing ones",
     )
 
 
 def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detection:
-    """The site with the exported slurm.conf, which distinguishes several clusters with one name."""
+    """Return the site with the slurm.conf in SLURM_CONF if both have the same ClusterName."""
     wanted, exported = found.site.detect.cluster_name, environ.get("SLURM_CONF", "")
     if not wanted or not exported or _cluster_in(Path(exported)) != wanted:
         return found
@@ -199,7 +199,7 @@ def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detecti
 
 
 def check_exported_conf(environ: Mapping[str, str]) -> None:
-    """Check that an exported SLURM_CONF exists; Slurm's commands would search for a missing one for a minute.
+    """Check that the file in SLURM_CONF exists; otherwise Slurm commands retry for a minute before they fail.
 
     Raises:
         ToolkitError: SLURM_CONF names a missing file.
@@ -207,7 +207,7 @@ def check_exported_conf(environ: Mapping[str, str]) -> None:
     exported = environ.get("SLURM_CONF", "")
     if exported and not Path(exported).exists():
         raise ToolkitError(
-            "file not found", where=f"SLURM_CONF={exported}", fix="export the path of a slurm.conf, or unset it"
+            "file not found", where=f"SLURM_CONF={exported}", fix="export the path of a slurm.conf, or unset SLURM_CONF"
         )
 
 
@@ -219,7 +219,7 @@ def _by_environment(site: Site, environ: Mapping[str, str]) -> str:
 
 
 def _by_cluster(site: Site, ambient: tuple[str, str] | None) -> str:
-    """Compare the machine's own cluster; only a machine without one reads the site's slurm.conf."""
+    """Compare the cluster that Slurm commands use here; if there is none, the cluster in the site's slurm.conf."""
     wanted = site.detect.cluster_name
     if not wanted:
         return ""
@@ -243,7 +243,7 @@ def _by_file(site: Site) -> str:
 
 
 def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name of the cluster that Slurm's commands use here, and its source."""
+    """Return (the name of the cluster that Slurm commands use here, its source); None if it is unknown."""
     if name := environ.get("SLURM_CLUSTER_NAME"):
         return name, "SLURM_CLUSTER_NAME"
     paths = [Path(environ["SLURM_CONF"])] if environ.get("SLURM_CONF") else SLURM_CONF_PATHS
@@ -251,7 +251,7 @@ def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
         if name := _cluster_in(path):
             return name, str(path)
     if environ.get("SLURM_CONF") and not paths[0].exists():
-        return None  # scontrol would only wait for the missing file
+        return None  # do not call scontrol, which would retry for a minute
     name = _cluster_from_scontrol(environ)
     return (name, "scontrol show config") if name else None
 
@@ -260,13 +260,13 @@ def _cluster_in(conf: Path) -> str:
     try:
         text = conf.read_text(errors="replace")
     except OSError:
-        return ""  # There is no configuration here, so no cluster.
+        return ""  # this host has no such configuration file
     match = _CLUSTER_NAME.search(text)
     return match[1] if match else ""
 
 
 def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
-    """Query Slurm itself, for hosts that receive their configuration over the network."""
+    """Query scontrol, for hosts in configless mode, which have no slurm.conf."""
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     if scontrol is None:
         return ""
@@ -282,6 +282,6 @@ def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ""  # The controller did not respond; the other criteria still apply.
+        return ""  # slurmctld did not respond; other criteria may still match
     match = _CLUSTER_NAME.search(answer.stdout)
     return match[1] if match else ""

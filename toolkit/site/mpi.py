@@ -1,6 +1,6 @@
-"""The MPI of this host, and the srun plugins that it supports, according to the library itself instead of its file name.
+"""Find the MPI library of this host and the srun --mpi plugins that it supports, by querying the library.
 
-Libraries with the same name may differ: libmpi.so.12 is MPICH's, Intel's, MVAPICH's and Cray's.
+The file name does not identify it: MPICH, Intel MPI, MVAPICH and Cray MPICH all provide a libmpi.so.12.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _NAMES = ("libmpi.so.40", "libmpi_cray.so.12", "libmpi.so.12")
 _ANSWER_S = 10.0
-# The standard allows this call before MPI_Init. It runs in its own process, since loading a library runs code.
+# MPI allows this call before MPI_Init. It runs in a separate process, since loading a library runs its initializers.
 _QUERY = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
@@ -24,7 +24,7 @@ if library.MPI_Get_library_version(text, ctypes.byref(length)):
 print(text.value.decode(errors="replace"))
 """
 ANY = ("pmix", "cray_shasta", "pmi2")
-# What a library calls itself, and the plugins that it supports, most likely first. MPICH's derivatives name MPICH, too.
+# (Pattern in the version string, plugins with the most likely first); that of MPICH derivatives contains "MPICH".
 _SUPPORTED = (
     (re.compile(r"Open MPI|Open RTE|OpenRTE|Spectrum MPI|PRRTE", re.IGNORECASE), ("pmix",)),
     (re.compile(r"CRAY MPICH", re.IGNORECASE), ("cray_shasta", "pmi2")),
@@ -36,7 +36,7 @@ _BY_NAME = {"libmpi.so.40": ("pmix",), "libmpi_cray.so.12": ("cray_shasta", "pmi
 
 @dataclass(frozen=True)
 class Mpi:
-    """A library, "" if only mpirun is known; the plugins that it supports, all if unknown; its own version string."""
+    """An MPI: `library` is "" if only mpirun is known, `plugins` are all if unknown, `called` is the version string."""
 
     library: str
     plugins: tuple[str, ...]
@@ -44,7 +44,7 @@ class Mpi:
 
 
 def find_mpi(environ: Mapping[str, str] = os.environ) -> Mpi | None:
-    """The MPI of the mpirun on PATH, according to its library, else to mpirun, else to the file's name."""
+    """Return the MPI of the mpirun on PATH, identified by its library, else by mpirun, else by the file name."""
     mpirun = shutil.which("mpirun", path=environ.get("PATH"))
     if mpirun is None:
         return None
@@ -62,17 +62,17 @@ def find_mpi(environ: Mapping[str, str] = os.environ) -> Mpi | None:
     return Mpi(
         library,
         _BY_NAME[Path(library).name],
-        f"known only by its file's name (the library reported nothing: {silence})",
+        f"identified only by its file name (the library reported no version: {silence})",
     )
 
 
 def supported_by(version: str) -> tuple[str, ...]:
-    """The srun plugins that an MPI with this version string supports; all if it is unknown."""
+    """Return the srun plugins that an MPI with this version string supports; all plugins if it is unknown."""
     return next((plugins for pattern, plugins in _SUPPORTED if pattern.search(version)), ANY)
 
 
 def _library_beside(mpirun: str) -> str:
-    """The library in one of its usual folders next to mpirun; "" if it is in none of them."""
+    """Return the library in one of the usual folders next to mpirun; "" if none contains it."""
     prefixes = dict.fromkeys((Path(mpirun).parents[1], Path(mpirun).resolve().parents[1]))
     folders = [prefix / below for prefix in prefixes for below in ("lib", "lib64", "lib/x86_64-linux-gnu")]
     paths = (folder / name for folder in folders for name in _NAMES)
@@ -80,13 +80,13 @@ def _library_beside(mpirun: str) -> str:
 
 
 def _output_of(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """A program's output, or "" and why there is none."""
+    """Return (the output of a program, ""), or ("", the reason for the failure)."""
     try:
         done = subprocess.run(
             argv, env=dict(environ), capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return "", f"no answer within {_ANSWER_S:.0f} s"
+        return "", f"no response within {_ANSWER_S:.0f} s"
     except OSError as error:
         return "", error.strerror or str(error)
     if done.returncode or not done.stdout.strip():
@@ -95,6 +95,6 @@ def _output_of(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """The version, short enough for a comment after a key: without builder and date."""
+    """Return the first line of a version string without builder and date, short enough for a comment after a key."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     return re.sub(r"[\s\x00-\x1f\x7f]+", " ", line.partition(", package:")[0]).strip()[:120]

@@ -1,6 +1,6 @@
-"""Choose the partition for a job: score all that can serve it, and report why one was chosen and others were not.
+"""Choose the partition for a job: score all partitions that can run it, and report why one was chosen.
 
-A partition can serve a job that resolves for it, so the reasons of a rejection are the errors that the job would get there.
+A partition can run a job if the job resolves for it. Otherwise the errors of the job are the reasons for the rejection.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SINFO_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """One partition for one job; `refused` is why it cannot serve the job, and the numbers are then meaningless.
+    """A partition for a job. If it cannot run the job, `refused` is the reason, and the numbers are meaningless.
 
-    `idle_gpus` and `idle_cpus` are those of its nodes that the job does not request. `idle_nodes` is sinfo's number, None
-    if it did not respond.
+    `idle_gpus` and `idle_cpus` are the GPUs and CPUs that the job would leave idle on its nodes. `idle_nodes` is the
+    number from sinfo, None if sinfo did not respond.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Candidate:
 
     @property
     def score(self) -> tuple[float, ...]:
-        """Smaller is better: least waste, then most of the nodes idle now, then the shortest limit.
+        """The score (smaller is better): least waste, then most idle nodes, then the shortest time limit.
 
-        A job without a time gets the partition's maximum, so the longest limit is best for it.
+        A job without a time gets the time limit of the partition, so for it the longest limit is best.
         """
         limit = float("inf") if self.limit_s is None else self.limit_s
         return (
@@ -57,7 +57,7 @@ class Candidate:
         )
 
     def why_not_best(self, best: Candidate) -> str:
-        """Why a partition that can serve the job was not chosen: the first part of its score that is worse."""
+        """Return why this partition was not chosen: the first part of its score that is worse than that of `best`."""
         if self.idle_gpus != best.idle_gpus:
             return f"{counted(self.idle_gpus - best.idle_gpus, 'GPU')} would be idle beyond those on {best.name}"
         if self.idle_cpus != best.idle_cpus:
@@ -66,11 +66,11 @@ class Candidate:
         if idle != idle_there:
             return f"{idle} of {counted(self.nodes, 'node')} would be free now, compared to {idle_there} on {best.name}"
         if self.limit_s != best.limit_s:
-            return f"its limit is {'longer' if self.time_given else 'shorter'} than the limit of {best.name}"
+            return f"its time limit is {'longer' if self.time_given else 'shorter'} than the limit of {best.name}"
         return f"it has the same score as {best.name}, which is first in the site file"
 
     def in_words(self) -> str:
-        """The parts of the score, in words."""
+        """Return the parts of the score as text."""
         parts = [f"{self.idle_gpus} GPUs and {self.idle_cpus} CPUs beyond the request"]
         if self.idle_nodes is not None:
             parts.append(f"{counted(self.idle_nodes, 'node')} idle")
@@ -79,7 +79,7 @@ class Candidate:
 
 
 def needs_choice(raw: ResolvedJob, site: Site) -> bool:
-    """True if a job requests a choice, or names no partition on a site with several and no default."""
+    """Return whether toolkit chooses the partition: on request, or if neither the job nor the site names one."""
     if site.scheduler.kind == "local":
         return False
     named = raw.job.partition
@@ -97,10 +97,10 @@ def _none_known(raw: ResolvedJob, site: Site) -> ToolkitError:
 
 
 def candidates(request: JobRequest, site: Site) -> tuple[list[Candidate], str]:
-    """Every partition of the site for a job, the best first; and why the idle nodes are not known, if so.
+    """Return (the partitions of the site for a job, best first, and why the numbers of idle nodes are unknown, or "").
 
     Raises:
-        ToolkitError: the site file lists no partitions, or the job goes to a cluster with others.
+        ToolkitError: the site file lists no partitions, or the job is for a cluster that it does not describe.
     """
     request = with_rank_flags(request)
     if is_elsewhere((raw := resolve(request, None)).job.cluster, site):
@@ -118,12 +118,12 @@ def candidates(request: JobRequest, site: Site) -> tuple[list[Candidate], str]:
 
 
 def resolve_on(request: JobRequest, site: Site, tell: Callable[[str], object], *, limits: bool = True) -> ResolvedJob:
-    """Return the job on its site. If toolkit chooses its partition, `tell` receives which one, and why.
+    """Return the job resolved for a site. If toolkit chooses the partition, it passes the choice and reason to `tell`.
 
-    `limits` False leaves the limits of a partition that the user named to a check against the cluster itself.
+    With `limits` False, the caller checks the limits of a partition that the user named by a query to the cluster.
 
     Raises:
-        ToolkitError: no partition can serve it; the message contains the reason of each.
+        ToolkitError: no partition can run the job; the message contains the reason for each.
     """
     request = with_rank_flags(request)
     if not needs_choice(resolve(request, None), site):
@@ -132,31 +132,31 @@ def resolve_on(request: JobRequest, site: Site, tell: Callable[[str], object], *
     best = ranked[0]
     if best.refused:
         if len({one.refused for one in ranked}) == 1:
-            _in_partition(request, site, best.name)  # the same error everywhere is reported once, with its place
+            _in_partition(request, site, best.name)  # raises the error that all have in common, with its place
         raise no_partition(site, ranked)
     others = [one for one in ranked[1:] if not one.refused]
     refused = len(ranked) - 1 - len(others)
     against = f"; next is {others[0].name}: {others[0].in_words()}" if others else ""
     tell(
         f"chose partition {best.name} of {site.name}: {best.in_words()}{against}"
-        + (f"; {refused} cannot serve" if refused else "")
+        + (f"; {refused} cannot run the job" if refused else "")
         + (f"; {silence}" if silence else "")
     )
     return _in_partition(request, site, best.name)
 
 
 def resolve_in_allocation(request: JobRequest, site: Site) -> ResolvedJob:
-    """Return the job on nodes that are allocated already: toolkit chooses no partition for it, whatever it asks."""
+    """Return the job resolved for nodes that are already allocated, ignoring a request to choose a partition."""
     request = with_rank_flags(request)
     asks = resolve(request, None).job.partition == AUTO
     return resolve(request.with_flags({"job.partition": Flag("", "-p")}) if asks else request, site)
 
 
 def no_partition(site: Site, ranked: Iterable[Candidate]) -> ToolkitError:
-    """The error for a job that no partition can serve: one line for each."""
+    """Return the error for a job that no partition can run, with a line per partition."""
     errors = [ToolkitError(f"{one.name}: {one.refused}", fix=one.fix) for one in ranked]
     first = ToolkitError(
-        f"no partition of {site.name} can serve the job", where="job.partition", fix="see each one's fix"
+        f"no partition of {site.name} can run the job", where="job.partition", fix="see the fix for each partition"
     )
     first.others = tuple(errors)
     return first
@@ -176,7 +176,7 @@ def _judge(request: JobRequest, site: Site, name: str) -> Candidate:
     if beyond := beyond_limits(resolved, site):
         return _refused(name, beyond)
     job, limits = resolved.job, site.partitions[name]
-    # GPUs of the partition that were filled in by default count as wasted on a job that did not request any.
+    # GPUs that the job has only by default count as idle, since the user did not request them.
     asked = job.gpus_per_node if resolved.origin("job.gpus_per_node").layer not in ("site", "derived") else 0
     cpus = job.ranks_per_node * job.cpus_per_rank
     return Candidate(
@@ -190,16 +190,16 @@ def _judge(request: JobRequest, site: Site, name: str) -> Candidate:
 
 
 def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:
-    """A partition that cannot serve the job, with all reasons."""
+    """Return a partition that cannot run the job, with all reasons."""
     return Candidate(
         name, refused="; ".join(one.message for one in errors), fix="; ".join(one.fix for one in errors if one.fix)
     )
 
 
 def _ask_sinfo(site: Site) -> tuple[dict[str, tuple[str, int, int]], str]:
-    """Each partition's state, its idle nodes and all of them; or why they are unknown.
+    """Return ((state, idle nodes, total nodes) of each partition, ""), or ({}, why they are unknown).
 
-    A sinfo that lacks one of them belongs to another cluster, whose partitions may share some names.
+    If sinfo does not list all partitions, it is for another cluster, whose partitions may share some names.
     """
     slurm = replace(slurm_of_site(site.scheduler), timeout_s=SINFO_TIMEOUT_S)
     try:
@@ -213,7 +213,7 @@ def _ask_sinfo(site: Site) -> tuple[dict[str, tuple[str, int, int]], str]:
 
 
 def _counts(node_states: str) -> tuple[int, int]:
-    """The second and the last of sinfo's `allocated/idle/other/total`, which may be written as 1.2K."""
+    """Return (idle, total) from the `allocated/idle/other/total` of sinfo, which may contain numbers such as 1.2K."""
     _, idle, _, total = (node_states.split("/") + ["0"] * 4)[:4]
     return _count(idle), _count(total)
 
@@ -228,7 +228,7 @@ def _with_nodes(one: Candidate, states: dict[str, tuple[str, int, int]]) -> Cand
     state, idle, total = states[one.name]
     if state != "up":
         return replace(
-            one, refused=f"sinfo reports it as {state}", fix="wait until it is up, or choose another with -p"
+            one, refused=f"sinfo reports its state as {state}", fix="wait until it is up, or choose another with -p"
         )
     if one.nodes > total:
         problem = f"the job needs {counted(one.nodes, 'node')}, but sinfo reports {total}"

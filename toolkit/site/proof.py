@@ -1,4 +1,4 @@
-"""The verification of a site file: results, date and Slurm version of its probe jobs; valid until the file changes."""
+"""Store the proof of a site file: results, date and Slurm version of its probe jobs. It is valid until the file changes."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ from toolkit.version import VERSION
 
 __all__ = ["Proof", "checked_in_words", "make_proof", "save_proof"]
 
-# Contact and state of the verification do not matter for it; an exported SLURM_CONF may replace the file's.
+# Keys that do not affect the verification, such as scheduler.conf, which SLURM_CONF may override.
 _NOT_PROVED = frozenset({"contact", "docs", "checked", "scheduler.conf"})
 OWN_PROOFS = "~/.config/toolkit/proofs"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """`partitions` are the probed ones, each with its findings; `digest` is the site's at that time."""
+    """A proof: `partitions` has the findings for each probed partition, `digest` is that of the site at that time."""
 
     site: str
     file: str
@@ -38,12 +38,12 @@ class Proof:
 
     @property
     def failed(self) -> list[str]:
-        """The partitions that did not pass."""
+        """The names of the partitions that did not pass."""
         return [name for name, found in self.partitions.items() if any(one.state in BAD for one in found)]
 
 
 def digest_of(site: Site) -> str:
-    """SHA-256 of all values that a verification covers, merged with what the site extends."""
+    """Return the SHA-256 of all values that a proof covers, including those of extended sites."""
     values = {key: value for key, value in site.values() if key not in _NOT_PROVED}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -56,13 +56,13 @@ def make_proof(site: Site, *, slurm: str, cluster: str, partitions: dict[str, li
 
 
 def save_proof(proof: Proof) -> Path | None:
-    """Write a proof next to its site file, or among the user's own proofs if that folder is not writable.
+    """Write a proof next to its site file, or to the user's own proofs if that folder is not writable; return the path.
 
-    The previous proof of a partition whose probe did not run this time is kept, if it is for the same file and the same
-    Slurm. None if no probe ran.
+    Earlier findings are kept for partitions whose probe did not run this time, if they are for the same site file and
+    Slurm version. Return None if no probe ran.
 
     Raises:
-        ToolkitError: it cannot be written.
+        ToolkitError: the proof cannot be written.
     """
     file = Path(proof.file)
     shipped = file.parent in [Path(folder).resolve() for folder in import_module("toolkit.site_configs").__path__]
@@ -85,14 +85,14 @@ def save_proof(proof: Proof) -> Path | None:
 
 
 def proof_of(site: Site) -> Proof | None:
-    """The newest proof of a site's file, whether it is still valid or not; None if there is none."""
+    """Return the newest proof of a site file, even if it is no longer valid; None if there is none."""
     found = [_read(path) for path in (_beside(site.file.resolve()), _among_own(site.name))]
     ours = [proof for proof in found if proof is not None and proof.file == str(site.file.resolve())]
     return max(ours, key=lambda proof: proof.date, default=None)
 
 
 def checked_in_words(site: Site) -> str:
-    """How far a site is verified, for `site list`: by its proof, or according to its file."""
+    """Return the state of the verification for `site list`, from the proof, or else from the key `checked`."""
     proof = proof_of(site)
     if proof is None:
         return site.checked or "not checked"
@@ -115,7 +115,7 @@ def _among_own(name: str) -> Path:
 
 
 def _read(path: Path) -> Proof | None:
-    """A proof; None if another version wrote it, or it is damaged."""
+    """Return the proof in a file; None if it is missing, damaged, or in the format of another version."""
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         partitions = {name: _findings(found) for name, found in value.pop("partitions").items()}

@@ -1,4 +1,4 @@
-"""The resource usage of jobs in accounting: one record for each run of a job in Slurm, with the sums of its steps."""
+"""Read the resource usage of jobs from sacct: one record per execution of a job, since a requeue repeats the job."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9.]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class AccountedLife:
-    """One run of a job or task, which a requeue repeats; None if accounting has no value.
+    """One execution of a job or task; a requeued job has several. Values that accounting lacks are None.
 
-    `cpu_s` is user and system time of all finished steps; `largest_rank_bytes` the most that one rank had resident.
-    `memory_bytes` and `gpus` are the allocation's totals over all nodes.
+    `cpu_s` is the user and system time of all finished steps, `largest_rank_bytes` the largest resident memory of a rank.
+    `memory_bytes` and `gpus` are totals of the allocation over all nodes.
     """
 
     job_id: str
@@ -47,12 +47,12 @@ class AccountedLife:
 
     @property
     def component(self) -> int:
-        """The number of a component of a heterogeneous job, `12+1`; 0 in any other job."""
+        """The component number of a heterogeneous job, such as 1 for `12+1`; 0 for any other job."""
         return int(self.job_id.partition("+")[2] or 0)
 
 
 def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]:
-    """Every run of some jobs (`12`) or tasks (`12_3`) that started, oldest first; errors as in `Slurm.call`."""
+    """Return every execution of the jobs (`12`) or tasks (`12_3`) that started, oldest first; errors as in `Slurm.call`."""
     mark = new_mark()
     text = slurm.call(
         ["sacct", "--noheader", "--parsable", f"--delimiter={mark}", "--duplicates", "--format=" + ",".join(_COLUMNS),
@@ -63,7 +63,7 @@ def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]
         row = dict(zip(_COLUMNS[:-1], record, strict=False))
         if "." not in row["JobID"]:
             lives.append((row, []))
-        elif lives:  # a run's steps follow it
+        elif lives:  # sacct prints the steps of a job after it
             lives[-1][1].append(row)
     return [_life(row, steps) for row, steps in lives if whole_number(row["ElapsedRaw"])]
 
@@ -83,7 +83,7 @@ def _life(row: Mapping[str, str], steps: Sequence[Mapping[str, str]]) -> Account
 
 
 def _seconds(text: str) -> float:
-    """sacct's CPU time, `1-02:03:04` or `03:04.567`."""
+    """Return the seconds of a CPU time from sacct, such as `1-02:03:04` or `03:04.567`."""
     match = _TIME.fullmatch(text)
     if match is None:
         return 0.0

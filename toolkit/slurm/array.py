@@ -1,6 +1,6 @@
-"""The tasks of an array run, in the form of sbatch's --array: "0-9%2", "0-15:4", "1,3,5-7".
+"""Parse and write the tasks of a job array in the syntax of sbatch --array: "0-9%2", "0-15:4", "1,3,5-7".
 
-Accepts only unambiguous lists: Slurm reads "%2" as task 0, and ignores a repeated number and an empty term (22.05).
+toolkit rejects lists that Slurm 22.05 interprets unexpectedly: "%2" as task 0, repeated numbers, and empty terms.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 __all__ = ["FORMS", "ArrayTasks", "parse_array", "write_array"]
 
 FORMS = '"0-9", "0-15:4", "1,3,5-7", each with an optional suffix "%2" for at most 2 tasks at a time'
-LARGEST_TASK = 4_000_000  # MaxArraySize of slurm.conf is at most 4000001, by default 1001
+LARGEST_TASK = 4_000_000  # MaxArraySize in slurm.conf is at most 4000001; the default is 1001
 
 _TERM = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
 _LIMIT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
@@ -18,7 +18,7 @@ _LIMIT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 @dataclass(frozen=True)
 class ArrayTasks:
-    """The task numbers of an array; `at_once` of them run at the same time, None without a limit."""
+    """The task numbers of an array; `at_once` is the maximum number of concurrent tasks, None for no limit."""
 
     ranges: tuple[range, ...]
     at_once: int | None = None
@@ -32,22 +32,22 @@ class ArrayTasks:
 
 
 def parse_array(text: str) -> ArrayTasks:
-    """The tasks of an array; ValueError for another form, a repeated number, or one that Slurm does not support."""
+    """Return the tasks of an array; raise ValueError for invalid syntax, repeated or too large numbers."""
     terms, percent, limit = text.partition("%")
     if percent and not _LIMIT.fullmatch(limit):
-        raise ValueError(f"expected a number of tasks from 1 after %, got {text!r}")
+        raise ValueError(f"expected a number of at least 1 after %, got {text!r}")
     ranges = [_numbers(term, text) for term in terms.split(",")]
     taken = bytearray(max(numbers.stop for numbers in ranges))
     for term, numbers in zip(terms.split(","), ranges, strict=True):
         here = slice(numbers.start, numbers.stop, numbers.step)
         if any(taken[here]):
-            raise ValueError(f"{text!r} names a task twice, in {term!r}")
+            raise ValueError(f"{text!r} contains a task twice: {term!r} repeats it")
         taken[here] = b"\1" * len(numbers)
     return ArrayTasks(tuple(ranges), int(limit) if percent else None)
 
 
 def write_array(numbers: Sequence[int]) -> str:
-    """Task numbers, in order, in sbatch's form: `0-3,7`."""
+    """Return ascending task numbers in the syntax of sbatch, such as `0-3,7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -66,5 +66,5 @@ def _numbers(term: str, text: str) -> range:
     if last < first or step < 1:
         raise ValueError(f"{text!r} is not a valid list of tasks: the range {term!r} is empty")
     if last > LARGEST_TASK:
-        raise ValueError(f"{text!r} names task {last}; the largest in Slurm is {LARGEST_TASK}")
+        raise ValueError(f"{text!r} contains task {last}, but the largest task number in Slurm is {LARGEST_TASK}")
     return range(first, last + 1, step)

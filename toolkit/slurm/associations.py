@@ -1,4 +1,4 @@
-"""The accounts, QOS and limits that accounting allows a user, as sacctmgr prints them."""
+"""Read the accounts, QOS and limits of a user from sacctmgr, and the user's queued jobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ _OF_QOS = ("Name", "Flags", "MinTRES", "MaxTRESPerUser", "MaxJobsPerUser", "MaxS
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one job, or of all jobs of a user or a group together; None and {} mean no limit.
+    """Limits per job, or for all jobs of a user or a group together; None and {} mean no limit.
 
-    Resources have the names of Slurm's TRES; `most_for_job_minutes` are such resources times minutes.
+    Resources are named as Slurm TRES; `most_for_job_minutes` limits resources times minutes.
     """
 
     longest_s: int | None = None
@@ -32,12 +32,12 @@ class Limits:
     running_jobs: int | None = None
     submitted_jobs: int | None = None
     submitted_jobs_of_group: int | None = None
-    flags: frozenset[str] = frozenset()  # those of a QOS, such as PartitionTimeLimit
+    flags: frozenset[str] = frozenset()  # flags of a QOS, such as PartitionTimeLimit
 
 
 @dataclass(frozen=True)
 class Association:
-    """A user's right to charge an account, in one partition or, if it is "", in all."""
+    """The permission of a user to charge an account, in one partition or, if `partition` is "", in all."""
 
     account: str
     partition: str
@@ -48,7 +48,7 @@ class Association:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A pending or running job, or task of an array, with the account, QOS and partition whose limits it counts towards."""
+    """A pending or running job or array task, with the account, QOS and partition whose limits count it."""
 
     account: str
     qos: str
@@ -56,7 +56,7 @@ class QueuedJob:
 
 
 def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
-    """A user's jobs in the queue, with a separate row for each task of an array; errors as in `Slurm.call`."""
+    """Return the jobs of a user in the queue, each array task separately; errors as in `Slurm.call`."""
     mark = new_mark()
     columns = mark.join(("%i", "%a", "%q", "%P", "%i", ""))
     text = slurm.call(["squeue", f"--user={user}", "--array", "--noheader", f"--format={columns}"])
@@ -64,7 +64,7 @@ def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
 
 
 def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Association]:
-    """The associations of a user on a cluster, or on all, with inherited limits; errors as in `Slurm.call`."""
+    """Return the associations of a user on a cluster ("" for all) with inherited limits; errors as in `Slurm.call`."""
     where = [f"cluster={cluster}"] if cluster else []
     rows = _ask(slurm, ["show", "associations", f"user={user}", *where], _OF_ASSOCIATION)
     return [
@@ -77,13 +77,13 @@ def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Associat
 
 
 def default_account(slurm: Slurm, user: str, cluster: str) -> str:
-    """The account that Slurm charges on a cluster if a job sets none, or ""; errors as in `Slurm.call`."""
+    """Return the account that Slurm charges if a job does not set one, or ""; errors as in `Slurm.call`."""
     rows = _ask(slurm, ["show", "user", user, "withassoc", f"cluster={cluster}"], ("User", "DefaultAccount"))
     return next((row["DefaultAccount"] for row in rows), "")
 
 
 def every_qos(slurm: Slurm) -> dict[str, Limits]:
-    """The limits of each QOS by its name; errors as in `Slurm.call`."""
+    """Return the limits of each QOS by name; errors as in `Slurm.call`."""
     return {
         row["Name"]: _limits(row, jobs=("MaxJobsPerUser", "GrpJobs"), submitted="MaxSubmitJobsPerUser")
         for row in _ask(slurm, ["show", "qos"], _OF_QOS)
@@ -91,7 +91,7 @@ def every_qos(slurm: Slurm) -> dict[str, Limits]:
 
 
 def _ask(slurm: Slurm, query: Sequence[str], columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a query. sacctmgr only supports the delimiter `|`, which its names cannot contain."""
+    """Return the rows of a query. sacctmgr supports only the delimiter `|`, which names in accounting cannot contain."""
     text = slurm.call(["sacctmgr", "--noheader", "--parsable2", *query, "format=" + ",".join(columns)])
     rows = []
     for line in filter(None, map(str.strip, text.splitlines())):

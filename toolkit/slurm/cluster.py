@@ -1,4 +1,4 @@
-"""A cluster as its Slurm describes it: its name, partitions, nodes, MPI plugins, and the accounts of a user."""
+"""Query Slurm for the facts about a cluster: name, partitions, nodes, MPI plugins, and the accounts of a user."""
 
 import grp
 import os
@@ -21,7 +21,7 @@ _PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Node:
-    """One node: CPUs for jobs, memory for jobs in MiB, GPUs by type ("" if Slurm does not name one)."""
+    """One node: CPUs and memory (in MiB) that jobs can use, GPUs by type ("" if Slurm does not name the type)."""
 
     name: str
     cpus: int
@@ -37,7 +37,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """A cluster as its Slurm describes it. `settings` are slurm.conf's, as `scontrol show config` prints them."""
+    """The facts about a cluster. `settings` contains slurm.conf as `scontrol show config` prints it."""
 
     name: str
     version: str
@@ -49,7 +49,7 @@ class ClusterFacts:
     nodes: tuple[Node, ...] = field(default=(), repr=False)
 
     def nodes_of(self, partition: str) -> list[Node]:
-        """The nodes of one partition."""
+        """Return the nodes of one partition."""
         return [node for node in self.nodes if partition in node.partitions]
 
     @property
@@ -58,7 +58,7 @@ class ClusterFacts:
 
 
 def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
-    """Query Slurm for all facts, and for accounts if a `user` is named and the cluster keeps them."""
+    """Query Slurm for all facts, including the accounts of `user` if the cluster uses slurmdbd."""
     settings = cluster_settings(slurm)
     nodes = tuple(map(node_of, blocks_of(slurm.call(["scontrol", "--oneliner", "show", "node"]), "NodeName")))
     accounts: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
 
 
 def node_of(block: Block) -> Node:
-    """A node's CPUs and memory, without those that Slurm reserves for the system."""
+    """Return a node, without the CPUs and memory that Slurm reserves for the system."""
     return Node(
         name=block.get("NodeName") or "",
         cpus=whole_number(block.get("CPUEfctv", "CPUTot")) or 0,
@@ -84,7 +84,7 @@ def node_of(block: Block) -> Node:
 
 
 def closed_by(partition: PartitionLimits) -> str:
-    """What denies this user a partition, as Slurm prints it: RootOnly, or groups of others; "" if nothing does."""
+    """Return the setting that denies this user a partition (RootOnly or AllowGroups); "" if none does."""
     if partition.root_only:
         return "RootOnly=YES"
     groups = partition.allow_groups
@@ -94,13 +94,13 @@ def closed_by(partition: PartitionLimits) -> str:
 def _own_groups() -> set[str]:
     names = set()
     for number in {os.getegid(), *os.getgroups()}:
-        with suppress(KeyError):  # a group number without a name
+        with suppress(KeyError):  # raised for a group id without a name
             names.add(grp.getgrgid(number).gr_name)
     return names
 
 
 def _mpi_plugins(slurm: Slurm) -> tuple[str, ...]:
-    """The values of srun's --mpi; empty if there is no srun."""
+    """Return the plugins that srun --mpi accepts; () if srun fails."""
     try:
         # Versions before 23.11 print the list on stderr.
         output = slurm.call(["sh", "-c", "exec srun --mpi=list 2>&1"])
@@ -110,12 +110,12 @@ def _mpi_plugins(slurm: Slurm) -> tuple[str, ...]:
 
 
 def mpi_plugins_in(output: str) -> tuple[str, ...]:
-    """The plugins in the output of `srun --mpi=list`, one per line."""
+    """Return the plugins in the output of `srun --mpi=list`, which has one per line."""
     return tuple(dict.fromkeys(_PLUGIN.findall(output)))
 
 
 def _accounts(slurm: Slurm, user: str, cluster: str) -> tuple[tuple[str, ...], str]:
-    """The accounts of a user, and the default one; empty if sacctmgr does not respond."""
+    """Return (accounts of a user, default account); both are empty if sacctmgr fails."""
     try:
         accounts = [one.account for one in associations_of(slurm, user, cluster)]
         return tuple(dict.fromkeys(accounts)), default_account(slurm, user, cluster)

@@ -1,7 +1,7 @@
-"""Calls of Slurm's commands: explicit formats, a cleaned environment, a time-out, and readable errors.
+"""Run Slurm commands with explicit output formats, a clean environment, a timeout, and readable errors.
 
-A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change what the commands print, and SBATCH_* would override the
-script, which contains those that correspond to a key already.
+A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change the output of the commands. SBATCH_* would override the script,
+which already contains the values of those variables that correspond to a key.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
     "SCANCEL_",
 )  # fmt: skip
-# For squeue and sacct: the tasks of an array are not truncated (`1_[3,5,...]`).
+# With this, squeue and sacct do not truncate the tasks of an array (`1_[3,5,...]`).
 _QUERY = {"SLURM_BITSTR_LEN": "0"}
-# Signals that kill a process without its own request.
+# Signals that do not kill a process by default; any other signal counts as the cause of an exit.
 _HARMLESS = (
     "SIGCHLD",
     "SIGCONT",
@@ -67,46 +67,46 @@ _HARMLESS = (
 )
 _DEADLY = {sign.value: sign.name for sign in signal.Signals if sign.name not in _HARMLESS}
 _OF_SSH = 255
-# What ssh prints when it exits with 255, in a site's wrapper that runs Slurm's commands on another host.
+# Messages of ssh when it exits with 255, in case a wrapper of the site runs Slurm commands on another host.
 _LOST_CONNECTION = re.compile(
     r"\b(?:closed|connection|broken pipe|disconnect\w*|reset by|timed out|timeout|killed by signal)\b|^(?:ssh|kex_\w+): ",
     re.IGNORECASE | re.MULTILINE,
 )
 
 
-# Slurm's facts by each job id of a query, None of a job that it does not know; or the error if it did not respond.
+# The facts about each queried job, None for a job that Slurm does not know; or the error if Slurm did not respond.
 Answer = Mapping[str, JobFacts | None] | ToolkitError
 
 
 class NoAnswerError(SchedulerRefusedError):
-    """A Slurm command exited without an answer; Slurm may have carried out the request."""
+    """A Slurm command exited without a response; Slurm may still have carried out the request."""
 
 
 class TimedOutError(NoAnswerError):
-    """A Slurm command exceeded its time-out."""
+    """A Slurm command exceeded its timeout."""
 
 
 class UnknownClusterError(SchedulerRefusedError):
-    """The named cluster is not in accounting, or is down."""
+    """The cluster is not in the accounting database, or is down."""
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's commands for the users of one cluster.
+    """Runs the Slurm commands for one cluster.
 
-    `configuration` is a slurm.conf, "" for the default; `cluster` is another cluster of the same accounting, "" for the
-    configuration's own.
+    `configuration` is the path of a slurm.conf, "" for the default. `cluster` is another cluster in the same accounting
+    database, "" for the cluster of the configuration.
     """
 
     configuration: str = ""
     cluster: str = ""
     echo: bool = False  # print each command on stderr before it runs
     timeout_s: float = 30.0
-    # A slurmctld that just failed to respond is not queried again; without `silences` it is.
+    # Recent failures, after which one toolkit command does not query a slurmctld again; None: query it each time.
     silences: Silences | None = field(default=None, compare=False, repr=False)
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment for Slurm's commands."""
+        """Return the environment for Slurm commands."""
         source = os.environ if base is None else base
         environment = {name: value for name, value in source.items() if not name.startswith(_SCRUBBED)}
         if self.configuration:
@@ -117,13 +117,13 @@ class Slurm:
         return self.environment(base) | (_QUERY if argv[0] in ("squeue", "sacct") else {})
 
     def call(self, argv: Sequence[str], *, base: Mapping[str, str] | None = None) -> str:
-        """Run one command in the environment `base`, by default this process's, and return its stdout.
+        """Run one command in the environment `base`, by default that of this process, and return its stdout.
 
         Raises:
             NotFoundError: the command is not on PATH.
-            SchedulerRefusedError: it failed.
+            SchedulerRefusedError: the command failed.
             UnknownClusterError: the cluster does not exist.
-            NoAnswerError: it did not respond within `timeout_s`, or was killed.
+            NoAnswerError: the command did not finish within `timeout_s`, or was killed.
         """
         if self.silences is None:
             return self._ask(argv, base)
@@ -161,7 +161,7 @@ class Slurm:
         return done.stdout
 
     def begin(self, argv: Sequence[str], *, base: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-        """Start a command that outlives this terminal and writes to the descriptor `output`, which is closed here."""
+        """Start a command in its own session with output to the descriptor `output`, which this process then closes."""
         argv = for_cluster(argv, self.cluster)
         try:
             self._prepare(argv)
@@ -173,7 +173,7 @@ class Slurm:
             os.close(output)
 
     def unknown_cluster(self, output: str) -> UnknownClusterError:
-        """The error for an unknown cluster or one that is down, which Slurm's commands do not distinguish."""
+        """Return the error for a cluster that is unknown or down, which Slurm commands do not distinguish."""
         try:
             listed = replace(self, cluster="").call(
                 ["sacctmgr", "--noheader", "--parsable2", "show", "clusters", "format=Cluster"]
@@ -181,38 +181,37 @@ class Slurm:
         except (NotFoundError, SchedulerRefusedError):
             return UnknownClusterError(
                 f"cluster {self.cluster!r} not found: {output}",
-                fix="only accounting knows other clusters: ask the site, or remove the cluster",
+                fix="ask the site whether its clusters share accounting, or omit -M and the key cluster",
             )
         names = sorted(listed.split())
         others = ", ".join(name for name in names if name != self.cluster)
         if self.cluster in names:
             return UnknownClusterError(
-                f"cluster {self.cluster!r} is down: accounting lists it without an address of its slurmctld",
-                fix=f"wait for it, or choose another one with -M: {others}",
+                f"cluster {self.cluster!r} is down: accounting has no address for its slurmctld",
+                fix=f"wait until it is up, or choose another cluster with -M: {others}",
             )
         return UnknownClusterError(
-            f"cluster {self.cluster!r} not found in this Slurm's accounting", fix=f"choose one with -M: {others}"
+            f"cluster {self.cluster!r} not found in the accounting database", fix=f"choose one with -M: {others}"
         )
 
     def _prepare(self, argv: Sequence[str]) -> None:
         if shutil.which(argv[0]) is None:
-            raise NotFoundError(f"{argv[0]} not found on PATH", fix="load Slurm's module, or use --site local")
-        # Without the file, the commands would search for it for a minute.
+            raise NotFoundError(f"{argv[0]} not found on PATH", fix="load the Slurm module, or use --site local")
+        # If the file does not exist, Slurm commands retry for a minute before they fail.
         if self.configuration and not Path(self.configuration).exists():
             raise NotFoundError(
-                "the site's slurm.conf not found",
+                "slurm.conf of the site not found",
                 where=self.configuration,
-                fix="fix scheduler.conf of the site, or choose another with --site",
+                fix="fix scheduler.conf in the site file, or choose another site with --site",
             )
         if self.echo:
-            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # requested by --print-cmd
+            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # the user passed --print-cmd
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
-        """Facts about each job (`123`) or task (`123_4`) that Slurm still has: from squeue first, then from sacct.
+        """Return the facts about each job (`123`) or task (`123_4`) that Slurm still knows, from squeue or else sacct.
 
-        If squeue does not respond, or its output cannot be parsed, only ends from accounting count as facts; the other
-        jobs have the reason instead of a state. Raises SchedulerRefusedError if squeue did not respond and nothing is
-        known.
+        If squeue does not respond, or its output cannot be parsed, only final states from sacct are used; the other
+        jobs have a reason instead of a state. If there are no final states either, SchedulerRefusedError is raised.
         """
         facts = self._facts(list(dict.fromkeys(job_ids)))
         return {job: replace(fact, cluster=self.cluster) for job, fact in facts.items()}
@@ -245,13 +244,13 @@ class Slurm:
         try:
             text = self.call(squeue_argv(dict.fromkeys(map(base_of, wanted)), mark))
         except SchedulerRefusedError as error:
-            if "Invalid job id" in error.message:  # squeue's message for a single job that it has forgotten
+            if "Invalid job id" in error.message:  # squeue reports this if it has purged the only queried job
                 return {}
             raise
         return of_jobs(read_squeue(text, mark), wanted)
 
     def accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
-        """The facts of jobs or tasks in accounting, the only source for who cancelled one; {} without accounting."""
+        """Return the facts from accounting, the only source for who cancelled a job; {} without accounting."""
         try:
             return self._accounted(wanted)
         except UnreadableError:
@@ -263,12 +262,12 @@ class Slurm:
         mark = new_mark()
         try:
             text = self.call(sacct_argv(dict.fromkeys(map(base_of, wanted)), mark))
-        except SchedulerRefusedError:  # accounting is off on this cluster, or does not respond
+        except SchedulerRefusedError:  # this cluster has no accounting, or slurmdbd does not respond
             return {}
         return of_jobs(read_sacct(text, mark), wanted)
 
     def query(self, job_ids: Iterable[str]) -> Answer:
-        """The facts of each job or task, None of one that Slurm does not know; the error if Slurm does not respond."""
+        """Return the facts about each job, None for a job that Slurm does not know; an error if Slurm does not respond."""
         wanted = list(job_ids)
         try:
             return {**dict.fromkeys(wanted), **self.jobs(wanted)}
@@ -276,18 +275,18 @@ class Slurm:
             return error
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; Slurm sends TERM to the batch script's children and to the supervisor."""
+        """Cancel jobs; with --full, Slurm also sends TERM to the children of the batch script, such as the supervisor."""
         self.call(["scancel", "--full", *job_ids])
 
     def requeue(self, job_id: str) -> None:
-        """Requeue a running batch job, or an array's running tasks; plain `requeue` repeats finished ones, too."""
+        """Requeue a running batch job or the running tasks of an array; without Incomplete, all tasks run again."""
         self.call(["scontrol", "requeue", "Incomplete", job_id])
 
 
 def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerRefusedError:
-    """The error for a command's exit code; a wrapping shell returns 128 plus the signal's number.
+    """Return the error for the exit code of a command; a shell wrapper returns 128 plus the signal number.
 
-    255 is sbatch's code for an invalid option, and ssh's for a lost connection, which the message shows.
+    sbatch exits with 255 for an invalid option, and ssh for a lost connection; the message distinguishes the two.
     """
     output = done.stderr or done.stdout
     message, fix = refusal_of(output)
@@ -302,7 +301,7 @@ def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerR
 
 
 class SchedulerSettings(Protocol):
-    """What Slurm's commands need of a site's [scheduler]."""
+    """The keys of [scheduler] that Slurm commands need."""
 
     @property
     def conf(self) -> str: ...
@@ -312,7 +311,7 @@ class SchedulerSettings(Protocol):
 
 
 def slurm_of_site(scheduler: SchedulerSettings, *, cluster: str = "") -> Slurm:
-    """Slurm's commands with the site's slurm.conf, for `cluster`, else for the one that the site names."""
+    """Return the Slurm commands for a site, for `cluster` or else for the cluster in the site file."""
     conf = scheduler.conf
     return Slurm(
         configuration=str(typed_path(conf)) if conf else "",
@@ -323,19 +322,18 @@ def slurm_of_site(scheduler: SchedulerSettings, *, cluster: str = "") -> Slurm:
 
 
 SLOW_S = 2.0  # longer waits are reported
-REMEMBERED_S = (
-    5.0  # longer than one toolkit command needs between two queries; a command that waits for Slurm queries again
-)
+# Longer than the pauses between the queries of one command, but short, so that a command that waits for Slurm retries.
+REMEMBERED_S = 5.0
 _PATTERNS = ("unable to contact slurm controller", "timed out", "did not answer", "did not respond")
-# These query slurmctld, and toolkit can do without an answer; sbatch is always run.
+# Commands that query slurmctld and whose result toolkit can do without. sbatch is never skipped.
 _ASKING = ("squeue", "sinfo", "scontrol", "scancel")
 
-# PATH, the configuration and the cluster: they decide which slurmctld a command queries.
+# PATH, the configuration and the cluster, which determine the slurmctld that a command queries.
 Controller = tuple[str, str, str]
 
 
 class Silences:
-    """The slurmctlds that recently did not respond to one toolkit command."""
+    """The slurmctlds that recently did not respond to the current toolkit command."""
 
     def __init__(self) -> None:
         self._silent: dict[Controller, tuple[float, SchedulerRefusedError]] = {}
@@ -343,10 +341,10 @@ class Silences:
 
     @contextmanager
     def report_when_slow(self, command: str, timeout_s: float) -> Iterator[None]:
-        """Report on stderr after `SLOW_S` that a command is waiting for Slurm, and for how long it may."""
+        """After `SLOW_S`, report on stderr that a command is waiting for Slurm, and the maximum wait."""
         timer = threading.Timer(SLOW_S, self._tell, [command, timeout_s])
         timer.daemon = True
-        if timeout_s > 2 * SLOW_S:  # a shorter wait is not worth a message
+        if timeout_s > 2 * SLOW_S:  # do not report shorter waits
             timer.start()
         try:
             yield
@@ -354,17 +352,17 @@ class Silences:
             timer.cancel()
 
     def _tell(self, command: str, timeout_s: float) -> None:
-        if time.monotonic() - self._reported_at >= SLOW_S:  # several queries at a time are one message
+        if time.monotonic() - self._reported_at >= SLOW_S:  # report concurrent queries only once
             self._reported_at = time.monotonic()
             say(f"Slurm has not responded to {command} yet; waiting up to {timeout_s:.0f} s")
 
     def of(self, controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
-        """The recent failure of a slurmctld that a command would query again; None otherwise."""
+        """Return the recent failure of the slurmctld that a command would query; None if there is none."""
         when, error = self._silent.get(controller, (float("-inf"), None))
         return copy.copy(error) if argv[0] in _ASKING and time.monotonic() - when < REMEMBERED_S else None
 
     def remember(self, controller: Controller, argv: Sequence[str], error: SchedulerRefusedError) -> None:
-        """Record a failure if slurmctld did not respond; an error message is a response."""
+        """Record a failure if slurmctld did not respond; an error message from slurmctld is a response."""
         if argv[0] in _ASKING and any(pattern in error.message.lower() for pattern in _PATTERNS):
             self._silent[controller] = (time.monotonic(), error)
 
@@ -374,7 +372,7 @@ _OF_THIS_COMMAND: ContextVar[Silences | None] = ContextVar("silences of this com
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Inside, the queries of one toolkit command share their record; programs that call toolkit's functions have none."""
+    """Make all queries in this context share one record of failures, as in one toolkit command."""
     before = _OF_THIS_COMMAND.set(Silences())
     try:
         yield
@@ -387,7 +385,7 @@ _PRINTS_COMMANDS: ContextVar[bool] = ContextVar("--print-cmd was given", default
 
 @contextmanager
 def printed_commands() -> Iterator[None]:
-    """Inside, each Slurm command is printed on stderr before it runs."""
+    """Print each Slurm command on stderr before it runs, within this context."""
     before = _PRINTS_COMMANDS.set(True)
     try:
         yield
@@ -396,10 +394,10 @@ def printed_commands() -> Iterator[None]:
 
 
 def prints_commands() -> bool:
-    """Whether the current toolkit command prints the Slurm commands that it runs."""
+    """Return whether the current toolkit command prints the Slurm commands that it runs."""
     return _PRINTS_COMMANDS.get()
 
 
 def silences_of_this_command() -> Silences | None:
-    """The record of the current command; None outside of one."""
+    """Return the record of failures of the current toolkit command; None outside of `one_command`."""
     return _OF_THIS_COMMAND.get()

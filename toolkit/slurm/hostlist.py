@@ -1,17 +1,17 @@
-"""Slurm's host lists: `node[1-3,07],login` to names, in order, each once."""
+"""Expand Slurm hostlists such as `node[1-3,07],login`."""
 
 from toolkit.errors import ToolkitError
 
 __all__ = ["expand_hostlist", "first_host"]
 
-MOST_HOSTS = 100_000  # more is a typing error; Slurm accepts at most 65,536 for one range
+MOST_HOSTS = 100_000  # more is probably a typo; Slurm accepts at most 65,536 per range
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Every host of an expression, in its order, each once.
+    """Return the hosts of a hostlist in order, without duplicates.
 
-    `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); the last of several brackets varies fastest; commas
-    and whitespace separate expressions. Raises a ToolkitError for an invalid expression, or more than `MOST_HOSTS`.
+    Leading zeros keep their width (`n[008-010]`); the last of several brackets varies fastest; commas and whitespace
+    separate expressions. Raises ToolkitError if the hostlist is invalid, or has more than `MOST_HOSTS` hosts.
     """
     hosts: list[str] = []
     for part in _split(text):
@@ -20,7 +20,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def first_host(text: str) -> str:
-    """The first host of an expression; ToolkitError if it is empty."""
+    """Return the first host of a hostlist; ToolkitError if it is empty."""
     hosts = expand_hostlist(text)
     if not hosts:
         raise _bad(text, "does not name a host")
@@ -64,13 +64,13 @@ def _numbers(inside: str, text: str, allowed: int) -> list[str]:
     for item in inside.split(","):
         low, dash, high = item.strip().partition("-")
         if not _is_number(low) or (dash and not _is_number(high)):
-            raise _bad(text, f"has {item!r} instead of a number or a range")
+            raise _bad(text, f"contains {item!r} instead of a number or a range")
         if not dash:
             numbers.append(low)
             continue
         count = int(high) - int(low) + 1
         if count < 1:
-            raise _bad(text, f"has the decreasing range {item!r}")
+            raise _bad(text, f"contains the decreasing range {item!r}")
         if len(numbers) + count > allowed:
             raise _bad(text, f"names more than {MOST_HOSTS} hosts")
         numbers += [str(value).zfill(len(low)) for value in range(int(low), int(high) + 1)]

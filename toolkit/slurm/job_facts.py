@@ -1,4 +1,4 @@
-"""Facts about jobs from squeue and sacct, parsed so that no name, comment or damaged line can look like a state."""
+"""Parse facts about jobs from squeue and sacct, so that a job name, a comment or a damaged line cannot look like a state."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -11,7 +11,7 @@ from toolkit.slurm.records import UnreadableError, read_records
 
 __all__ = ["JobFacts", "base_of", "base_state", "run_state"]
 
-# squeue's --Format types and sacct's --format fields, in the order of the columns.
+# Fields of squeue --Format and of sacct --format, in the order of the columns.
 _QUEUE = (
     "JobArrayID",
     "State",
@@ -31,18 +31,18 @@ _QUEUE = (
     "JobArrayID",
 )
 _ACCOUNTS = ("JobID", "State", "ExitCode", "NodeList", "Submit", "JobID")
-# squeue prints `5_*` for the pending tasks of array 5 if it does not list them.
+# squeue may print `5_*` for all pending tasks of array 5.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\]|_\*)?(\+[0-9]+)?", re.ASCII)
 _CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Slurm's facts about one job or one task of an array (`123_4`). "" and None mean that Slurm reports no value.
+    """The facts about one job or array task (`123_4`). "" and None mean that Slurm reports no value.
 
-    `state` is Slurm's own name. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a pending job is
-    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, only from sacct; the fields from
-    `partition` to `required_nodes` are only from squeue. `cluster` is the one that the query named.
+    `state` is the name that Slurm prints. Times are local times such as `2026-11-21T02:48:01`; for a pending job,
+    `start_time` is an estimate. `restarts` is the number of requeues. `cancelled_by` is a user id, only from sacct; the
+    fields from `partition` to `required_nodes` are only from squeue. `cluster` is the cluster of the query.
     """
 
     job_id: str
@@ -67,19 +67,19 @@ class JobFacts:
 
 
 def squeue_argv(jobs: Iterable[str], mark: str) -> list[str]:
-    """The command for jobs of every state and partition; `jobs` are ids without task numbers."""
+    """Return the squeue command for jobs in any state and partition; `jobs` are ids without task numbers."""
     form = ",".join(f"{name}:{mark}" for name in _QUEUE)
     return ["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", "--jobs=" + ",".join(jobs)]
 
 
 def sacct_argv(jobs: Iterable[str], mark: str) -> list[str]:
-    """The command for whole jobs in accounting, without their steps."""
+    """Return the sacct command for jobs without their steps."""
     return ["sacct", "--noheader", "--parsable", f"--delimiter={mark}", "--allocations",
             "--format=" + ",".join(_ACCOUNTS), "--jobs=" + ",".join(jobs)]  # fmt: skip
 
 
 def read_squeue(text: str, mark: str) -> list[JobFacts]:
-    """The rows in the output of `squeue_argv`; UnreadableError if it contains anything else."""
+    """Parse the output of `squeue_argv`; UnreadableError if it contains anything else."""
     return [
         JobFacts(
             row["JobArrayID"], row["State"], row["Reason"], row["NodeList"], row["TimeLeft"], source="squeue",
@@ -93,7 +93,7 @@ def read_squeue(text: str, mark: str) -> list[JobFacts]:
 
 
 def read_sacct(text: str, mark: str) -> list[JobFacts]:
-    """The rows in the output of `sacct_argv`, for a requeued job the last submitted run; errors as in `read_squeue`."""
+    """Parse the output of `sacct_argv`; of a requeued job, only the last execution. Errors as in `read_squeue`."""
     newest: dict[str, tuple[str, JobFacts]] = {}
     for row in _records("sacct", text, mark, _ACCOUNTS):
         by = _CANCELLED_BY.fullmatch(row["State"])
@@ -116,14 +116,14 @@ def _records(command: str, text: str, mark: str, names: Sequence[str]) -> list[d
 
 
 def base_of(job_id: str) -> str:
-    """The number that squeue and sacct accept: `123` for `123_4`, `123_[5-9%2]` and `123+1`."""
+    """Return the job number that squeue and sacct accept: `123` for `123_4`, `123_[5-9%2]` and `123+1`."""
     return re.split(r"[_+]", job_id, maxsplit=1)[0]
 
 
 def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobFacts]:
-    """The facts of the wanted jobs in some rows; pending tasks of an array share one row (`123_[5-9%2]`).
+    """Return the facts about the wanted jobs; pending tasks of an array may share one row (`123_[5-9%2]`).
 
-    For an array or a heterogeneous job as a whole, they are those of the part that is furthest from its end.
+    A whole array or heterogeneous job has the facts of one part: a running one, else a pending one, else the last one.
     """
     facts: dict[str, JobFacts] = {}
     parts: dict[str, list[JobFacts]] = {}
@@ -143,15 +143,15 @@ def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobF
 
 
 def _nearness_to_end(part: JobFacts) -> tuple[int, int]:
-    """The sort key of a job's parts: a running one first, then a pending one, then the last that ended."""
+    """Return a sort key for the parts of a job: a running one first, then a pending one, then the last ended one."""
     state, number = run_state(part.state), part.job_id.partition("_")[2]
     return 2 if state.final else int(state is RunState.PENDING), -int(number) if _is_number(number) else 0
 
 
 def _holds(job_id: str, task: int) -> bool:
-    """True if the row of `123_[5-9%2]` or `123_*` includes a task."""
+    """Return whether a row `123_[5-9%2]` or `123_*` includes a task."""
     if job_id.endswith("_*"):
-        return True  # every task without its own row
+        return True  # this row represents every task without a row of its own
     _, bracket, tasks = job_id.partition("_[")
     return bool(bracket) and task in _tasks(tasks.removesuffix("]"))
 
@@ -161,16 +161,16 @@ def _tasks(text: str) -> frozenset[int]:
     try:
         return frozenset(parse_array(text))
     except ValueError:
-        return frozenset()  # truncated: unknown
+        return frozenset()  # Slurm truncated the list, so the tasks are unknown
 
 
 def unreadable_end(job_id: str, error: UnreadableError) -> JobFacts:
-    """A job that squeue has forgotten, and whose end is unknown."""
+    """Return the facts about a job that squeue no longer lists, and whose final state is unknown."""
     return JobFacts(job_id, "", reason=f"squeue no longer lists the job, and {error.message}", source="none")
 
 
 def outlived(facts: JobFacts) -> JobFacts:
-    """The facts of accounting about a job that left the queue: an end is final, any other state is outdated."""
+    """Return the sacct facts about a job that left the queue, without the state if it is outdated (not final)."""
     if run_state(facts.state).final:
         return facts
     return replace(facts, state="", reason=f"accounting reports {facts.state}, but squeue no longer lists the job")
@@ -208,11 +208,11 @@ STATES: dict[str, RunState] = {
 
 
 def base_state(text: str) -> str:
-    """The state without its details: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    """Return a state without its details: CANCELLED for `CANCELLED by 1000` and `CANCELLED+`."""
     words = text.split()
     return words[0].rstrip("+").upper() if words else ""
 
 
 def run_state(slurm_state: str) -> RunState:
-    """The meaning of a Slurm state for a run; UNKNOWN if Slurm's manual does not list it."""
+    """Return the run state for a Slurm state; UNKNOWN if the Slurm manual does not list it."""
     return STATES.get(base_state(slurm_state), RunState.UNKNOWN)

@@ -1,4 +1,4 @@
-"""The limits and resources of a cluster: configuration, limits of partitions, shapes of nodes, a reservation."""
+"""Query Slurm for the limits and resources of a cluster: configuration, partitions, kinds of nodes, reservations."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from toolkit.errors import CheckFailedError, SchedulerRefusedError
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import Slurm, UnknownClusterError
 from toolkit.slurm.records import NOTHING, Block, UnreadableError, new_mark, read_records, show_fields, whole_number
 from toolkit.slurm.sbatch_options import gpus_of, memory_mib, parse_weights
 from toolkit.slurm.times import printed_limit_s
@@ -22,7 +22,7 @@ _UNUSABLE = re.compile(r"(down|drain|fail|maint|unknown|inval)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PartitionLimits:
-    """One partition, as `scontrol show partition` prints it; None and () mean no limit."""
+    """One partition, as `scontrol show partition` prints it; None and () mean that there is no limit."""
 
     name: str
     state: str
@@ -36,7 +36,7 @@ class PartitionLimits:
     max_memory_per_node_mib: float | None
     default_memory_per_cpu_mib: float | None
     default_memory_per_node_mib: float | None
-    gives_memory_by_gpu: bool  # DefMemPerGPU
+    gives_memory_by_gpu: bool  # DefMemPerGPU is set
     gives_whole_nodes: bool
     allow_accounts: tuple[str, ...]
     deny_accounts: tuple[str, ...]
@@ -52,7 +52,7 @@ class PartitionLimits:
 
 @dataclass(frozen=True)
 class NodeShape:
-    """Equal nodes of a partition. `gpus` are counts by type, "" if the type is not named."""
+    """A set of equal nodes in a partition. `gpus` contains counts by type, "" if Slurm does not name the type."""
 
     nodes: int
     names: str  # a hostlist
@@ -61,15 +61,15 @@ class NodeShape:
     gpus: Mapping[str, int]
     features: frozenset[str]
     is_usable: bool
-    is_reserved: bool = False  # for an active reservation
+    is_reserved: bool = False  # an active reservation contains these nodes
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation, with flags such as FLEX, and its users; () for everyone."""
+    """A reservation, with flags such as FLEX, and the users, accounts and groups that may use it; () means unrestricted."""
 
     name: str
-    end: datetime | None  # the cluster's local time
+    end: datetime | None  # local time of the cluster
     nodes: int
     flags: tuple[str, ...]
     users: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Reservation:
 
 
 def cluster_settings(slurm: Slurm) -> dict[str, str]:
-    """slurm.conf as slurmctld has read it, by key; "" for a key without a value. Errors as in `Slurm.call`."""
+    """Return the configuration of slurmctld by key; "" for a key without a value. Errors as in `Slurm.call`."""
     text = slurm.call(["scontrol", "show", "config"])
     settings = {name: "" if value in NOTHING else value for name, value in _SETTING.findall(text)}
     if "ClusterName" not in settings:
@@ -87,12 +87,12 @@ def cluster_settings(slurm: Slurm) -> dict[str, str]:
 
 
 def every_partition(slurm: Slurm) -> dict[str, PartitionLimits]:
-    """The limits of all partitions by name, also hidden ones; errors as in `Slurm.call`."""
+    """Return the limits of all partitions by name, including hidden ones; errors as in `Slurm.call`."""
     return _partitions(slurm, "--all")
 
 
 def shown_partitions(slurm: Slurm) -> dict[str, PartitionLimits]:
-    """The limits of the partitions that this user may see, by name; errors as in `Slurm.call`."""
+    """Return the limits of the partitions that this user can see, by name; errors as in `Slurm.call`."""
     return _partitions(slurm)
 
 
@@ -102,7 +102,7 @@ def _partitions(slurm: Slurm, *options: str) -> dict[str, PartitionLimits]:
 
 
 def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
-    """The different kinds of nodes in some partitions (names separated by commas), as sinfo groups them."""
+    """Return the kinds of nodes in some partitions (names separated by commas), as sinfo groups them."""
     rows = ask_sinfo(slurm, "--exact", f"--partition={partitions}", columns="%N %D %c %m %G %f %T")
     shapes = {
         names: NodeShape(
@@ -116,9 +116,11 @@ def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
 
 
 def reservations(slurm: Slurm, name: str) -> list[Reservation]:
-    """The reservation of a name; [] if there is none. Errors as in `Slurm.call`."""
+    """Return the reservation `name` in a list; [] if it does not exist. Errors as in `Slurm.call`."""
     try:
         text = slurm.call(["scontrol", "--oneliner", "show", "reservation", name])
+    except UnknownClusterError:  # its message also says "not found"
+        raise
     except SchedulerRefusedError as error:
         if "not found" in error.message:
             return []
@@ -134,7 +136,7 @@ def reservations(slurm: Slurm, name: str) -> list[Reservation]:
 
 
 def blocks_of(text: str, first: str) -> list[Block]:
-    """The blocks in the output of `scontrol --oneliner show`, one per line; UnreadableError if it is damaged."""
+    """Parse the output of `scontrol --oneliner show`, one block per line; UnreadableError if it is damaged."""
     try:
         return show_fields(text, first)[0]
     except CheckFailedError as error:
@@ -142,7 +144,7 @@ def blocks_of(text: str, first: str) -> list[Block]:
 
 
 def limits_of(block: Block) -> PartitionLimits:
-    """A partition's limits, from its block of `scontrol show partition`."""
+    """Return the limits of a partition from its block in the output of `scontrol show partition`."""
     return PartitionLimits(
         name=block.get("PartitionName") or "",
         state=block.get("State") or "",
@@ -190,7 +192,7 @@ def _moment(text: str) -> datetime | None:
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """A partition as sinfo prints it; `node_states` counts its nodes: allocated, idle, other, all."""
+    """A partition as sinfo prints it; `node_states` contains node counts as allocated/idle/other/total."""
 
     name: str
     state: str
@@ -212,12 +214,12 @@ class UnusableNode:
 
 
 def partition_rows(slurm: Slurm, names: str) -> list[PartitionRow]:
-    """Limits and states of some partitions, whose names are separated by commas; errors as in `Slurm.call`."""
+    """Return limits and states of some partitions (names separated by commas); errors as in `Slurm.call`."""
     return [PartitionRow(*cells) for cells in ask_sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
 
 
 def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> list[UnusableNode]:
-    """Nodes of a partition, or of a hostlist, that are down, drained or draining, each once."""
+    """Return the nodes of a partition or hostlist that are down, drained or draining, without duplicates."""
     which = f"--nodes={nodes}" if nodes else f"--partition={partition}"
     states = "--states=down,drain,fail,maint,no_respond"
     rows = ask_sinfo(slurm, "--Node", states, which, columns="%N %T %E %u %H")
@@ -225,7 +227,7 @@ def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> lis
 
 
 def ask_sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
-    """Rows of cells, one for each of the `columns`: format characters of sinfo, the first one is the key."""
+    """Return rows of cells; `columns` contains format characters of sinfo, the first of which is the key of a row."""
     mark, names = new_mark(), columns.split()
     form = "".join(name + mark for name in [*names, names[0]])
     text = slurm.call(["sinfo", "--noheader", *options, f"--format={form}"])

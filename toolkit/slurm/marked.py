@@ -1,4 +1,4 @@
-"""The user's own jobs in the queue, each with its run or session: toolkit marks a job with the start of its comment."""
+"""List the user's own jobs in the queue with their run or session, which toolkit writes at the start of the comment."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True)
 class MarkedJob:
-    """A job of the user with all its ids, and its run or session, "" if it has none."""
+    """A job of the user with all its ids, and its run or session ("" if toolkit did not submit it)."""
 
     job_id: str
     ids: frozenset[str]
@@ -21,7 +21,7 @@ class MarkedJob:
 
 
 def marked_jobs(slurm: Slurm) -> list[MarkedJob]:
-    """The user's own jobs in the queue, with the run or session in their comments; errors as in `Slurm.call`."""
+    """Return the user's own jobs in the queue, with the run or session in their comments; errors as in `Slurm.call`."""
     rows = slurm.call(["squeue", "--me", "--noheader", f"--format={_SEPARATOR.join(('%F', '%A', '%T', '%k'))}"])
     jobs = []
     for row in rows.splitlines():

@@ -1,7 +1,7 @@
-"""Slurm's pending reasons: what each means, whether such a job can ever start, and the fix.
+"""Explain the reasons for which Slurm keeps a job pending: the meaning, whether the job can ever start, and the fix.
 
 Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 24.11. Accounting
-limits have some two hundred names, which are matched by a few patterns.
+limits have about two hundred reason names, which a few patterns match.
 """
 
 import re
@@ -15,14 +15,14 @@ class CanStart(StrEnum):
     """Whether a pending job can start unchanged."""
 
     YES = "yes"
-    NOT_BEFORE = "not_before"  # after an event that will happen by itself, or at a known time
-    NEVER = "never"  # not until the user changes the job or an administrator changes the cluster
+    NOT_BEFORE = "not_before"  # can start after an event that needs no action, or at a known time
+    NEVER = "never"  # cannot start until a user changes the job, or an administrator changes the cluster
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class PendingReason:
-    """One reason. `fix` may contain {job}, {run} and {partition}; "" if the user can only wait."""
+    """A reason and its explanation. `fix` may contain {job}, {run} and {partition}; "" if the user can only wait."""
 
     words: str
     can_start: CanStart
@@ -123,7 +123,7 @@ _REASONS: dict[str, PendingReason] = {
     ),
     "job_requeued_in_held_state": PendingReason("it was requeued, and is on hold", _N, "`scontrol release {job}`"),
 }  # fmt: skip
-# The meaning of `ReqNodeNotAvail` for a job that requests no node by name.
+# The meaning of `ReqNodeNotAvail` for a job that does not request nodes by name.
 _NODES_NOT_FREE = PendingReason(
     "nodes that it could use are unavailable now: down, drained, reserved, or kept for maintenance", _L,
     "`scontrol show reservation` shows what reserves nodes, and until when; a job with a shorter -t may finish before that starts",
@@ -143,7 +143,7 @@ _LIMIT = re.compile(
 
 
 def reason_name(reason: str) -> str:
-    """Slurm's reason without its details: `ReqNodeNotAvail, UnavailableNodes:node3` is ReqNodeNotAvail."""
+    """Return a reason without its details: ReqNodeNotAvail for `ReqNodeNotAvail, UnavailableNodes:node3`."""
     name = reason.strip().strip("()").partition(",")[0].strip()
     for sentence in ("Nodes required for job are DOWN", "launch failed requeued held", "job requeued in held state"):
         if sentence.replace(" ", "") in name.replace("_", "").replace(" ", ""):
@@ -152,18 +152,18 @@ def reason_name(reason: str) -> str:
 
 
 def pending_reason(reason: str, *, names_nodes: bool = True) -> PendingReason:
-    """The meaning of a reason from squeue or scontrol. `names_nodes`: the job requests nodes by name."""
+    """Return the meaning of a reason from squeue or scontrol; `names_nodes` is whether the job requests nodes by name."""
     name = reason_name(reason)
     if name == "ReqNodeNotAvail" and not names_nodes:
         return _NODES_NOT_FREE
     meaning = _REASONS.get(name) or _accounting_limit(name)
     if meaning is not None:
         return meaning
-    return PendingReason(f"Slurm's reason is {name}, which its manual does not list", CanStart.UNKNOWN, _ADMIN)
+    return PendingReason(f"the reason is {name}, which the Slurm manual does not explain", CanStart.UNKNOWN, _ADMIN)
 
 
 def _accounting_limit(name: str) -> PendingReason | None:
-    """A limit of an association or a QOS. A group's limit is shared and becomes free by itself; a single job's does not."""
+    """Return the meaning of an association or QOS limit. Other jobs use up a group limit, but not a per-job limit."""
     match = _LIMIT.fullmatch(name)
     if match is None or match["resource"].lower() not in _RESOURCES:
         return None

@@ -1,8 +1,8 @@
-"""Records in the output of a Slurm command with explicit columns, whatever names and comments contain.
+"""Parse the output of Slurm commands safely, whatever names and comments contain.
 
-Cells are separated by a mark that is new for each query, so that no name can contain it. A record starts and ends with
-the same key. Anything else, except a site's banner before the first record, makes the whole answer unreadable: a job
-whose record is damaged must not count as one that Slurm has forgotten.
+Cells are separated by a mark that is random for each query, so that no name can contain it. A record starts and ends
+with the same key. Any other output, except a banner of the site before the first record, makes the whole output invalid,
+since toolkit must not mistake a job with a damaged record for one that Slurm no longer knows.
 """
 
 import re
@@ -22,7 +22,7 @@ NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "No
 
 
 def whole_number(text: str | None) -> int | None:
-    """A count that Slurm prints; None for anything else, such as UNLIMITED."""
+    """Return the number in `text`; None for anything else, such as UNLIMITED."""
     return int(text) if text and text.isascii() and text.isdigit() else None  # "²" is a digit too, but not a number
 
 
@@ -30,20 +30,21 @@ class UnreadableError(SchedulerRefusedError):
     """A Slurm command printed something other than the requested records."""
 
     def __init__(self, command: str, line: str) -> None:
-        super().__init__(f"{command}'s answer cannot be parsed: {line.strip()[:60]!r}")
+        super().__init__(f"cannot parse the output of {command}: {line.strip()[:60]!r}")
 
 
 def new_mark() -> str:
-    """The mark that separates cells in one answer."""
+    """Return a new random mark to separate the cells in the output of one query."""
     return f"~{secrets.token_hex(6)}~"
 
 
 def read_records(
     command: str, text: str, mark: str, width: int, *, key: re.Pattern[str] | None = None
 ) -> list[list[str]]:
-    """Each record's `width` cells, "" for missing values ("N/A", "(null)", ...); `key` matches a record's first cell.
+    """Return the `width` cells of each record, "" for missing values ("N/A", "(null)", ...).
 
-    The mark follows every cell, and a line end the last one. Raises UnreadableError if `text` contains anything else.
+    The mark follows every cell, and a newline the last cell; `key` matches the first cell of a record. Raises
+    UnreadableError if `text` contains anything else.
     """
     *cells, rest = text.replace("\r\n", "\n").split(mark)
     if rest.strip():
@@ -69,7 +70,7 @@ def read_records(
 FREE_TEXT = frozenset(
     "JobName Name Comment AdminComment SystemComment Extra Reason OS Command WorkDir StdErr StdIn StdOut SubmitLine".split()  # noqa: SIM905
 )
-# Every key of scontrol's jobs, nodes and partitions, Slurm 17.11 to 24.11, that may follow free text.
+# Every key that may follow free text in the output of scontrol for jobs, nodes and partitions, Slurm 17.11 to 24.11.
 KNOWN = FREE_TEXT | frozenset(
     """JobId ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobIdSet HetJobOffset PackJobId PackJobOffset UserId GroupId
     MCS_label Priority Nice Account QOS WCKey JobState Requeue Restarts BatchFlag Reboot ExitCode DerivedExitCode RunTime
@@ -92,26 +93,26 @@ KNOWN = FREE_TEXT | frozenset(
     SelectTypeParameters JobDefaults DefMemPerNode DefMemPerCPU MaxMemPerNode MaxMemPerCPU TRESBillingWeights ResumeTimeout
     SuspendTimeout PowerDownOnIdle Topology""".split()  # noqa: SIM905
 )
-KEYS_ON_ONE_LINE = 10  # no line of the long form has as many
-# One for each node, or each group of nodes, below `scontrol show job -d`.
+KEYS_ON_ONE_LINE = 10  # a line with this many keys is from --oneliner, since lines of the long format have fewer
+# Keys that `scontrol show job -d` repeats for each node or group of nodes.
 REPEATED = frozenset({"Nodes", "CPU_IDs", "Mem", "GRES"})
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
 
 
 @dataclass
 class Block:
-    """One object of scontrol's output. `values` as printed, without surrounding spaces; `lines` are their line numbers."""
+    """One object in the output of scontrol, which starts on `line`; `values` are as printed, without outer spaces."""
 
     line: int
     values: dict[str, str] = field(default_factory=dict)
-    contested: set[str] = field(default_factory=set)  # keys with two values, which therefore have none
+    contested: set[str] = field(default_factory=set)  # keys with contradictory values, which `values` omits
 
     def get(self, *keys: str) -> str | None:
-        """The value of the first key that occurs."""
+        """Return the value of the first of `keys` that occurs."""
         return next((self.values[key] for key in keys if key in self.values), None)
 
     def add(self, key: str, value: str) -> None:
-        """Keep a value; a key with two values has none."""
+        """Add a value; a key with two different values is removed."""
         if key in REPEATED and key in self.values:
             return
         if key in self.contested or self.values.get(key, value) != value:
@@ -121,13 +122,13 @@ class Block:
             self.values[key] = value
 
     def go_on(self, key: str, text: str) -> None:
-        """Append a further line of a value."""
+        """Append a further line to a value."""
         if key in self.values:
             self.values[key] += "\n" + text
 
 
 def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
-    """Every block that starts with the key `first`, and warnings about damaged lines; CheckFailedError without one."""
+    """Return all blocks that start with the key `first`, and warnings about damaged lines; CheckFailedError if none."""
     blocks: list[Block] = []
     warnings: list[str] = []
     last = ""  # the key whose value continues on a line without a key
@@ -139,7 +140,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
             blocks.append(Block(number))
             on_one_line |= len(keys) >= KEYS_ON_ONE_LINE
         elif first in keys and not before and not (last in FREE_TEXT and blocks and not on_one_line):
-            warnings.append(f"line {number}: {first} is not first")
+            warnings.append(f"line {number}: expected {first} at the start of the line")
             blocks.append(Block(number))
         elif on_one_line and len(keys) >= KEYS_ON_ONE_LINE:
             warnings.append(f"line {number}: a record without {first}; ignored")
@@ -147,7 +148,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
         if before and blocks and last in FREE_TEXT:
             blocks[-1].go_on(last, before)
         elif before or (fields and not blocks):
-            warnings.append(f"line {number}: does not belong to a key or a block: {line.strip()[:60]!r}")
+            warnings.append(f"line {number}: expected KEY=VALUE, got {line.strip()[:60]!r}")
         if blocks:
             strange = [key for key in keys if key[0].islower() and last not in FREE_TEXT]
             warnings += [f"line {number}: unknown key {key[:60]}" for key in strange]
@@ -158,7 +159,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
             last = ""
     if not blocks:
         shown = next((line.strip() for line in _lines_of(text) if line.strip()), "")
-        raise CheckFailedError(f"no block that begins with {first}=: {shown[:60]!r}", where="line 1")
+        raise CheckFailedError(f"expected a block that starts with {first}=, got {shown[:60]!r}", where="line 1")
     for block in blocks:
         for key in sorted(block.contested):
             warnings.append(f"line {block.line}: {key} has two values, so both are ignored")
@@ -166,17 +167,17 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
 
 
 def _lines_of(text: str) -> list[str]:
-    """Lines as a terminal shows them: `str.splitlines` would also break at separators that values may contain."""
+    """Return the lines of `text`; `str.splitlines` would also split at characters that values may contain."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def _fields(line: str) -> tuple[str, list[tuple[str, str]]]:
-    """The string before a line's first key, and its keys with their values."""
+    """Return (the text before the first key of a line, the keys with their values)."""
     before, fields, key, begin = "", list[tuple[str, str]](), "", 0
     for match in _KEY.finditer(line):
         if key in FREE_TEXT and match[1] not in KNOWN:
-            continue  # part of the value
+            continue  # this key is part of the value
         if key:
             fields.append((key, line[begin : match.start()].strip()))
         else:
@@ -187,44 +188,44 @@ def _fields(line: str) -> tuple[str, list[tuple[str, str]]]:
     return before, [*fields, (key, line[begin:].strip())]
 
 
-# Slurm's commands with an option --clusters.
+# Slurm commands with the option --clusters.
 _WITH_CLUSTER = ("sbatch", "salloc", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct")
 
 
 _COMMAND = re.compile(rf"`({'|'.join(_WITH_CLUSTER)}) ")
 
 
-# What they print for a cluster without an address, in 22.05 to 24.11.
+# Messages of these commands about a cluster without an address, Slurm 22.05 to 24.11.
 _NO_ADDRESS = re.compile(
     r"can't be reached now, or it is an invalid entry for --cluster|problem talking to the database"
 )
 
 
 def for_cluster(argv: Sequence[str], cluster: str) -> list[str]:
-    """A Slurm command with the option for another cluster; any other command unchanged."""
+    """Return a Slurm command with --clusters for another cluster; any other command unchanged."""
     option = [f"--clusters={cluster}"] if cluster and argv[0] in _WITH_CLUSTER else []
     return [argv[0], *option, *argv[1:]]
 
 
 def with_cluster_option(text: str, cluster: str) -> str:
-    """A message in which each Slurm command has the option for another cluster."""
+    """Return a message with -M added to each Slurm command in it."""
     return _COMMAND.sub(rf"`\1 -M {cluster} ", text) if cluster else text
 
 
 def named(job_id: str, cluster: str) -> str:
-    """A job id in sbatch's form for another cluster, `123;cluster`."""
+    """Return a job id as sbatch prints it for another cluster, `123;cluster`."""
     return f"{job_id};{cluster}" if job_id and cluster else job_id
 
 
 def has_no_address(output: str) -> bool:
-    """True if a command failed because accounting has no address of the cluster."""
+    """Return whether a command failed because accounting has no address for the cluster."""
     return _NO_ADDRESS.search(output) is not None
 
 
 def cluster_of_allocation(environ: Mapping[str, str]) -> str:
-    """The cluster of this process's allocation, if Slurm's commands here use another one by default.
+    """Return the cluster of this allocation if Slurm commands use another cluster by default, else "".
 
-    This is the case in the shell of a `salloc -M` on the login node; on a node of the allocation they use its own.
+    This is the case in the shell of `salloc -M` on a login node; on nodes of the allocation, its cluster is the default.
     """
     if "SLURM_JOB_ID" not in environ or "SLURMD_NODENAME" in environ:
         return ""

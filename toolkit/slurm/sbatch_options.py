@@ -1,4 +1,4 @@
-"""sbatch's options as users write them into lists: `--exclude=n9`, `--exclude n9`, `-x n9`, `-xn9`."""
+"""Parse sbatch options as users write them in lists: `--exclude=n9`, `--exclude n9`, `-x n9`, `-xn9`."""
 
 import re
 import shlex
@@ -16,15 +16,15 @@ _SWITCHES = "bhHIkOQsuvVW"  # short options without a value
 _JOINED = re.compile(rf"-[{_SWITCHES}]+(?![{_SWITCHES}])[A-Za-z]")  # `-HN9` is `-H -N 9`
 
 ONE_OPTION_FIX = "write each option as its own string; put a value that contains an option after `=`: --comment=a -b"
-# The fix for users who search sbatch's options for the components of a heterogeneous job.
+# The fix for sbatch options and keys that users try for heterogeneous jobs.
 COMPONENTS_ELSEWHERE = "the components of a heterogeneous job are tables of the job file"
 COMPONENTS_FIX = "write a [[component]] for each (docs/heterogeneous.md)"
 
 
 def value_of(option: str, name: str, letter: str = "") -> str | None:
-    """The value of an option `--name` or `-letter`; None if it is another option.
+    """Return the value of `option` if it is `--name` or `-letter`; None if it is another option.
 
-    After `=` the value is unchanged; after a space it is read as in a #SBATCH line, possibly in quotes.
+    After `=`, the value is unchanged; after a space it may be quoted, as in a #SBATCH line.
     """
     if option.startswith(f"--{name}="):
         return option.removeprefix(f"--{name}=").strip()
@@ -36,9 +36,10 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
 
 
 def is_one_option(text: str) -> bool:
-    """True if a string is one option, possibly with its value; sbatch treats everything after `=` as the value.
+    """Return whether a string is a single option, with or without a value.
 
-    After a space, a value that contains an option is in quotes: `--comment "a -b"`.
+    sbatch treats everything after `=` as the value. A value after a space needs quotes if a part of
+    it looks like an option: `--comment "a -b"`.
     """
     if "=" in text.partition(" ")[0]:
         return True
@@ -46,22 +47,22 @@ def is_one_option(text: str) -> bool:
 
 
 def begins_component(option: str) -> bool:
-    """True if an option would start a component of a heterogeneous job: `hetjob`, `packjob` or a colon."""
+    """Return whether an option would start a component of a heterogeneous job: `hetjob`, `packjob` or a colon."""
     return bool({"hetjob", "packjob", ":"} & {*option.split()})
 
 
 def last_value_of(options: Iterable[str], name: str, letter: str = "") -> str:
-    """The value that sbatch uses of an option that may be repeated; "" if it is missing."""
+    """Return the last value of an option that may be repeated, which sbatch uses; "" if the option is missing."""
     values = (value_of(option, name, letter) for option in options)
     return next((value for value in reversed([*values]) if value is not None), "")
 
 
 def excluded_nodes(own: str, options: Sequence[str], bad: Sequence[str]) -> str:
-    """The hosts to exclude, of `own`, sbatch `options` and `bad`; ToolkitError if an option names a file."""
+    """Return the nodes to exclude from `own`, sbatch `options` and `bad`; ToolkitError if an option names a file."""
     given = last_value_of(options, "exclude", "x")
     if "/" in given and (own or bad):
         raise ToolkitError(
-            f"the sbatch option --exclude={given} names a file, so {','.join(filter(None, [own, *bad]))} cannot be excluded as well",
+            f"the sbatch option --exclude={given} names a file, to which toolkit cannot add {','.join(filter(None, [own, *bad]))}",
             fix="list the nodes themselves in job.exclude",
         )
     return ",".join(dict.fromkeys(filter(None, [own, given, *bad])))
@@ -84,18 +85,18 @@ _GPU = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::([0-9]+))?(?:\(.*)?", re.ASCII
 
 
 def memory_mib(text: str) -> float | None:
-    """MiB of `4000`, `4000M` or `1.5T`; None for `UNLIMITED` and anything that is not a number."""
+    """Return the MiB in `4000`, `4000M` or `1.5T`; None for anything else, such as `UNLIMITED`."""
     match = _NUMBER.fullmatch(text)
     return float(match[1]) * _MIB[match[2]] if match else None
 
 
 def parse_tres(text: str) -> dict[str, float]:
-    """The counts of a list such as `cpu=4,mem=8G`, `mem` in MiB; resources without a number are omitted."""
+    """Return the counts in a list such as `cpu=4,mem=8G`, `mem` in MiB; resources without a number are omitted."""
     return {name: number * (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in _numbers(text)}
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Billing weights by lower-case name, from `CPU=1.0,Mem=0.25G,GRES/gpu=16`; `mem` is per MiB."""
+    """Return the billing weights in `CPU=1.0,Mem=0.25G,GRES/gpu=16` by lower-case name; `mem` is per MiB."""
     weights = ((name.lower(), number, unit) for name, number, unit in _numbers(text))
     return {name: number / (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in weights}
 
@@ -108,7 +109,7 @@ def _numbers(text: str) -> Iterator[tuple[str, float, str]]:
 
 
 def gpus_of(gres: str) -> dict[str, int]:
-    """GPUs by type, "" if none is named, from `gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` or `gpu:4`."""
+    """Return the GPUs by type ("" if unnamed) in a GRES list such as `gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` or `gpu:4`."""
     counts: dict[str, int] = {}
     for entry in re.split(r",(?![^(]*\))", gres):
         match = _GPU.fullmatch(entry.strip())

@@ -1,4 +1,4 @@
-"""sbatch's options that toolkit knows: the key that sets each one, its names, its variables, and what to write instead."""
+"""The sbatch options that toolkit knows, with the key that sets each one, its variables, and what to write instead."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ __all__ = [
 class SbatchOption:
     """One option of sbatch.
 
-    `key` is the key of the job file that sets it, "" without one. `variables` set the key, too; the last one applies.
-    `in_job_file` is the fix for an entry of job.sbatch, and `on_command_line` for a command's option; "" means
-    accepted. `about` is the help text of a command's option; "" means that no command has it.
+    `key` is the key of the job file that sets it, "" if there is none. `variables` also set the key; the last one takes
+    precedence. `in_job_file` is the fix if job.sbatch contains the option, `on_command_line` if a command line does; ""
+    means that the option is accepted there. `about` is the help text; "" means that no toolkit command has the option.
     """
 
     long: str
@@ -27,24 +27,24 @@ class SbatchOption:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The option's names as typed, such as ("-N", "--nodes")."""
+        """The names of the option as typed, such as ("-N", "--nodes")."""
         return (f"-{self.letter}", f"--{self.long}") if self.letter else (f"--{self.long}",)
 
 
 def _key(
     key: str, long: str, letter: str, about: str, *variables: str, refused: bool = True,
 ) -> SbatchOption:  # fmt: skip
-    """An option that a key of [job] sets and that commands accept."""
+    """Return an option that a key of [job] sets and that toolkit commands accept."""
     in_job_file = f"write {key} = ... in [job]" if refused else ""
     return SbatchOption(long, letter, f"job.{key}", variables, in_job_file, about=about)
 
 
-# The options of commands come first, in the order of their --help.
+# The options of toolkit commands come first, in the order of --help.
 SBATCH_OPTIONS = (
     _key("array", "array", "a", "Tasks of an array: 0-9%2, 0-15:4, 1,3,5-7.", "SBATCH_ARRAY_INX"),
-    _key("cluster", "clusters", "M", "Another cluster of the same accounting.", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"),
+    _key("cluster", "clusters", "M", "Another cluster in the same accounting database.", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"),
     SbatchOption("cluster", in_job_file="write cluster = ... in [job]"),
-    _key("account", "account", "A", "Account that is charged.", "SBATCH_ACCOUNT"),
+    _key("account", "account", "A", "Account to charge.", "SBATCH_ACCOUNT"),
     _key("partition", "partition", "p", "Partition.", "SBATCH_PARTITION"),
     _key("qos", "qos", "q", "Quality of service.", "SBATCH_QOS"),
     _key("time", "time", "t", "Walltime, as Slurm reads it: 90:00 is 90 minutes.", "SBATCH_TIMELIMIT"),
@@ -56,16 +56,16 @@ SBATCH_OPTIONS = (
     _key("name", "job-name", "J", "Name of the job.", "SBATCH_JOB_NAME"),
     _key("constraint", "constraint", "C", "Node features.", "SBATCH_CONSTRAINT", refused=False),
     _key("nodelist", "nodelist", "w", "Nodes that must be in the allocation.", refused=False),
-    _key("exclude", "exclude", "x", "Nodes that must not be in it.", refused=False),
+    _key("exclude", "exclude", "x", "Nodes that must not be in the allocation.", refused=False),
     SbatchOption("requeue", "", "job.requeue", in_job_file="write requeue = true in [job]",
                  on_command_line="`--set job.requeue=true`"),
     SbatchOption("no-requeue", "", "job.requeue", in_job_file="write requeue = false in [job]",
                  on_command_line="`--set job.requeue=false`"),
     SbatchOption("signal", "", "restart.warn_s", in_job_file="write warn_s = ... in [restart]",
                  on_command_line="`--set restart.warn_s=SECONDS`"),
-    SbatchOption("open-mode", in_job_file="remove it; toolkit appends to the log"),
+    SbatchOption("open-mode", in_job_file="remove the option; toolkit always appends to the log"),
     SbatchOption("mem", "", "job.mem_gb_per_node", on_command_line="`--set job.mem_gb_per_node=GIB`"),
-    SbatchOption("gres", on_command_line="`--gpus-per-node COUNT`, which the site writes as its Slurm wants it"),
+    SbatchOption("gres", on_command_line="`--gpus-per-node COUNT`, which toolkit passes in the form that the site needs"),
     SbatchOption("gpus", "G", on_command_line="`--gpus-per-node COUNT`, for each node"),
     SbatchOption("gpus-per-task", on_command_line="`--gpus-per-node COUNT`, for all ranks of a node"),
     SbatchOption("ntasks-per-gpu", on_command_line="`--ntasks-per-node COUNT`, and `--gpus-per-node COUNT`"),
@@ -80,22 +80,22 @@ SBATCH_OPTIONS = (
     SbatchOption("licenses", on_command_line="`--set job.sbatch=--licenses=NAME`"),
 )  # fmt: skip
 
-# The options of commands, in the order of --help.
+# The options of toolkit commands, in the order of --help.
 CLI_OPTIONS = tuple(option for option in SBATCH_OPTIONS if option.about)
 # (long name, short name, fix) of each option that job.sbatch must not contain.
 FIXES_IN_JOB_FILE = tuple(
     (option.long, option.letter, option.in_job_file) for option in SBATCH_OPTIONS if option.in_job_file
 )
-# What to type instead of an option that no command has, by each of its names.
+# What to type instead of an option that no toolkit command has, by each name of the option.
 FIXES_ON_COMMAND_LINE = {
     name: option.on_command_line for option in SBATCH_OPTIONS if option.on_command_line for name in option.names
 }
-# The input variables that sbatch(1) documents, and the path of the key that each one sets. In sbatch they override the
-# script, and the later of two variables for one key applies.
+# The input variables in sbatch(1), and the path of the key that each one sets. As in sbatch, they override the script,
+# and the later of two variables for one key takes precedence.
 KEYS_OF_VARIABLES: dict[str, tuple[str, ...]] = {
     variable: tuple(option.key.split(".")) for option in SBATCH_OPTIONS for variable in option.variables
 }
-# These two count if they are set, whatever their value.
+# These two take effect if they are set, whatever their value.
 SWITCH_VARIABLES = {"SBATCH_REQUEUE": True, "SBATCH_NO_REQUEUE": False}
 
 # The long option that sets a key such as "job.time".

@@ -1,8 +1,8 @@
-"""Submit a script exactly once, even if sbatch exits without an answer: a token in its comment finds the job again.
+"""Submit a script exactly once, even if sbatch exits without a response: a token in the job comment identifies the job.
 
-sbatch prints "Socket timed out on send/recv operation" both if slurmctld accepted the job and if it did not. So nothing
-is sent again before two queries of the queue for the token, some time apart: a stopped slurmctld processes a request in
-its socket only after it continues. If one start has two jobs, the second one exits, since a start is claimed once.
+sbatch prints "Socket timed out on send/recv operation" whether or not slurmctld accepted the job. toolkit therefore
+submits again only after two queries, some time apart, did not find the token: a stopped slurmctld processes a request in
+its socket only after it continues. If there are two jobs all the same, only one can claim the start; the other exits.
 """
 
 import os
@@ -22,14 +22,14 @@ __all__ = [
     "submit_once", "token_of", "without_job",
 ]  # fmt: skip
 
-PATIENCE_S = 120.0  # in total: sbatch, the queries and the pauses between them
-SETTLE_S = 10.0  # between two answers without the job, before it is sent again
-QUESTION_S = 15.0  # for one query
+PATIENCE_S = 120.0  # time for sbatch, all queries and the pauses between them
+SETTLE_S = 10.0  # pause between two queries that do not find the job; then toolkit submits it again
+QUESTION_S = 15.0  # the timeout of one query
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _SEPARATOR = "\x1f"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
-# Errors that do not show whether Slurm accepted a request (slurm_errno.c, 22.05 to 24.11); the last one is what
-# `scontrol requeue` prints after a time-out.
+# Errors that do not show whether Slurm accepted a request (slurm_errno.c, 22.05 to 24.11); `scontrol requeue` prints the
+# last one after a timeout.
 _UNSETTLED = (
     "timed out",
     "unable to contact slurm controller",
@@ -37,33 +37,33 @@ _UNSETTLED = (
     "connection reset",
     "unexpected message received",
 )
-# The variables of a job's batch script and ranks. sbatch passes its environment to the new job, where the
-# old numbers would contradict the new ones ("SLURM_MEM_PER_CPU ... and SLURM_MEM_PER_NODE are mutually exclusive").
+# Prefixes of variables that belong to the current job. sbatch would pass them to the new job, where they would contradict
+# its own values ("SLURM_MEM_PER_CPU ... and SLURM_MEM_PER_NODE are mutually exclusive").
 _OF_A_JOB = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "PALS_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-# These belong to a job only inside of one; on a login node the user may have set them.
+# Inside a job, Slurm sets these for the node; on a login node the user may have set them.
 _OF_ITS_NODE = frozenset(
     {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "TMPDIR", "HOSTNAME"}
 )  # fmt: skip
 
 
 class UnsettledError(NoAnswerError):
-    """Whether Slurm accepted a job is unknown; its run must be kept."""
+    """It is unknown whether Slurm accepted a job, so the run directory must be kept."""
 
 
 def token_of(run_id: str, start: int, part: int = 0) -> str:
-    """The token of one start of a run, the prefix of its job's comment; each part of an array has its own."""
+    """Return the token of one start of a run, the prefix of the job comment; each part of an array has its own."""
     return f"toolkit:{run_id}:{start}" + (f".{part}" if part else "")
 
 
 def comment_of(token: str, options: Sequence[str]) -> str:
-    """A job's whole comment: toolkit's token, then the last `--comment` among sbatch's `options`."""
+    """Return the job comment: the token, followed by the last `--comment` among the sbatch `options`."""
     given = last_value_of(options, "comment")
     return f"{token} {given}" if given else token
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without the variables that identify a job, step and rank."""
+    """Return `environ` without the variables that identify a job, step or rank."""
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_A_JOB)}
 
 
@@ -73,14 +73,14 @@ def _for_another_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_unsettled(error: ToolkitError) -> bool:
-    """True for a failure of sbatch or scontrol after which it is unknown whether Slurm accepted the request."""
-    if isinstance(error, NoAnswerError | OwnFailureError):  # killed, or an answer without an id
+    """Return whether Slurm may have accepted the request despite this error of sbatch or scontrol."""
+    if isinstance(error, NoAnswerError | OwnFailureError):  # the command was killed, or printed no job id
         return True
     return is_silence(error.message)
 
 
 def is_silence(output: str) -> bool:
-    """True for messages of Slurm's commands about a slurmctld that did not respond."""
+    """Return whether the output of a Slurm command reports that slurmctld did not respond."""
     return any(part in output.lower() for part in _UNSETTLED)
 
 
@@ -88,19 +88,19 @@ def submit_once(
     slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), arguments: Sequence[str] = (),
     patience_s: float = PATIENCE_S, say: Callable[[str], object] = say, hint: str = "",
 ) -> str:  # fmt: skip
-    """Submit `script` as exactly one job, even if sbatch's answer is lost; return the job id.
+    """Submit `script` as exactly one job, even if the response of sbatch is lost; return the job id.
 
     Args:
-        comment: the job's comment; it starts with the token, which is unique to this start of this run.
-        options: further options of sbatch; they override the script's.
-        arguments: the script's own.
-        patience_s: after this many seconds without certainty toolkit gives up.
-        say: reports what toolkit waits for, by default on stderr.
-        hint: added to that report, for users who do not want to wait.
+        comment: the job comment, which starts with the token of this start of this run.
+        options: further sbatch options, which override those in the script.
+        arguments: the arguments of the script.
+        patience_s: the maximum time to determine whether Slurm accepted the job.
+        say: reports what toolkit is waiting for, by default on stderr.
+        hint: text to append to this report, for users who do not want to wait.
 
     Raises:
-        SchedulerRefusedError: sbatch rejected it; there is no job.
-        UnsettledError: Slurm did not respond; the job may appear, and `find_by_token` finds it later.
+        SchedulerRefusedError: sbatch rejected the job, which does not exist.
+        UnsettledError: Slurm did not respond; if the job exists, `find_by_token` can find it later.
         NotFoundError: sbatch is not on PATH.
     """
     token = comment.split()[0]
@@ -117,15 +117,15 @@ def submit_once(
             say(f"{error.message}; searching Slurm for the job by its comment {token}, for up to {left_s:.0f} s{hint}")
         job_id = _wait_for_answer(slurm, token, deadline)
         if job_id is not None:
-            say(f"Slurm accepted it as job {job_id}")
+            say(f"Slurm accepted the script as job {job_id}")
             return job_id
-        say("Slurm did not accept it; submitting again")
+        say("Slurm did not accept the script; submitting it again")
 
 
 def find_by_token(slurm: Slurm, token: str) -> str | None:
-    """The id of the user's oldest job whose comment starts with `token`, or None; errors as in `Slurm.call`.
+    """Return the id of the user's oldest job whose comment starts with `token`, or None; errors as in `Slurm.call`.
 
-    Finished jobs are in squeue for `MinJobAge`, then in accounting that keeps comments
+    squeue lists finished jobs for `MinJobAge`, sacct lists them if accounting stores comments
     (AccountingStoreFlags=job_comment).
     """
     layout = _SEPARATOR.join(("%F", "%k"))
@@ -134,7 +134,7 @@ def find_by_token(slurm: Slurm, token: str) -> str | None:
 
 
 def job_id_of(output: str) -> str:
-    """The job id in the output of `sbatch --parsable`, after any banner; OwnFailureError if there is none."""
+    """Return the job id in the output of `sbatch --parsable`, after any banner; OwnFailureError if there is none."""
     job_ids = _JOB_ID.findall(output)
     if not job_ids:
         raise OwnFailureError(
@@ -148,7 +148,7 @@ def _sbatch(slurm: Slurm, arguments: Sequence[str]) -> str:
 
 
 def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
-    """The job id; None once Slurm reported twice, SETTLE_S apart, that the job does not exist."""
+    """Wait for the job to appear and return its id; None if two queries, SETTLE_S apart, did not find it."""
     asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S), silences=None)
     absent_since: float | None = None
     pauses = list(_PAUSES_S)
@@ -184,7 +184,7 @@ def _accounted(slurm: Slurm) -> str:
             ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations", "--starttime=now-30days",
              "--format=JobID,Comment"]
         )  # fmt: skip
-    except (SchedulerRefusedError, NotFoundError):  # no accounting on this cluster; squeue's answer is enough
+    except (SchedulerRefusedError, NotFoundError):  # without accounting, the output of squeue must suffice
         return ""
 
 
@@ -192,7 +192,7 @@ def _first_with(token: str, rows: str) -> str | None:
     numbers = []
     for row in rows.split("\n"):
         job, separator, comment = row.partition(_SEPARATOR)
-        number = job.partition("_")[0].strip()  # sacct's 12_3 is a task of 12
+        number = job.partition("_")[0].strip()  # sacct prints tasks as 12_3
         if separator and number.isdigit() and comment.split()[:1] == [token]:
             numbers.append(int(number))
     return str(min(numbers)) if numbers else None

@@ -1,6 +1,6 @@
-"""Slurm's formats of durations, read and written exactly as Slurm does: "90:00" is ninety minutes.
+"""Parse and format durations exactly as Slurm does: "90:00" is ninety minutes.
 
-Slurm reads the forms of sbatch(1), --time; it also accepts "days-", which the manual does not mention.
+Slurm accepts the formats in sbatch(1), --time, and also "days-", which the manual does not mention.
 """
 
 import re
@@ -17,11 +17,11 @@ _WITH_DAYS = re.compile(r"([0-9]+)-(?:([0-9]+)(?::([0-9]+)(?::([0-9]+))?)?)?")
 _WITHOUT_DAYS = re.compile(r"([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 
 
-@lru_cache(maxsize=256)  # every check of every task of a sweep reads the same few
+@lru_cache(maxsize=256)  # the checks of all tasks of a sweep parse the same few strings
 def parse_slurm_time(text: str) -> int | None:
-    """The duration of `text` in seconds, None for no limit; ValueError if it has none of Slurm's forms.
+    """Return the duration `text` in seconds, None for no limit; raise ValueError if Slurm would reject its format.
 
-    Fields may be larger than their unit ("00:90:00" is 90 minutes). Slurm rounds a job's limit up to whole minutes.
+    Fields may exceed their unit ("00:90:00" is 90 minutes). Slurm rounds the limit of a job up to whole minutes.
     """
     if text.upper() in UNLIMITED:
         return None
@@ -37,7 +37,7 @@ def parse_slurm_time(text: str) -> int | None:
 
 
 def printed_limit_s(text: str) -> int | None:
-    """The seconds of a limit, or of its rest, that Slurm prints; None for UNLIMITED, NONE, INVALID or nothing."""
+    """Return a limit or remaining time that Slurm prints, in seconds; None for UNLIMITED, NONE, INVALID or ""."""
     try:
         return parse_slurm_time(text)
     except ValueError:
@@ -45,12 +45,12 @@ def printed_limit_s(text: str) -> int | None:
 
 
 def meant_as_hours(text: str) -> str:
-    """The form for hours of what Slurm reads as minutes: "1:30:00" for "1:30", "24:00:00" for "24"; "" for other forms."""
+    """Return a time in minutes rewritten as hours: "1:30:00" for "1:30", "24:00:00" for "24"; "" for other formats."""
     return f"{text}:00" if _MINUTES_AND_SECONDS.fullmatch(text) else f"{text}:00:00" if _MINUTES.fullmatch(text) else ""
 
 
 def format_slurm_time(seconds: int | None) -> str:
-    """Whole seconds as Slurm prints a limit: "D-HH:MM:SS", or "UNLIMITED" for None; ValueError if negative."""
+    """Return seconds as Slurm prints a limit: "D-HH:MM:SS", "UNLIMITED" for None; ValueError if negative."""
     if seconds is None:
         return "UNLIMITED"
     if seconds < 0:

@@ -1,4 +1,4 @@
-"""The allocation of the `toolkit run` process, from salloc's variables: nodes, tasks, CPUs."""
+"""Read the allocation of the `toolkit run` process from salloc's variables: nodes, tasks, CPUs."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = [
 
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
-# Variables of a step or of an array task. Those of salloc's own interactive step are kept: it holds no CPUs.
+# Variables of a step or of an array task. In salloc's own interactive step, which occupies no CPUs, they are kept.
 _OF_STEP = re.compile(
     r"SLURM_(STEP|SRUN_COMM|CPU_BIND|MEM_BIND|ARRAY_).*|PMIX?_.*"
     r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|TASKS_PER_NODE|NNODES|NODELIST|MPI_TYPE)"
@@ -27,12 +27,12 @@ _INTERACTIVE_STEP = "4294967290"
 def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the allocation itself, also for a process inside a step of it (`srun --pty bash`).
 
-    srun takes many of a step's variables as its own options, and a step that we run in holds CPUs: ours overlaps it.
+    srun would read many variables of a step as its options. The enclosing step occupies CPUs, so ours must overlap it.
     """
     if environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) == _INTERACTIVE_STEP:
         return {name: value for name, value in environ.items() if not name.startswith("SLURM_ARRAY_")}
     kept = {name: value for name, value in environ.items() if not _OF_STEP.fullmatch(name)}
-    # Open MPI reads the nodes and their slots here; salloc without a number of tasks counts the CPUs, too.
+    # Open MPI reads its nodes and slots from these; each CPU is a slot, as in salloc without a number of tasks.
     of_job = {
         "SLURM_NODELIST": "SLURM_JOB_NODELIST", "SLURM_NNODES": "SLURM_JOB_NUM_NODES",
         "SLURM_TASKS_PER_NODE": "SLURM_JOB_CPUS_PER_NODE",
@@ -41,16 +41,16 @@ def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **whole, "SLURM_OVERLAP": "1"}
 
 
-def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
+def nodes_of_allocation(environ: Mapping[str, str], asked: str | int | None) -> str:
     """Return the number of nodes of this allocation; a run uses all of them.
 
     Raises:
-        ToolkitError: `asked`, which is -N, is another number.
+        ToolkitError: `asked`, the value of -N, differs from it.
     """
     given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    if asked not in (None, given):
+    if asked is not None and str(asked) != given:
         raise ToolkitError(
-            f"the allocation {environ['SLURM_JOB_ID']} has {counted(int(given), 'node')}, and a run here uses all of them",
+            f"allocation {environ['SLURM_JOB_ID']} has {counted(int(given), 'node')}, all of which a foreground run uses",
             where=f"-N {asked}",
             fix=f"omit -N, or `salloc -N {asked} toolkit run ...`",
         )
@@ -58,16 +58,16 @@ def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
 
 
 def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
-    """Return the cluster of this allocation, by the name that a run records; "" for the site's own.
+    """Return the cluster of this allocation, as a run records it: "" for the site's own.
 
     Raises:
-        ToolkitError: `asked`, which is -M, is another one.
+        ToolkitError: `asked`, the value of -M, differs from it.
     """
     given = cluster_of_allocation(environ)
     own = given or environ.get("SLURM_CLUSTER_NAME", "")
     if asked not in (None, given, own):
         raise ToolkitError(
-            f"the allocation {environ['SLURM_JOB_ID']} is on cluster {own or 'of this site'}, and a run here is on its nodes",
+            f"allocation {environ['SLURM_JOB_ID']} is on {f'cluster {own}' if own else 'the cluster of this site'}",
             where=f"-M {asked}",
             fix=f"omit -M, or `salloc -M {asked} toolkit run ...`",
         )
@@ -75,8 +75,8 @@ def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
 
 
 def tasks_per_node(environ: Mapping[str, str]) -> str | None:
-    """Return the tasks on each node that the user requested from salloc; None without that, or if nodes differ."""
-    if "SLURM_NTASKS" not in environ:  # then SLURM_TASKS_PER_NODE only counts the CPUs
+    """Return the tasks per node that the user requested from salloc; None if not requested, or if nodes differ."""
+    if "SLURM_NTASKS" not in environ:  # SLURM_TASKS_PER_NODE is then the number of CPUs
         return None
     counts = set(_counts(environ.get("SLURM_TASKS_PER_NODE", "")))
     return str(counts.pop()) if len(counts) == 1 else None
@@ -86,7 +86,7 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "
     """Refuse a job that cannot run in the foreground: on a Slurm cluster it needs a large enough allocation.
 
     Raises:
-        ToolkitError: there is no allocation, or it has too few CPUs; srun reports neither with numbers.
+        ToolkitError: there is no allocation, or it has too few CPUs, which srun would report without numbers.
     """
     if not uses_slurm(job):
         return
@@ -95,9 +95,9 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "
     here = f"toolkit resume {resumed} --here" if resumed else "toolkit run ..."
     if table.array:
         raise ToolkitError(
-            "the tasks of an array are jobs of their own, and this allocation is one",
+            "cannot run an array here: its tasks are separate jobs, and this allocation is a single job",
             where=job.origin("job.array").place("job.array"),
-            fix=queued if resumed else f"{queued}, or --set job.array= for one task of no number",
+            fix=queued if resumed else f"{queued}, or --set job.array= for a single run without task number",
         )
     if table.repeat > 1:
         raise ToolkitError(
@@ -108,14 +108,14 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "
     refuse_shapes(job, queued)
     if int(environ.get("SLURM_HET_SIZE") or 1) > 1:
         raise ToolkitError(
-            f"the allocation {environ['SLURM_JOB_ID']} has {environ['SLURM_HET_SIZE']} components, and a run here has one",
+            f"allocation {environ['SLURM_JOB_ID']} has {environ['SLURM_HET_SIZE']} components, but a foreground run uses only one",
             fix="`toolkit submit` a job with a [[component]] for each, or `salloc` one component",
         )
     wanted = f"salloc -N {table.nodes} --ntasks-per-node {table.ranks_per_node}"
     wanted += f" -c {table.cpus_per_rank}" if table.cpus_per_rank > 1 else ""
     if not environ.get("SLURM_JOB_ID"):
         raise ToolkitError(
-            f"site {job.site.name} is a Slurm cluster and there is no allocation here",
+            f"site {job.site.name} is a Slurm cluster, but this process is not in an allocation",
             fix=f"{queued}, `{wanted} {here}`, or --site local",
         )
     needed = table.ranks_per_node * table.cpus_per_rank
@@ -136,7 +136,7 @@ def refuse_shapes(job: ResolvedJob, fix: str) -> None:
     Raises:
         ToolkitError: it has some.
     """
-    refuse_components(job, f"a run here has one shape, and the job has {len(job.components)} components", fix)
+    refuse_components(job, f"a foreground run has one component, but the job has {len(job.components)}", fix)
 
 
 def _counts(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""From a request to a submitted run, in one sequence: site, partition, sweep, preflight, run directory, script, sbatch."""
+"""Create and submit a run, in this order: site, partition, sweep, preflight, run directory, script, sbatch."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ from toolkit.terminal.talk import say
 from toolkit.version import VERSION
 
 if TYPE_CHECKING:
-    from toolkit.runs.record.parents import Parent
     from toolkit.submission.sweep.rows import Row
-    from toolkit.submission.sweep.sweep import ResolvedSweep
 
 __all__ = [
     "HandoverInterruptedError", "Submitted", "check_sbatch_options", "create", "make_record", "make_run",
@@ -60,12 +58,12 @@ class _Planned:
 
 
 def create(request: JobRequest, *, force: bool = False) -> Run:
-    """Submit a new run: to Slurm, or into the background of this machine on a site without a scheduler.
+    """Submit a new run to Slurm, or start it in the background on this machine if the site has no scheduler.
 
-    `force` submits the job although preflight refuses it.
+    `force` submits the job even if preflight refuses it.
 
     Raises:
-        ToolkitError: the request is wrong, or preflight, sbatch or the disk refuses it; no run remains.
+        ToolkitError: the request is invalid or refused, or the run directory cannot be written; no run remains.
         UnsettledError: Slurm did not confirm that it has the job; the run remains.
     """
     planned = _plan(request)
@@ -75,12 +73,12 @@ def create(request: JobRequest, *, force: bool = False) -> Run:
 
 
 def render(request: JobRequest) -> RunDirectory:
-    """Make a run with its script, and submit nothing; what preflight refuses is reported only."""
+    """Create a run with its script without submitting it; refusals by preflight are only reported."""
     return _make(_plan(request), request, instead=RENDERED)
 
 
 def script_of(request: JobRequest) -> str:
-    """Return the script that `create` would submit; nothing remains of the run."""
+    """Return the script that `create` would submit, without leaving a run directory."""
     run = render(request)
     script = run.script(0).read_text(encoding="utf-8")
     discard_run(run)
@@ -88,14 +86,11 @@ def script_of(request: JobRequest) -> str:
 
 
 def preflight(request: JobRequest) -> Preflight:
-    """Return what preflight finds in a job; nothing is written.
+    """Return the preflight findings on a job; nothing is written.
 
     Raises:
-        ToolkitError: the request is wrong, or its ranks could not start.
+        ToolkitError: the request is invalid, or its ranks could not start.
     """
-    from toolkit.submission.preflight.beginning import check_beginning
-    from toolkit.submission.preflight.secrets import check_secrets
-
     planned = _plan(request)
     check_beginning(planned.job, planned.sbatch_options)
     check_secrets(planned.job, os.environ)
@@ -146,7 +141,7 @@ def parents_of(after: Sequence[str], job: ResolvedJob, runs: Path) -> Sequence[P
 
 
 def _make(planned: _Planned, request: JobRequest, *, instead: str) -> RunDirectory:
-    """Make the run directory with its script, once preflight has passed; report the cost at the end."""
+    """Create the run directory with its script after preflight has passed; then report the cost."""
     cost = require_good(
         look(planned.job, planned.runs, site=planned.site, extra_sbatch_options=planned.sbatch_options), instead=instead
     )
@@ -163,7 +158,7 @@ _ENVIRONMENT = ("CONDA_DEFAULT_ENV", "HOSTNAME", "LANG", "LOADEDMODULES", "USER"
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run whose start `start` was submitted as `job_id`, to another cluster if one is named."""
+    """A run whose start number `start` was submitted as `job_id`; `cluster` is "" for the site's own."""
 
     run: RunDirectory
     start: int
@@ -172,21 +167,21 @@ class Submitted:
 
 
 class HandoverInterruptedError(KeyboardInterrupt):
-    """Ctrl-C during a submission: the job may exist, and needs the folder."""
+    """Ctrl-C during a submission: the job may exist, so its run directory must remain."""
 
 
 def check_sbatch_options(options: Sequence[str], *, for_sbatch: bool) -> Sequence[str]:
-    """Return options that follow the job's own, so that for sbatch they override those.
+    """Return sbatch options that come after those of the job in the script, and so override them.
 
     Raises:
-        ToolkitError: an option cannot be a line of the script, or no sbatch will read it.
+        ToolkitError: an option cannot be a line of the script, or the run does not use sbatch.
     """
     for option in options:
         if reason := no_line(option):
             raise ToolkitError(reason, where=option, fix="remove it")
         if not for_sbatch:
             raise ToolkitError(
-                "is for sbatch, and no sbatch starts this run",
+                "is an sbatch option, but this run does not use sbatch",
                 where=option,
                 fix="omit it, or `toolkit submit` to a cluster",
             )
@@ -197,14 +192,14 @@ def make_run(
     job: ResolvedJob, runs: Path, *, here: bool = False, extra_sbatch_options: Sequence[str] = (), sweep: ResolvedSweep | None = None,
     after: Sequence[Parent] = (), repeats: RunDirectory | None = None, calls: Mapping[str, Any] | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """Make the run directory of a new run, with its code, its script and its record.
+    """Create the directory of a new run, with its code, its script and its record.
 
-    `here` means that the nodes are allocated already; `extra_sbatch_options` are options of sbatch for this submission alone;
-    `sweep` has the values of each task; `after` are the runs that this one follows; the code is that of the run that this one
-    `repeats`; `calls` are the function and the arguments of an executor's tasks.
+    If `here`, the nodes are already allocated. `extra_sbatch_options` are sbatch options for this submission only.
+    `sweep` has the values of each task. `after` are the runs that this one follows. `repeats` is the run whose code a
+    rerun uses. `calls` has the function and the arguments of an executor's tasks.
 
     Raises:
-        ToolkitError, OSError: the ranks could not start, read or save as the job says, the script cannot be rendered, or
+        ToolkitError, OSError: the ranks could not start, read or save as requested, the script cannot be rendered, or
             the folder cannot be written; no run remains.
     """
     check_beginning(job, extra_sbatch_options)
@@ -234,15 +229,15 @@ def make_run(
         record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
         if after:
             record |= record_of(after)
-        write_json(run.record, record)  # last: a folder with a record is a run
-    except BaseException:  # Ctrl-C as well: nothing was submitted
+        write_json(run.record, record)  # written last, because a folder with a record counts as a run
+    except BaseException:  # also after Ctrl-C, because nothing was submitted
         discard_run(run)
         raise
     return run
 
 
 def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], rerun_of: str = "") -> dict[str, Any]:
-    """Return the record of a new run; the environment by allow-list, so that it contains no secret."""
+    """Return the record of a new run; only listed environment variables are in it, so it contains no secret."""
     return {
         "schema": 1,
         "created": utc_now(),
@@ -267,7 +262,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
         ToolkitError: the run directory cannot be written; nothing was submitted.
         UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
     """
-    from toolkit.submission.submitit_executors import LocalScriptExecutor  # submitit is heavy
+    from toolkit.submission.submitit_executors import LocalScriptExecutor  # submitit is slow to import
 
     script = run.script(start)
     if not uses_slurm(job):
@@ -277,7 +272,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
             close_submission(run, start, job_id)
         return Submitted(run, start, job_id)
     if shutil.which("srun") is None:
-        raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
+        raise NotFoundError("srun and sbatch are not on PATH", fix="load the Slurm module, or use --site local")
     if not job.scheduler.conf:
         check_exported_conf(os.environ)
     _warn_of_variables()
@@ -296,7 +291,7 @@ def _handing_over(words: str) -> Iterator[None]:
 
 
 def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int) -> str:
-    from toolkit.submission.submitit_executors import submit_to_slurm  # submitit is heavy
+    from toolkit.submission.submitit_executors import submit_to_slurm  # submitit is slow to import
 
     token = token_of(run.run_id, start)
     try:
@@ -309,8 +304,8 @@ def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int) -> str:
         raise UnsettledError(
             error.message,
             where=str(run.path),
-            fix=f"the run is kept: ask `toolkit status {run.run_id}` twice, {SETTLE_S:.0f} s apart; where Slurm has no "
-            f"such job, `toolkit resume {run.run_id}` submits it",
+            fix=f"the run directory is kept: run `toolkit status {run.run_id}` twice, {SETTLE_S:.0f} s apart; if it reports "
+            f"that Slurm has no such job, `toolkit resume {run.run_id}` submits the job again",
         ) from error
     except ToolkitError:
         opened.unlink(missing_ok=True)
@@ -328,7 +323,7 @@ def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
     try:
         return submit(run, job, 0)
     except UnsettledError:
-        raise  # the job may be in the queue, and needs its folder
+        raise  # the job may be in the queue, and would need its run directory
     except ToolkitError:
         discard_run(run)
         raise
@@ -340,10 +335,10 @@ def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
 
 
 def _warn_of_variables() -> None:
-    """Warn of sbatch's variables without a key: they would override the script, so toolkit removes them."""
+    """Warn about SBATCH_ variables without a job key: toolkit removes them, because they would override the script."""
     from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
     known = {*KEYS_OF_VARIABLES, *SWITCH_VARIABLES}
     for name in sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in known):
         option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
-        say(f"{name} is not used; write {option}={os.environ[name]} into job.sbatch")
+        say(f"{name} is ignored; add {option}={os.environ[name]} to the key job.sbatch")

@@ -1,4 +1,4 @@
-"""The foreground: the rendered script as a child of this process, its ranks' output on this terminal."""
+"""Run a rendered script in the foreground, as a child of this process; the ranks print to this terminal."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from toolkit.submission.submitit_executors import ignore_interrupts, start_local
 __all__ = ["Interrupts", "show_output", "start_here"]
 
 MOST_SHOWN_RANKS = 64
-# With less space than this, further output of ranks is lost; only this reserve is left for the attempt's end.
+# With less free space, rank output is lost: only the records of the attempt may use the reserved space.
 LINES_BYTES = (1 << 14) + RESERVE_BYTES
-ROOM_PERIOD_S = 3.0  # between two checks of the free space
+ROOM_PERIOD_S = 3.0  # time between two checks of the free space
 
 
 def start_here(run: RunDirectory, job: ResolvedJob, start: int = 0) -> subprocess.Popen[bytes]:
-    """Start the supervisor of a start in a session of its own, so that the terminal's Ctrl-C reaches it only through us."""
+    """Start a run's script in its own session, so that Ctrl-C reaches its supervisor only through us."""
     if uses_slurm(job) and os.environ.get("SLURM_JOB_ID"):
         process, job_id = _start_in_allocation(run, start), os.environ["SLURM_JOB_ID"]
     else:
@@ -59,9 +59,9 @@ def _start_in_allocation(run: RunDirectory, start: int) -> subprocess.Popen[byte
 
 @dataclass
 class Interrupts:
-    """A context while a run is in the foreground: Ctrl-C asks it to save and end; a second one kills it.
+    """A context in which the first Ctrl-C requests that the run saves and ends; a second one kills it.
 
-    `supervisor` gets the signal, once there is one.
+    `supervisor` is the process that receives the signal; None until it has been started.
     """
 
     run: RunDirectory
@@ -78,15 +78,15 @@ class Interrupts:
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
         if self.supervisor is not None:
             with suppress(ProcessLookupError):
-                # Before its first start it does not handle signals yet, and has nothing to lose.
+                # Until it records a start, the supervisor handles no signals, and there is nothing to save.
                 if self.asked and not self.run.start_numbers():
                     os.killpg(self.supervisor.pid, signal.SIGKILL)
                 os.kill(self.supervisor.pid, signal.SIGINT)
         if not self.asked:
             self.asked = True
-            # For a supervisor that does not handle signals yet.
+            # If the supervisor does not handle signals yet, it reads this file later.
             write_text(self.run.control / "stop", utc_now() + "\n")
-            print("\ntoolkit: asked the run to save and end; Ctrl-C again ends it at once", file=sys.stderr)  # noqa: T201
+            print("\ntoolkit: asked the run to save and exit; press Ctrl-C again to kill it", file=sys.stderr)  # noqa: T201
 
 
 def show_output(
@@ -97,11 +97,11 @@ def show_output(
     *,
     first_attempt: int = 0,
 ) -> None:
-    """Print what the ranks print until the supervisor ends. The lines of an attempt of several ranks are numbered.
+    """Print the output of the ranks until the supervisor exits; with several ranks, each line names its rank.
 
-    `write` takes the ranks' lines with their newlines, `say` what is told of restarts and, once, of a
-    full disk: the supervisor's own words of it lie on that disk. Attempts before `first_attempt` are not shown.
-    Of more than 64 ranks only the first is shown.
+    `write` receives the lines of the ranks with their newlines. `say` receives messages about restarts and, once,
+    about a full disk, on which the supervisor cannot log. Attempts before `first_attempt` are skipped. With more
+    than 64 ranks, only rank 0 is shown.
     """
     reader, restarts = LogReader(), RestartNews(run)
     ended, is_told_full, tried_at = False, False, time.monotonic()
@@ -113,7 +113,7 @@ def show_output(
             tried_at = time.monotonic()
             if full := why_unwritable(run.path, LINES_BYTES):
                 is_told_full = True
-                say(f"toolkit: {run.path} cannot be written ({full}): what ranks print is lost. Fix: free space there")
+                say(f"toolkit: cannot write to {run.path} ({full}): output of ranks is lost. Fix: free space there")
         for number in run.attempt_numbers():
             if number < first_attempt:
                 continue
@@ -124,7 +124,7 @@ def show_output(
 
 
 def _shown_logs(attempt: AttemptDirectory) -> list[LogPart]:
-    """Return the logs of an attempt's ranks, or that of the first rank if there are too many."""
+    """Return the rank logs of an attempt, or only the log of rank 0 if there are too many ranks."""
     ranks = _ranks_of(attempt)
     if ranks <= MOST_SHOWN_RANKS:
         return logs_of_attempt(attempt, labelled=ranks > 1)
@@ -133,6 +133,6 @@ def _shown_logs(attempt: AttemptDirectory) -> list[LogPart]:
 
 
 def _ranks_of(attempt: AttemptDirectory) -> int:
-    """Return the number of ranks that the supervisor recorded before it started them; the logs may be incomplete."""
+    """Return the number of ranks that the supervisor recorded before it started them; some may have no log yet."""
     started = StartRecord.read(attempt)
     return started.ranks if started is not None else 1

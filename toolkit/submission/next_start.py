@@ -1,4 +1,4 @@
-"""`resume` and `rerun` as one sequence each: the next start of a run, and a new run that repeats one."""
+"""The steps of `resume`, the next start of a run, and of `rerun`, a new run that repeats another one."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -35,13 +35,13 @@ def job_to_repeat(
     flags: Mapping[str, Flag] | None = None,
     site: Site | None = None,
 ) -> ResolvedJob:
-    """Return the job of a run as it was first submitted, with the changes that are named here.
+    """Return the job of a run as it was first submitted, with these changes.
 
-    What the site said then holds, whatever its file says now; another `site` is taken as it is now. A task of an array
-    is repeated as an array of that task alone.
+    The recorded settings of the site apply, even if its file has changed; a new `site` applies in its current form. A
+    task of an array is repeated as an array of that task alone.
 
     Raises:
-        ToolkitError: a value is wrong, or the site cannot serve it.
+        ToolkitError: a value is invalid, or the site does not allow it.
     """
     recorded = first_job(run)
     changed = dict(flags or {})
@@ -59,20 +59,20 @@ def sweep_to_repeat(run: RunDirectory, job: ResolvedJob, site: Site | None) -> R
     """Return the sweep of a run whose job is repeated as `job`; None for a run without a sweep.
 
     Raises:
-        ToolkitError: a task is wrong with what is named anew.
+        ToolkitError: a task is invalid with the changes.
     """
     sweep = read_sweep(run.whole)
     return resolve_again(job, site or site_of_record(job), sweep) if sweep is not None else None
 
 
 def _check_partition(recorded: ResolvedJob, settings: Sequence[str], flags: Mapping[str, Flag]) -> None:
-    """Refuse another partition: a record has the limits of one partition only."""
+    """Refuse a change of the partition: the record of a run contains the limits of only one."""
     asked = {one.path: one for one in from_command_line(settings, flags)}.get(("job", "partition"))
     if asked is not None and recorded.partition_limits is not None and asked.value != recorded.job.partition:
         raise ToolkitError(
-            f"the record knows partition {recorded.job.partition} alone",
+            f"cannot change the partition: the run recorded only the limits of {recorded.job.partition}",
             where=asked.origin.detail,
-            fix=f"add --site {recorded.site.name}: it uses the current site file",
+            fix=f"add --site {recorded.site.name} to use the current site file",
         )
 
 
@@ -83,7 +83,7 @@ def resume(
     """Submit the next start of the run that `request.job` names.
 
     Raises:
-        ToolkitError: the run has not ended, a value is wrong, or preflight or sbatch refuses it; the run is unchanged.
+        ToolkitError: the run is active, a value is invalid, or preflight or sbatch refuses it; the run is unchanged.
     """
     prepared = prepare_next(request, checkpoint=checkpoint, same_code=same_code, job_gone=job_gone)
     return submit_next(prepared, request, force=force)
@@ -93,7 +93,7 @@ def prepare_next(
     request: JobRequest, *, checkpoint: str | None = None, same_code: bool = False, job_gone: bool = False,
     here: bool = False,
 ) -> NextStart:  # fmt: skip
-    """Return the next start of a run, which is ready; `here` needs an allocation if the site has Slurm."""
+    """Prepare the next start of a run; if `here`, in the foreground, which on a Slurm site needs an allocation."""
     part = find_named(request.job, site_runs(request.runs))
     recorded = recorded_job(part)
     site = choose_site(request.site).site if request.site else None
@@ -153,7 +153,7 @@ def _runs_of(part: RunDirectory) -> Path:
 
 
 def _flags_over(recorded: ResolvedJob, request: JobRequest) -> dict[str, Flag]:
-    """Return the flags of a request, whose number of ranks (-n) is spread over the nodes of the recorded job."""
+    """Return the flags of a request; a total number of ranks (-n) is spread over the nodes of the recorded job."""
     flags = dict(request.flags)
     if request.ranks is None:
         return flags

@@ -1,4 +1,7 @@
-"""Resume: a new Slurm job of the same run, maybe of another shape, from its newest or a named checkpoint."""
+"""Resume a run: prepare its next start from the newest or a named checkpoint, on the same or another number of nodes.
+
+A start is one execution of the run's script. The first submission is start 0; a requeue or a resume adds one.
+"""
 
 import os
 import socket
@@ -25,7 +28,7 @@ from toolkit.runs.record.job import recorded_job, sbatch_words, site_of
 from toolkit.runs.record.parents import Parent, dependency_options, record_of
 from toolkit.runs.status.reconcile_submission import tasks_in
 from toolkit.runs.status.state import require_submitted, run_status
-from toolkit.runs.status.state_table import RunStatus
+from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.slurm.submit import SETTLE_S
 from toolkit.submission.preflight.beginning import (
     check_arguments,
@@ -44,17 +47,17 @@ from toolkit.terminal.talk import say
 
 __all__ = ["Changes", "NextStart", "prepare_resume", "undo_resume"]
 
-SILENCE_S = 600.0  # a run without output for this long may be declared gone
+SILENCE_S = 600.0  # --job-gone requires that the run has written nothing for this time
 
 
 @dataclass(frozen=True)
 class NextStart:
-    """A start of a run that is recorded and not yet submitted, and the files that were moved for it."""
+    """A start that is recorded but not yet submitted, and the files that `undo_resume` restores."""
 
     part: RunDirectory  # the run, or the task that is resumed alone
     number: int
     job: ResolvedJob
-    requests: Mapping[Path, str]  # requests to earlier starts, by file
+    requests: Mapping[Path, str]  # content of stop and cancel requests to earlier starts, by file
     closed: Sequence[Path]  # `lost.json` of starts whose supervisor vanished
 
 
@@ -62,11 +65,11 @@ class NextStart:
 class Changes:
     """The changes of a resume from the previous start.
 
-    `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
-    `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies; `site` is another one
-    than before, or the same with what its file says now. `same_code` starts from the code of the start before, not from what
-    the job's folder holds now; `after` are the runs that this start follows. `job_gone`: its user says that the run's old job ended
-    with its cluster, which cannot be asked.
+    `settings` and `flags` replace recorded values, as for a submit. `sbatch` are options for this submission only.
+    `checkpoint` is a step number, a folder name or a path, None for the newest valid one. `site` is another site, or
+    the same one with its current file. `same_code` uses the code of the last start, not the current job folder. `after`
+    are the runs that this start follows. `job_gone` is the user's statement that the old job ended with its cluster,
+    which can no longer be queried.
     """
 
     settings: Sequence[str] = ()
@@ -93,11 +96,11 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
     changes = changes or Changes()
     require_submitted(run)
     number = _next_number(run.whole)
-    # After the count: a concurrent resume is seen here or at the claim.
+    # Check after counting the starts: a concurrent resume is then detected here, or when the number is claimed.
     status = _require_ended(run.whole, job_gone=changes.job_gone)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
     if source is not None:
-        check_whole(source, where="--from")  # before newer ones are archived for it
+        check_whole(source, where="--from")  # checked before newer checkpoints are archived
     job = _changed_job(run, status, changes, source)
     sweep = read_sweep(run)
     task_overrides = (
@@ -130,50 +133,50 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
 
 
 def _next_number(whole: RunDirectory) -> int:
-    """Return the next number after every start that was submitted, or started by any part of the run."""
+    """Return the number after all starts that were submitted, or that a task of the run has begun."""
     submitted = map(start_of, whole.path.glob("submitt*-*.json"))
     begun = [part.start_numbers() for part in whole.with_tasks()]
     return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
 
 
 def _require_ended(whole: RunDirectory, *, job_gone: bool) -> RunStatus:
-    """Return the status of a run that has ended; for an array, all tasks must have ended: waiting ones know only the newest job."""
+    """Return the status of an ended run. All tasks must have ended, because waiting ones know only the newest job."""
     status = run_status(whole)
     if job_gone and status.state is RunState.UNKNOWN:
         _require_silence(whole)
     elif not status.state.final:
         raise CheckFailedError(
-            f"run {whole.run_id} is {status.state.value} ({status.reason})", fix=_fix_of_living(whole, status)
+            f"run {whole.run_id} {state_phrase(status.state)} ({status.reason})", fix=_fix_of_living(whole, status)
         )
     return status
 
 
 def _require_silence(whole: RunDirectory) -> None:
-    """Refuse a run that wrote something a moment ago, although the user says that its job is gone.
+    """Refuse --job-gone for a run that has written something recently.
 
-    A job that comes back all the same is fenced off: it may not begin a start any more, nor go on with an older one.
+    If the job reappears later, it is fenced off: it can neither begin a start nor continue an older one.
     """
     watched = [place for part in whole.with_tasks() for place in _written_by_living(part)]
     newest = max(watched, key=lambda path: path.stat().st_mtime, default=None)
     silent_s = time.time() - newest.stat().st_mtime if newest is not None else float("inf")
     if newest is not None and silent_s < SILENCE_S:
         raise CheckFailedError(
-            f"run {whole.run_id} lives: it wrote {newest.relative_to(whole.path)} {silent_s:.0f} s ago",
+            f"run {whole.run_id} is still active: it wrote {newest.relative_to(whole.path)} {silent_s:.0f} s ago",
             where="--job-gone",
-            fix=f"`toolkit cancel {whole.run_id}`, and again once it has written nothing for {SILENCE_S:.0f} s",
+            fix=f"`toolkit cancel {whole.run_id}`, and retry when it has written nothing for {SILENCE_S:.0f} s",
         )
 
 
 def _written_by_living(part: RunDirectory) -> list[Path]:
-    """Return the files that its ranks and its supervisor write: logs, heartbeats, metrics."""
+    """Return the files that ranks and supervisor write while they are active: logs, heartbeats, metrics."""
     places = ("slurm-*.out", "metrics/*", "starts/*/*", "attempts/*/*", "attempts/*/logs/*")
     return [path for place in places for path in part.path.glob(place) if path.is_file()]
 
 
 def _fix_of_living(whole: RunDirectory, status: RunStatus) -> str:
-    if status.state is RunState.UNKNOWN:  # one more answer may tell that Slurm has no such job
+    if status.state is RunState.UNKNOWN:  # a later query may find that Slurm has no such job
         return (
-            f"ask `toolkit status {whole.run_id}` again after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`; where its "
+            f"repeat `toolkit status {whole.run_id}` after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`; if its "
             f"cluster is gone for good, `toolkit resume {whole.run_id} --site OTHER --job-gone`"
         )
     return f"wait for it, or `toolkit cancel {whole.run_id}`"
@@ -203,7 +206,7 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
             check_source(job, changes.sbatch)
     else:
         job = _begun_from(job, run, source)
-    if recorded.job.tasks is None or run.task_number is not None:  # tasks have steps of their own
+    if recorded.job.tasks is None or run.task_number is not None:  # each task of an array counts its own steps
         ended = status if run.task_number is None else run_status(run)
         completed = ended.state is RunState.COMPLETED
         check_steps_left(run, recorded, job, source, completed=completed)
@@ -213,7 +216,7 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
 
 
 def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
-    """Report that the run has completed: a script may have more to do, and a restart is seldom intended."""
+    """Report that the run had completed: a resume is seldom intended then, although its script may have more to do."""
     newest = source or next(iter(run.committed_checkpoints()[-1:]), None)
     begins = (
         f"continues from {newest.name}"
@@ -221,31 +224,30 @@ def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
         else "starts from the beginning, because it has no checkpoint"
     )
     say(
-        f"run {run.run_id} is completed; it {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as a "
-        "run of its own"
+        f"run {run.run_id} had completed; it now {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as "
+        "a new run"
     )
 
 
 def _require_copy(run: RunDirectory, recorded: ResolvedJob) -> None:
     if recorded.code_directory is None and files_of_entry(recorded):
         raise CheckFailedError(
-            f"run {run.whole.run_id} kept no copy of its code",
+            f"run {run.whole.run_id} has no copy of its code to run again",
             where="--same-code",
-            fix=f"check {recorded.job_directory} yourself, and omit --same-code",
+            fix=f"omit --same-code, after you checked the code in {recorded.job_directory}",
         )
 
 
 def _begun_from(job: ResolvedJob, run: RunDirectory, source: Path) -> ResolvedJob:
-    """Return the job with a named checkpoint to start from."""
-    # Without an origin of its own: the next resume takes the newest checkpoint again.
+    # No origin is recorded, so that the next resume uses the newest checkpoint again.
     update: dict[str, Any] = {"source": str(source)}
-    if source.is_relative_to(run.path.resolve()):  # the run continues, also if it started with another run's weights
+    if source.is_relative_to(run.path.resolve()):  # resume all state, even if the run first took only weights
         update |= {"take": "all", "without": []}
     return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update=update)})
 
 
 def _has_checkpoints(run: RunDirectory) -> bool:
-    """Return whether the run has checkpoints: it continues from its own, not from the one that it started with."""
+    """Return whether the run has checkpoints: if so, it continues from those, not from the one that it started with."""
     return any(part.committed_checkpoints() for part in run.with_tasks())
 
 
@@ -255,7 +257,7 @@ def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
 
 
 def _lost_starts_of(parts: Sequence[RunDirectory]) -> list[Path]:
-    """Return the missing `lost.json` of starts without a recorded end: their supervisor vanished, and their job has ended."""
+    """Return the `lost.json` to write for starts without a recorded end, whose supervisor vanished."""
     starts = (part.start(number) for part in parts for number in part.start_numbers())
     return [
         start / "lost.json"
@@ -265,7 +267,7 @@ def _lost_starts_of(parts: Sequence[RunDirectory]) -> list[Path]:
 
 
 def _put_away(prepared: NextStart) -> None:
-    """Remove requests to earlier starts, and close those starts."""
+    """Remove requests to earlier starts, and mark starts without a recorded end as lost."""
     for flag in prepared.requests:
         flag.unlink(missing_ok=True)
     for path in prepared.closed:
@@ -273,10 +275,10 @@ def _put_away(prepared: NextStart) -> None:
 
 
 def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus) -> dict[str, Flag]:
-    """Return the array of one task, or of the incomplete ones, if the user named none.
+    """Return the array of the one task, or of the incomplete tasks; the caller lets a user's own array override it.
 
     Raises:
-        CheckFailedError: all of them are completed.
+        CheckFailedError: all of them have completed.
     """
     if recorded.job.tasks is None:
         return {}
@@ -288,7 +290,7 @@ def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus
         numbers = sorted(task.task for task in tasks)
         everything = array_in(run.record) if numbers == sorted(tasks_in(run.record)) else ",".join(map(str, numbers))
         raise CheckFailedError(
-            f"all {len(tasks)} tasks of run {run.run_id} are completed; there is nothing to resume",
+            f"all {len(tasks)} tasks of run {run.run_id} have completed; there is nothing to resume",
             where=str(run.path),
             fix=f"`toolkit resume {run.run_id} --set job.array={everything}` runs all of them again",
         )
@@ -296,14 +298,14 @@ def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus
         return {}
     at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
     if len(left) < len(tasks):
-        say(f"{len(left)} of {len(tasks)} tasks resume; completed ones do not change")
+        say(f"resuming {len(left)} of {len(tasks)} tasks; the others have completed")
     return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
 
 
 def _claim_number(
     run: RunDirectory, start: int, job: ResolvedJob, code: Mapping[str, Any], after: Sequence[Parent]
 ) -> None:
-    """Write `resumed-SSS.json` whole and only once: of two resumes at the same time one has the start."""
+    """Create `resumed-SSS.json` atomically and only once, so that only one of two concurrent resumes gets the start."""
     path = run.resumed(start)
     draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     resumed = {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True), "code": code}
@@ -314,7 +316,7 @@ def _claim_number(
         raise CheckFailedError(
             f"start {start} of run {run.run_id} is being submitted by another resume",
             where=str(path),
-            fix=f"`toolkit status {run.run_id}`; remove this file if that resume was killed",
+            fix=f"`toolkit status {run.run_id}`; if that resume was killed, remove {path.name}",
         ) from None
     finally:
         draft.unlink()
@@ -323,7 +325,7 @@ def _claim_number(
 def undo_resume(prepared: NextStart) -> None:
     """Undo what `prepare_resume` did for a start that was refused.
 
-    An archived checkpoint keeps its new name if the old name is taken again.
+    An archived checkpoint keeps its new name if the old name exists again.
     """
     part, start = prepared.part, prepared.number
     for flag, words in prepared.requests.items():
@@ -336,10 +338,10 @@ def undo_resume(prepared: NextStart) -> None:
         path = aside.with_name(aside.name.removesuffix(suffix))
         if not path.exists():
             aside.rename(path)
-            say(f"{aside.name} is {path.name} again")
+            say(f"renamed {aside.name} back to {path.name}")
     part.whole.script(start).unlink(missing_ok=True)
     remove_snapshot(part.whole.code(start))
-    part.whole.resumed(start).unlink(missing_ok=True)  # last: it is the claim of the number
+    part.whole.resumed(start).unlink(missing_ok=True)  # last, because it claims the number
 
 
 def find_checkpoint(run: RunDirectory, name: str) -> Path:
@@ -354,19 +356,18 @@ def find_checkpoint(run: RunDirectory, name: str) -> Path:
     raise NotFoundError(
         f"no checkpoint {name!r}",
         where=str(run.checkpoints),
-        fix=f"there are: {there}" if there else "this run has none",
+        fix=f"choose one of {there}" if there else "omit --from: this run has no checkpoints",
     )
 
 
 def archive_newer_checkpoints(run: RunDirectory, source: Path, start: int) -> None:
     """Rename the run's checkpoints that are newer than `source`, so that ranks continue from it; nothing is deleted.
 
-    For a checkpoint of another run, all checkpoints of this run are archived. `start` is the start
-    that begins from `source`.
+    For a checkpoint of another run, all checkpoints of this run are archived. The start `start` resumes from `source`.
     """
     inside = source.parent == run.checkpoints.resolve()
     for path in run.committed_checkpoints():
         if not inside or path.name > source.name:
             aside = path.with_name(f"{path.name}.aside-{start:03}")
             path.rename(aside)
-            say(f"the run continues from {source}; {path.name} is now {aside.name}")
+            say(f"the run continues from {source}; renamed {path.name} to {aside.name}")

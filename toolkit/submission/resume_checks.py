@@ -1,4 +1,4 @@
-"""Checks before a resume: what it cannot change of a run, and whether the run has steps left."""
+"""Checks before a resume: settings that a resume cannot change, and whether training steps remain."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ def check_site(run: RunDirectory, recorded: ResolvedJob, site: Site | None) -> N
     """
     if site is None or site.scheduler.kind != "local":
         return
-    several = "an array" if recorded.job.tasks is not None else "of several components" if recorded.component else ""
+    several = "an array" if recorded.job.tasks is not None else "heterogeneous" if recorded.component else ""
     if several:
         raise ToolkitError(
-            f"run {run.whole.run_id} is {several}, and site {site.name} has no scheduler that could start it",
+            f"run {run.whole.run_id} is {several}, but site {site.name} has no scheduler for it",
             where=f"--site {site.name}", fix="omit --site, or pass the name of a cluster",
         )  # fmt: skip
 
 
 def check_components(run: RunDirectory, recorded: ResolvedJob, keys: Iterable[str]) -> None:
-    """Refuse new values of keys that each component sets: a command line cannot name the component.
+    """Refuse new values for keys that the components set: a command-line option cannot name a component.
 
     Raises:
-        ToolkitError: one of `keys`, as in `job.nodes`, is such a key.
+        ToolkitError: a component sets one of `keys`, such as `job.nodes`.
     """
     stated = set(SHAPE).union(*(table.stated for table in recorded.component)) if recorded.component else set()
     for key in keys:
         if key.removeprefix("job.") in stated:
             raise ToolkitError(
-                f"run {run.run_id} has {len(recorded.component)} components, and each has its own",
+                f"cannot be changed: run {run.run_id} has {len(recorded.component)} components, each with its own value",
                 where=key,
-                fix="omit it; another shape is a new run: change a copy of the job file, and `toolkit submit` that "
-                f"with --set checkpoint.source=FOLDER, one of `toolkit ckpt ls {run.run_id}`",
+                fix=f"omit {key}. For another shape, edit a copy of the job file and submit that as a new run with "
+                f"--set checkpoint.source=FOLDER; `toolkit ckpt ls {run.run_id}` lists the folders",
             )
 
 
 def check_tasks(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> None:
-    """Refuse to turn tasks into one job, or one job into tasks: each has a checkpoint folder of its own.
+    """Refuse to resume an array as a single job, or the reverse: each task has its own checkpoint folder.
 
     Raises:
         ToolkitError: the run is an array and the new job is not, or the reverse.
@@ -65,12 +65,12 @@ def check_tasks(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> N
     name = run.whole.run_id
     if was_array:
         raise ToolkitError(
-            f"run {name} is an array, and its tasks stay tasks", where=place,
-            fix=f"omit it; `toolkit resume {name}_T` continues task T alone",
+            f"run {name} is an array and cannot be resumed as a single job", where=place,
+            fix=f"omit job.array; `toolkit resume {name}_T` resumes task T alone",
         )  # fmt: skip
     raise ToolkitError(
-        f"run {name} is not an array, and its checkpoints belong to no task", where=place,
-        fix=f"omit it, or `toolkit rerun {name} -a {job.job.array}`",
+        f"run {name} is not an array and cannot be resumed as one: its checkpoints belong to no task", where=place,
+        fix=f"omit job.array, or `toolkit rerun {name} -a {job.job.array}`",
     )  # fmt: skip
 
 
@@ -80,13 +80,13 @@ _KEY, _PATIENCE = "train.steps", "train.early_stop_patience"
 def check_steps_left(
     run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob, source: Path | None, *, completed: bool
 ) -> None:
-    """Refuse a resume whose ranks would leave at once: the run is at `train.steps` or beyond it, or has stopped early.
+    """Refuse a resume without remaining steps: the run has reached `train.steps`, or it stopped early.
 
-    A run that failed behind its last step may have work left there: that is told, and not refused.
+    A run that failed after its last step may have other work left: toolkit reports that, and does not refuse it.
 
     Args:
-        recorded, job: as the run was submitted last, and as it is resumed.
-        source: the checkpoint that it is to go on from; None for its newest.
+        recorded, job: the job as it was last submitted, and as it will be resumed.
+        source: the checkpoint to resume from; None for the newest one.
         completed: whether the run has completed.
 
     Raises:
@@ -100,21 +100,21 @@ def check_steps_left(
         _check_patience_left(run, recorded, job, begins_at, completed=completed)
         return
     if not completed and job.train.steps == recorded.train.steps:
-        say(f"run {run.run_id} has made all {step} steps; only what follows them remains")
+        say(f"run {run.run_id} has completed all {step} steps; only the work after the last step remains")
         return
     more = step + job.train.steps
     raise CheckFailedError(
         f"run {run.run_id} is at step {step}, and train.steps is {job.train.steps}: no steps remain",
         where=_place(_KEY, recorded, job),
-        fix=f"`toolkit resume {run.run_id} --set train.steps={more}` makes {job.train.steps} more; --from CKPT goes back",
+        fix=f"`toolkit resume {run.run_id} --set train.steps={more}` adds {job.train.steps} steps; --from CKPT repeats earlier ones",
     )
 
 
 def _place(key: str, recorded: ResolvedJob, job: ResolvedJob) -> str:
-    """Return where a key was set; for a flag of the last start it says so, since the user did not type it now."""
+    """Return where a key was set; a flag that was given at the last start, not now, is marked as such."""
     origin = job.origin(key)
     was_typed = origin.layer in ("TOOLKIT_*", "flag") and origin == recorded.origin(key)
-    return f"{origin.place(key)} of its last start" if was_typed else origin.place(key)
+    return f"{origin.place(key)} at the last start" if was_typed else origin.place(key)
 
 
 def _check_patience_left(
@@ -125,16 +125,16 @@ def _check_patience_left(
     if not completed or not patience or waited < patience:
         return
     raise CheckFailedError(
-        f"run {run.run_id} stopped early at step {begins_at.step}: no better after {counted(waited, 'validation')}, and "
+        f"run {run.run_id} stopped early at step {begins_at.step}: no improvement in {counted(waited, 'validation')}, and "
         f"{_PATIENCE} is {patience}: no steps remain",
         where=_place(_PATIENCE, recorded, job),
-        fix=f"`toolkit resume {run.run_id} --set {_PATIENCE}={waited + patience}` waits for {patience} more, 0 for ever; "
-        "--from CKPT goes back",
+        fix=f"`toolkit resume {run.run_id} --set {_PATIENCE}={waited + patience}` allows {patience} more, 0 any number; "
+        "--from CKPT resumes from an earlier checkpoint",
     )
 
 
 def _waited(manifest: Manifest) -> int:
-    """Return the validations without an improvement, as `toolkit.train.early_stop` saved them; 0 without a count."""
+    """Return the number of validations without improvement that `toolkit.train.early_stop` saved, or 0."""
     extra = manifest.state.get("extra")
     kept = extra.get("early_stop") if isinstance(extra, dict) else None
     waited = kept.get("waited") if isinstance(kept, dict) else None
@@ -142,7 +142,7 @@ def _waited(manifest: Manifest) -> int:
 
 
 def _begins_at(run: RunDirectory, job: ResolvedJob, source: Path | None) -> Manifest | None:
-    """Return the checkpoint that ranks would continue from; None if only they can determine it, or if they start at 0."""
+    """Return the checkpoint to resume from; None if the ranks start at step 0, or if only they can choose it."""
     from toolkit.checkpoint.folder.choice import good_manifest
 
     chosen = source or next(iter(run.committed_checkpoints()[-1:]), None)
@@ -150,11 +150,11 @@ def _begins_at(run: RunDirectory, job: ResolvedJob, source: Path | None) -> Mani
         return None
     try:
         return good_manifest(chosen)
-    except (ToolkitError, OSError):  # a damaged one, for which ranks take an older one; or this host may not read it
+    except (ToolkitError, OSError):  # the ranks choose an older one, or only they can read it
         return None
 
 
 def _obeys_the_key(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> bool:
-    """A script may count its steps by itself: the key counts where it was set, or where the records ended at it."""
+    """Return whether `train.steps` limits the run: it was set, or the metrics contain it. A script may ignore it."""
     record = last_record(run.metrics / "train.jsonl")
     return _KEY in job.origins or (record is not None and record.steps == recorded.train.steps)

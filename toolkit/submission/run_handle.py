@@ -23,16 +23,16 @@ WAIT_PERIOD_S = 0.5
 
 
 class RunFailedError(ToolkitError):
-    """A run has ended without success; the message is the reason that `toolkit status` shows."""
+    """A run that did not succeed; the message is the reason that `toolkit status` shows."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run, or a task of an array run. Each call reads the run's files and queries Slurm anew.
+    """A run, or a task of an array run. Each call reads the files of the run and queries Slurm again.
 
-    `submitted_job` is the id of the job that was submitted with this handle, on `cluster` if that is not the site's own.
+    `submitted_job` is the id of the job that was submitted for this handle. `cluster` is "" for the site's own cluster.
     """
 
     path: Path
@@ -50,9 +50,13 @@ class Run:
 
     @property
     def job_id(self) -> str:
-        """Slurm's id of the newest job; `local-PID` on a site without a scheduler."""
+        """The Slurm id of the newest job; `local-PID` on a site without a scheduler."""
         from toolkit.rundir.run_files import read_run
 
+        if not self.path.is_dir():
+            raise NotFoundError(
+                "the run directory no longer exists", where=str(self.path), fix="`toolkit history` lists runs"
+            )
         return read_run(self.directory).job_id or self.submitted_job
 
     @property
@@ -71,9 +75,15 @@ class Run:
         return self.state.final
 
     def wait(self, timeout_s: float | None = None) -> RunState:
-        """Wait until the run has ended and return its state; after `timeout_s` return the state that it has then."""
-        from toolkit.runs.follow.follow import Follower
+        """Wait until the run has ended, at most `timeout_s`, and return its state.
 
+        Raises:
+            CheckFailedError: the run was only rendered, so that no job will start it.
+        """
+        from toolkit.runs.follow.follow import Follower
+        from toolkit.runs.status.state import require_submitted
+
+        require_submitted(self.directory)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         follower = Follower(self.directory)
         while not follower.is_over():
@@ -83,13 +93,13 @@ class Run:
         return follower.look().state
 
     def exception(self) -> RunFailedError | None:
-        """Wait for the run, and return its error; None after success."""
+        """Wait for the run, and return its error; None if it succeeded."""
         if self.wait() is RunState.COMPLETED:
             return None
         return self._error(self.status())
 
     def result(self) -> Any:
-        """Wait for the run, and return what its `main` returned: a JSON value, None without one.
+        """Wait for the run, and return what its `main` returned: a JSON value, or None if it returned nothing.
 
         Raises:
             RunFailedError: the run did not complete.
@@ -98,18 +108,24 @@ class Run:
         if error is not None:
             raise error
         stored = self.directory.result
-        return read_json(stored)["value"] if stored.exists() else None
+        if not stored.exists():
+            return None
+        content = read_json(stored)
+        if not isinstance(content, dict) or "value" not in content:
+            raise ToolkitError("the stored result is damaged", where=str(stored), fix="resume or rerun the run")
+        return content["value"]
 
     def _error(self, status: RunStatus) -> RunFailedError:
+        from toolkit.runs.status.state_table import state_phrase
+
         attempt = self.directory.last_attempt()
         end = AttemptRecord.read(attempt) if attempt is not None else None
         fix = (end.fix if end is not None else "") or f"`toolkit explain {self.run_id}`"
-        return RunFailedError(
-            f"run {self.run_id} is {status.state.value}: {status.reason}", where=str(self.path), fix=fix
-        )
+        what = f"run {self.run_id} {state_phrase(status.state)}: {status.reason}"
+        return RunFailedError(what, where=str(self.path), fix=fix)
 
     def logs(self, rank: int | None = None) -> str:
-        """Return the output of a rank in the last attempt, or with None the log of the job."""
+        """Return the log of a rank in the last attempt, or by default the log of the job."""
         from toolkit.runs.logs.log_choice import LogChoice, choose_logs
         from toolkit.runs.logs.logs import LogReader
 
@@ -117,7 +133,7 @@ class Run:
         return "".join(LogReader().read(choose_logs(self.directory, choice), to_the_end=True))
 
     def stdout(self) -> str | None:
-        """Return the output of rank 0; None before there is any. A rank's log has both of its streams, in their order."""
+        """Return the output of rank 0, whose log contains both streams; None if there is no log yet."""
         try:
             return self.logs(rank=0)
         except NotFoundError:
@@ -128,7 +144,7 @@ class Run:
         return self.stdout()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of the training log, one dictionary each."""
+        """Return the lines of `metrics/train.jsonl`, one dictionary per line."""
         from toolkit.rundir.files import read_lines
 
         path = self.directory.metrics / "train.jsonl"
@@ -141,7 +157,7 @@ class Run:
         return "\n".join(lines_of(explain_run(self.directory)))
 
     def cancel(self) -> None:
-        """Ask the run to save and to end; `wait` waits for that.
+        """Request a checkpoint and the end of the run; `wait` returns when it has ended.
 
         Raises:
             CheckFailedError: the run has already ended.
@@ -162,14 +178,15 @@ class Run:
         return [Run(self.directory.task(number).path, cluster=self.cluster) for number in numbers]
 
     def __repr__(self) -> str:
+        from toolkit.runs.status.state_table import state_phrase
+
         try:
             status = self.status()
-        except (ToolkitError, OSError) as error:  # a representation must not fail
+        except (ToolkitError, OSError) as error:  # repr() must not raise
             return f"<Run {self.run_id}: {error}>"
         step = "" if status.step is None else f", step {status.step}"
-        return (
-            f"<Run {self.run_id}: {status.job_name} is {status.state.value} (job {status.full_job_id or 'none'}{step})>"
-        )
+        phrase = state_phrase(status.state)
+        return f"<Run {self.run_id}: {status.job_name} {phrase} (job {status.full_job_id or 'none'}{step})>"
 
     def _repr_html_(self) -> str:
         try:

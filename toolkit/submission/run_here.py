@@ -1,4 +1,4 @@
-"""A job in the foreground: on the nodes of the allocation that this process is in, else on this machine."""
+"""Run a job in the foreground: on the nodes of the allocation that this process is in, else on this machine."""
 
 import os
 import sys
@@ -29,12 +29,12 @@ __all__ = ["flags_of_allocation", "follow_here", "make_here", "resolve_here"]
 def resolve_here(
     request: JobRequest, *, inside: Site | None = None, fix_for_several: str = "`toolkit submit ...`"
 ) -> ResolvedJob:
-    """Return the job on the nodes of the allocation that this process is in, else on this machine.
+    """Return the job for the nodes of the allocation that this process is in, else for this machine.
 
     `inside` is the site of the session that this process has entered; `fix_for_several` is the fix for a job of several
     components.
     """
-    refuse_shapes(resolve(request, None), fix_for_several)  # whatever the site
+    refuse_shapes(resolve(request, None), fix_for_several)  # on any site
     has_choice = os.environ.get("SLURM_JOB_ID") or os.environ.get("TOOLKIT_SITE")
     default = None if has_choice else "local"
     site = inside if inside is not None and request.site is None else choose_site(request.site or default).site
@@ -47,9 +47,9 @@ def resolve_here(
 
 
 def flags_of_allocation(flags: Mapping[str, Flag], ranks: int | None, settings: Sequence[str]) -> dict[str, Flag]:
-    """Return what the allocation of this process decides: cluster, nodes and, unless the user set them, ranks on each node.
+    """Return the flags that the allocation of this process determines; {} outside an allocation.
 
-    It is empty outside an allocation.
+    They are the cluster, the nodes and, unless the user set it, the number of ranks per node.
     """
     if not os.environ.get("SLURM_JOB_ID"):
         return {}
@@ -66,7 +66,7 @@ def flags_of_allocation(flags: Mapping[str, Flag], ranks: int | None, settings: 
 
 
 def make_here(request: JobRequest, job: ResolvedJob) -> RunDirectory:
-    """Make the run directory of a job that starts in the foreground."""
+    """Create the run directory of a job that starts in the foreground."""
     return make_run(job, runs_folder(request.runs, os.environ, job.paths.runs), here=True, calls=request.calls)
 
 
@@ -74,7 +74,7 @@ def follow_here(
     run: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object],
     report: Callable[[str], object] | None = None,
 ) -> int:  # fmt: skip
-    """Run one start in the foreground to its end, and return the job's exit code. `write` gets the output of the ranks."""
+    """Run one start in the foreground until it ends; return the exit code. `write` receives the output of the ranks."""
     from rich.console import Console
 
     from toolkit.runs.follow.follow import exit_code_of, report_end

@@ -1,4 +1,4 @@
-"""The script of a start, and the code that its ranks run."""
+"""Render the sbatch script of a start, and copy the code that its ranks run."""
 
 import json
 import os
@@ -45,7 +45,7 @@ __all__ = [
     "repeat_code",
 ]  # fmt: skip
 
-# Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
+# Shell patterns of the variables that a job inherits; the site and the job set all others.
 KEPT = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "TERM", "HOSTNAME", "PWD",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
@@ -61,13 +61,12 @@ def render_script(
     job: ResolvedJob, run: RunDirectory, start: int, *, excluded: Sequence[str] = (), extra_sbatch_options: Sequence[str] = (),
     task_overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:  # fmt: skip
-    """Return the script of one submission of a run whose first start is `start`; `excluded` are further nodes to exclude.
+    """Return the script of one submission, whose first start is `start`; `excluded` are further nodes to exclude.
 
-    `extra_sbatch_options` are options of sbatch for this submission alone, which no later one of the run has; `task_overrides` is what each task
-    of a sweep lays over the job.
+    `extra_sbatch_options` are for this submission only. `task_overrides` override the job in each task of a sweep.
 
     Raises:
-        ToolkitError: a value holds a control character, or a name to pass is not a valid variable name.
+        ToolkitError: a value contains a control character, or a name to pass is not a valid variable name.
     """
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8"))
@@ -92,7 +91,7 @@ def render_script(
 
 
 def _with_sweep(job: str, task_overrides: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the job's line of JSON with one more key."""
+    """Return the JSON of the job with the key `sweep` added."""
     return f'{job[:-1]},"sweep":{json.dumps(task_overrides)}}}'
 
 
@@ -103,10 +102,7 @@ def directives(
     excluded: Sequence[str] = (),
     extra_sbatch_options: Sequence[str] = (),
 ) -> list[str]:
-    """sbatch's long options, one a directive, unquoted; of a heterogeneous job those of its first component come first.
-
-    Slurm applies to all components what belongs to the job, such as its name and its dependencies.
-    """
+    """Return sbatch's long options, one per directive, unquoted. The first component includes those of the job."""
     first, *others = job.components
     options = [*_of_whole_job(first, run, start, excluded), *extra_sbatch_options]
     for one in others:
@@ -152,15 +148,16 @@ def allocation_options(job: ResolvedJob) -> list[str]:
 
 
 def _other_words(job: ResolvedJob) -> list[str]:
-    """Return the site's and the job's further options. Two of them are joined with ours: after ours they would override them, and
-    the token or the bad nodes be lost.
+    """Return the further options of the site and the job, except --comment and --exclude.
+
+    Those two are merged with ours: on their own, they would override our submission token and list of bad nodes.
     """
     joined = (("comment", ""), ("exclude", "x"))
     return [word for word in sbatch_words(job) if all(value_of(word, *names) is None for names in joined)]
 
 
 def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
-    """Return the options for what nodes must have, and for the choice of nodes."""
+    """Return the options for the resources of each node, and for the choice of nodes."""
     table = job.job
     exclude = excluded_nodes(table.exclude, sbatch_words(job), excluded)
     memory = f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else ""
@@ -174,10 +171,10 @@ def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
 
 
 def _nodes_and_ranks(table: JobTable) -> list[str]:
-    """Return options that reserve space for the ranks of each node.
+    """Return options that reserve CPUs for the ranks of each node.
 
-    With tasks for each node Slurm counts those of the fewest nodes, and gives no node more than they fill (seen with
-    22.05: two of four idle nodes for 2-4). Of a range only CPUs are asked for; the step names its tasks itself.
+    For a range of nodes only CPUs are requested, and the step sets its own tasks. With --ntasks-per-node, Slurm counts
+    the tasks of the fewest nodes and allocates no further nodes (seen with 22.05: two of four idle nodes for 2-4).
     """
     if "-" in str(table.nodes):
         return [f"--nodes={table.nodes}", f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
@@ -189,13 +186,13 @@ def _nodes_and_ranks(table: JobTable) -> list[str]:
 
 
 def quote_directive(option: str) -> str:
-    """Return one option as a `#SBATCH` line contains it; sbatch's quoting is its own, not the shell's."""
+    """Return one option as a `#SBATCH` line contains it; sbatch has its own quoting rules, not the shell's."""
     _refuse_control(option, "an sbatch option")
     if _PLAIN.fullmatch(option):
         return option
     name, equals, value = option.partition("=")
     if not equals or " " in name:
-        return option  # `-p main`, `-D "/my data/x=1"`: the user wrote option and value apart, and quoted it
+        return option  # in `-p main` or `-D "/my data/x=1"`, the user has already quoted the value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'{name}="{escaped}"'
 
@@ -203,7 +200,7 @@ def quote_directive(option: str) -> str:
 def site_lines(job: ResolvedJob) -> list[str]:
     """Return the site's shell lines that run first: modules, set-up, variables.
 
-    A line that fails ends the job: otherwise ranks would use the wrong MPI or CUDA for an unknown reason.
+    A line that fails ends the job: otherwise the ranks would silently use the wrong MPI or CUDA.
     """
     table = job.site_env
     lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in table.modules]
@@ -224,11 +221,11 @@ def _variable(name: str) -> str:
 
 
 def _check_path(run: RunDirectory) -> str:
-    """Slurm expands no %j in a log's path that holds a backslash, and files are named in UTF-8."""
+    """Return the run directory if Slurm can log there: after a backslash it expands no %j, and it needs UTF-8."""
     path = _refuse_control(str(run.path), "the run directory")
     if "\\" in path or any("\ud800" <= letter <= "\udfff" for letter in path):
         raise ToolkitError(
-            f"the run directory {path!a} holds a backslash or bytes that are no UTF-8",
+            f"the run directory {path!a} contains a backslash or bytes that are not UTF-8",
             fix="choose another folder with --runs",
         )
     return path
@@ -236,21 +233,21 @@ def _check_path(run: RunDirectory) -> str:
 
 def _refuse_control(text: str, what: str) -> str:
     if any(unicodedata.category(letter) == "Cc" for letter in text):
-        raise ToolkitError(f"{what} holds a control character: {text!a}", fix="remove it")
+        raise ToolkitError(f"{what} contains a control character: {text!a}", fix="remove it")
     return text
 
 
 def nodes_to_exclude(job: ResolvedJob, runs: Path) -> list[str]:
     """Return the bad nodes of the job's site, each reported on stderr; those that the job requests are kept."""
     known = bad_nodes(runs, job.site.name)
-    wanted = set(expand_hostlist(job.job.nodelist)) if known else set()  # else Slurm alone judges the list
+    wanted = set(expand_hostlist(job.job.nodelist)) if known else set()  # without bad nodes, only Slurm checks the list
     excluded = []
     for bad in known:
         if bad.node in wanted:
             say(f"{describe(bad)}; kept because the job requests it")
         else:
             clear = f"toolkit site bad-nodes --clear {bad.node}"
-            say(f"{describe(bad)}; excluded (`{clear}` forgets this)")
+            say(f"{describe(bad)}; excluded (`{clear}` removes the mark)")
             excluded.append(bad.node)
     return excluded
 
@@ -258,17 +255,17 @@ def nodes_to_exclude(job: ResolvedJob, runs: Path) -> list[str]:
 def describe(bad: BadNode) -> str:
     """Return the description of one bad node."""
     hours = max(0.0, bad.expires - time.time()) / 3600
-    return f"{bad.node} was bad for run {bad.run_id} ({bad.reason}), remembered for {hours:.0f} h more"
+    return f"{bad.node} is marked bad since run {bad.run_id} ({bad.reason}), for {hours:.0f} h more"
 
 
-MOST_TOLD = 5  # names of files in one line
+MOST_TOLD = 5  # maximum number of file names in a message
 
 
 def keep_code(job: ResolvedJob, run: RunDirectory, runs: Path) -> tuple[ResolvedJob, dict[str, Any]]:
     """Copy the code of a new run, and return the job that starts from it and the record of the code.
 
     Raises:
-        ToolkitError: the job wants one, and its folder holds too much.
+        ToolkitError: the job requires a copy, but its folder is too large.
     """
     snapshot = take_snapshot(job, run.code(0), runs)
     if isinstance(snapshot, Snapshot):
@@ -277,7 +274,7 @@ def keep_code(job: ResolvedJob, run: RunDirectory, runs: Path) -> tuple[Resolved
 
 
 def recorded_code(job: ResolvedJob, snapshot: Snapshot | str) -> dict[str, Any]:
-    """Return the record of the job's repository and of the copy of its folder, or why there is no copy."""
+    """Return the record of the job's git repository and of the copy of its folder, or why there is no copy."""
     state = code_state(job.job_directory)
     if isinstance(snapshot, str):
         return state | {"snapshot_left_out": snapshot}
@@ -289,20 +286,20 @@ def repeat_code(job: ResolvedJob, run: RunDirectory, before: RunDirectory) -> tu
     """Give a new run the code of another run: its copy, else its commit and changes.
 
     Raises:
-        CheckFailedError: neither exists any more; the fix is named.
+        CheckFailedError: neither exists any more.
     """
     code: dict[str, Any] = read_json(before.record)["code"]
     if list_of(before.code(0)).exists():
         repeat_snapshot(before.code(0), run.code(0))
         folder = run.code(0)
     elif not files_of_entry(job):
-        return job, code  # a program or a package from elsewhere: its code is not in the folder
+        return job, code  # a program or a package whose code is not in the job folder
     elif "commit" in code:
         folder = check_out(job.job_directory, code, run.code(0))
     else:
         raise CheckFailedError(
-            f"run {before.run_id} kept no copy of its code ({code.get('snapshot_left_out', 'none was taken')}), and its "
-            "folder is in no repository",
+            f"run {before.run_id} has no copy of its code ({code.get('snapshot_left_out', 'none was made')}), and its "
+            "folder is not in a git repository",
             where=str(before.record),
             fix=f"`toolkit submit {job.job_file}` runs the code as it is now",
         )
@@ -317,9 +314,9 @@ def is_rerun(run: RunDirectory) -> bool:
 
 
 class NewCode:
-    """The copy of the job's folder for a start that a resume is about to claim, under a name of its own until then.
+    """A copy of the job folder for the next start, under a temporary name until this resume has claimed the start.
 
-    `job` is the job that starts from it. One that has its code already, from an earlier start, keeps that.
+    `job` is the job that uses the copy; a job that already has a code directory keeps that and gets no copy.
     """
 
     def __init__(self, job: ResolvedJob, run: RunDirectory, start: int) -> None:
@@ -356,5 +353,5 @@ def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot) -> None:
     edits = differences(copies[0], snapshot) if copies else {}
     if edits:
         told = [f"{name} was {what}" for name, what in list(edits.items())[:MOST_TOLD]]
-        told += [f"and {len(edits) - MOST_TOLD} files more"] if len(edits) > MOST_TOLD else []
-        say(f"since the last start {', '.join(told)}; start {start} runs the current folder (--same-code: as it was)")
+        told += [f"and {len(edits) - MOST_TOLD} more files"] if len(edits) > MOST_TOLD else []
+        say(f"since the last start, {', '.join(told)}; start {start} uses the new code (--same-code: the old)")

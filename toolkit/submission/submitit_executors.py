@@ -1,7 +1,6 @@
-"""submitit's executors with toolkit's script, without pickles. The only file that uses private names of submitit.
+"""submitit executors that run toolkit's script instead of a pickle. Only this file uses private names of submitit.
 
-`sbatch` gets the rendered script of a run; where there is no Slurm, the same script runs in the background of this
-machine.
+They submit the rendered script of a run with sbatch; without Slurm, they run it in the background on this machine.
 """
 
 import os
@@ -27,14 +26,14 @@ from toolkit.submission.sweep.split import Slice, slices_instead
 
 __all__ = ["LocalScriptExecutor", "ignore_interrupts", "start_local", "submit_to_slurm"]
 
-# The shell's own pid names the log, 0600 as the run's other files, before anything else runs.
+# The log is named after the pid of the shell and, like the other files of the run, has mode 0600.
 _START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log" 2>&1; exec bash "$2"'
 
 
 class SlurmScriptExecutor(SlurmExecutor):
-    """Submits a run's rendered script with sbatch, as one job, even if sbatch's response is lost.
+    """Submits the rendered script of a run with sbatch exactly once, even if the response of sbatch is lost.
 
-    `options` override the script's; `arguments` are the script's own.
+    `options` override the #SBATCH lines of the script; `arguments` are passed to the script.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class SlurmScriptExecutor(SlurmExecutor):
         self.arguments = arguments
 
     def submit_script(self) -> SlurmJob[Any]:
-        """Submit; the job's id is `.job_id`."""
+        """Submit the script; the job id is `.job_id`."""
         (job,) = self._internal_process_submissions([])
         return job  # type: ignore[return-value]
 
@@ -70,7 +69,7 @@ class SlurmScriptExecutor(SlurmExecutor):
 
 
 def submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, slurm: Slurm) -> tuple[str, list[Part]]:
-    """Submit the script of a start; return its job id, and the parts of an array that Slurm has as several jobs.
+    """Submit the script of a start; return its job id and, if its array was split into several, the parts.
 
     Raises:
         SchedulerRefusedError: sbatch refused it.
@@ -116,12 +115,12 @@ def _submit_slices(
 
 
 def ignore_interrupts() -> None:
-    """Called between fork and exec: no interrupt ends a script before its supervisor handles signals."""
+    """Ignore SIGINT between fork and exec, so that Ctrl-C cannot end a script before its supervisor handles signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:
-    """Start a script on this machine in its own session, which a terminal's Ctrl-C or hang-up does not reach."""
+    """Start a script on this machine in its own session, so that Ctrl-C and a closed terminal do not end it."""
     return subprocess.Popen(
         ["bash", "-c", _START_LOCAL, "toolkit", str(run.path), str(script)],
         env={**without_job(os.environ), "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -130,7 +129,7 @@ def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:
 
 
 class LocalScriptExecutor(LocalExecutor):
-    """Runs a run's rendered script in the background of this machine."""
+    """Runs the rendered script of a run in the background on this machine."""
 
     def __init__(self, run: RunDirectory, script: Path) -> None:
         super().__init__(folder=run.path)
@@ -138,6 +137,6 @@ class LocalScriptExecutor(LocalExecutor):
         self.script = script
 
     def submit_script(self) -> LocalJob[Any]:
-        """Start; the job's id is `local-<pid>`, and the pid is the supervisor's since the script ends in `exec`."""
+        """Start the script as job `local-<pid>`; the supervisor has that pid, because the script ends with `exec`."""
         process = start_local(self.run, self.script)
         return LocalJob(folder=self.folder, job_id=f"local-{process.pid}", process=process)

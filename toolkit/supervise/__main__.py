@@ -1,4 +1,4 @@
-"""`python -P -m toolkit.supervise RUN_DIR`: the last line of every rendered script. stdin is the resolved job."""
+"""`python -P -m toolkit.supervise RUN_DIR < JOB_JSON`: the supervisor, which every rendered batch script runs last."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from toolkit.terminal.talk import say
 
 
 def main() -> int:
-    """Read the job and run one start; return the job's exit code."""
+    """Read the resolved job from stdin and supervise one start of its run; return the exit code of the job."""
     if len(sys.argv) != 2:
         print("usage: python -m toolkit.supervise RUN_DIR < resolved-job.json", file=sys.stderr)  # noqa: T201
         return 2
@@ -24,9 +24,9 @@ def main() -> int:
     except ToolkitError as error:
         say(str(error))
         return OWN_FAILURE
-    except Exception as error:  # noqa: BLE001  the outermost frame: a bug in toolkit is printed in full, with its own exit code
+    except Exception as error:  # noqa: BLE001  a bug in toolkit prints its traceback and has its own exit code
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            say(f"{error}. Fix: free space there (`df`, the site's quota command)")
+            say(f"{error}. Fix: free space on that file system (`df`, the site's quota command)")
         else:
             traceback.print_exc()
         return OWN_FAILURE

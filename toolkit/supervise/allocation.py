@@ -1,4 +1,4 @@
-"""What the supervisor knows about its allocation: the job id, the nodes, the end, and why Slurm ends it."""
+"""The Slurm allocation that the supervisor runs in: its job id, nodes and end time, and why Slurm terminates it."""
 
 import os
 import re
@@ -16,22 +16,22 @@ from toolkit.slurm.job_facts import base_state
 from toolkit.slurm.records import NOTHING, cluster_of_allocation
 from toolkit.supervise.log import say
 
-ANSWER_S = 10.0  # for one query to Slurm
-SILENCE_S = 30.0  # without further queries after one that had no answer
+ANSWER_S = 10.0  # timeout of one query to Slurm
+SILENCE_S = 30.0  # time without queries after one that timed out
 END_SLACK_S = 45.0  # Slurm checks for exceeded time limits every 30 s
 _ENDED = {
     "CANCELLED": Cause.CANCELLED, "TIMEOUT": Cause.WALLTIME, "DEADLINE": Cause.WALLTIME,
     "NODE_FAIL": Cause.NODE_LOST, "COMPLETED": Cause.STOPPED,
 }  # fmt: skip
-STOP_GRACE_S = 22.0  # if KillWait is unknown: the part of its default of 30 s that ranks may use
+STOP_GRACE_S = 22.0  # time that ranks have to save if KillWait is unknown: most of 30 s, its default
 
 
 @dataclass
 class Allocation:
     """The allocation of the supervisor. `job_id` is `local-<pid>` without Slurm; `ends_at` is 0 without a time limit.
 
-    The job id of an array's task contains `ARRAY_NUMBER`: Slurm's own number for it may be that of the array, and would
-    mean all tasks. `task` is the run's number for it, which differs if the array is a part of the run's tasks.
+    For an array task `job_id` is ARRAYID_INDEX, because the plain job id of a task may be that of the array and then
+    select all tasks. `task` is the task number within the run. It differs from INDEX if the run needs several arrays.
     """
 
     job_id: str
@@ -40,25 +40,26 @@ class Allocation:
     is_batch: bool
     ends_at: float
     task: int | None = None
-    node_list: str = ""  # as Slurm writes it
-    of_components: tuple[int, ...] = ()  # nodes in each component of a heterogeneous job
-    restarts: int = 0  # requeues before this start
-    cluster: str = ""  # set if Slurm's commands on this host need its name
+    node_list: str = ""  # a Slurm host list
+    of_components: tuple[int, ...] = ()  # number of nodes in each component of a heterogeneous job
+    restarts: int = 0  # number of requeues before this start, as Slurm counts them
+    cluster: str = ""  # name of the cluster if Slurm commands on this host need it
     _silent_until: float = 0.0
 
     @property
     def nodes_of_components(self) -> tuple[int, ...]:
-        """The number of nodes in each component; most jobs have one."""
+        """The number of nodes in each component; most jobs have one component."""
         return self.of_components or (self.nodes,)
 
     def nodes_in_order(self) -> list[str]:
-        """The nodes of a heterogeneous job, component by component; [] for any other job."""
+        """Return the nodes of a heterogeneous job, component by component; [] for any other job."""
         return expand_hostlist(self.node_list) if self.of_components else []
 
     def query(self, argv: Sequence[str]) -> str:
-        """The output of a Slurm command; "" if it does not answer, and for `SILENCE_S` after that.
+        """Return the output of a Slurm command; "" if it fails.
 
-        KillWait is all the time that a terminated job has left, and each time-out costs a third of it.
+        After a time-out, queries are skipped for `SILENCE_S`: a terminated job has only KillWait left, 30 s by default,
+        and each time-out costs a third of it.
         """
         if time.monotonic() < self._silent_until:
             return ""
@@ -71,19 +72,19 @@ class Allocation:
             return ""
 
     def query_fields(self, form: str) -> str:
-        """Fields of this job, from squeue: unlike scontrol, it exists on the nodes of every site.
+        """Return fields of this job from squeue, which every site, unlike scontrol, has on its compute nodes.
 
-        For several components it reads the first one: they end, and are requeued, together.
+        For a heterogeneous job, these are the fields of the first component: all components end and requeue together.
         """
         answer = self.query(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
         return answer.partition("\n")[0].strip()
 
     def left_s(self) -> float:
-        """Seconds until the end, infinite without a limit."""
+        """Return the seconds until the allocation ends; infinite without a time limit."""
         return self.ends_at - time.time() if self.ends_at else float("inf")
 
     def refresh_end(self) -> bool:
-        """Query Slurm for the job's end, since its limit may have changed; True if the end has moved."""
+        """Query Slurm for the job's end time, since its time limit may have changed; return whether it differs."""
         answer = self.query_fields("EndTime") if self.in_slurm else ""
         if not answer:
             return False
@@ -91,7 +92,7 @@ class Allocation:
         return abs(self.ends_at - before) > 1
 
     def next_start(self, *, by_requeue: bool) -> Next | None:
-        """How this start can be followed by another one. Only a batch job can be, and a requeue needs `scontrol`.
+        """Return how another start can follow this one; None unless this is a batch job. A requeue needs `scontrol`.
 
         `by_requeue` is false if the site does not let users requeue.
         """
@@ -103,11 +104,11 @@ class Allocation:
 
 
 def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
-    """The allocation that Slurm's variables describe; `nodes`, which the job requests, applies if there is none."""
+    """Return the allocation that SLURM_* variables describe; without any, a local one with the requested `nodes`."""
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id or environ.get("TOOLKIT_LOCAL"):
         return Allocation(f"local-{os.getpid()}", nodes, in_slurm=False, is_batch=False, ends_at=0.0)
-    # For several components, Slurm's other variables describe the first one as if it were the whole job.
+    # For a heterogeneous job, the other SLURM_* variables describe the first component as if it were the whole job.
     groups = range(int(environ.get("SLURM_HET_SIZE") or 0))
     of_components = tuple(int(environ[f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}"]) for group in groups)
     lists = [environ[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"] for group in groups]
@@ -116,7 +117,7 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
     if task and environ.get("SLURM_ARRAY_JOB_ID"):
         job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}"
     first_task = int(environ.get("TOOLKIT_FIRST_TASK") or 0)
-    # salloc's shell and srun's tasks have the job's variables too; only a batch script is requeued.
+    # A shell under salloc and srun tasks have the SLURM_* variables, too, but Slurm requeues only batch jobs.
     is_batch = environ.get("TOOLKIT_IN_ALLOCATION", "") == ""
     allocation = Allocation(
         job_id,
@@ -136,22 +137,22 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
 
 
 def drop_memory(environ: MutableMapping[str, str]) -> None:
-    """Keep srun from reading components' memory: if one sets it per CPU and another per node, srun rejects the combination
-    (22.05). Without these variables its step uses all the job's memory.
+    """Remove SLURM_MEM_PER_*, so that a step uses all memory of the job. Else srun (22.05) rejects a heterogeneous job
+    if one component sets memory per CPU and another per node.
     """
     for name in [name for name in environ if name.startswith("SLURM_MEM_PER_")]:
         del environ[name]
 
 
 def _seconds_of(end: str) -> float:
-    """Slurm's local time, which is this host's, in seconds since the epoch; 0 if there is no end."""
+    """Convert an end time that Slurm prints, in the local time zone, to seconds since the epoch; 0 if there is none."""
     return 0.0 if end in NOTHING else datetime.fromisoformat(end).timestamp()
 
 
 def why_terminated(allocation: Allocation) -> Cause | None:
-    """The cause for which Slurm sent TERM; None if Slurm does not report one.
+    """Return the cause for which Slurm sent SIGTERM; None if Slurm does not report one.
 
-    Slurm still reports a job as running while it is only being preempted.
+    During the grace time of a preemption, Slurm still reports the job as running.
     """
     answer = allocation.query_fields("State:|,RestartCnt:|,PreemptTime:|").split("|")
     if len(answer) < 3:
@@ -159,22 +160,22 @@ def why_terminated(allocation: Allocation) -> Cause | None:
     state, restarts, preempted = base_state(answer[0]), answer[1].strip(), answer[2].strip()
     if state != "COMPLETING":
         return _ENDED.get(state, Cause.PREEMPTED)
-    # COMPLETING hides why the job ends; the flags beside it do not.
+    # The state COMPLETING hides why the job ends; RestartCnt and PreemptTime may show it.
     if preempted not in NOTHING or (restarts.isdigit() and int(restarts) > allocation.restarts):
-        return Cause.PREEMPTED  # or requeued on request: either way Slurm starts it again
+        return Cause.PREEMPTED  # or requeued by a user; Slurm starts both again
     if allocation.left_s() < END_SLACK_S:
         return Cause.WALLTIME
-    # salloc's allocation ends with its shell or its terminal.
+    # An salloc allocation also ends when its shell exits or its terminal is closed.
     return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
 
 
 def is_in_grace_time(allocation: Allocation) -> bool:
-    """Whether a preemption's grace time has started: Slurm sent its TERM to the ranks only. A requeue ends it."""
+    """Return whether this is the grace time of a preemption, for which Slurm sends SIGTERM only to the ranks."""
     return allocation.query_fields("PreemptTime") not in NOTHING
 
 
 def lost_nodes(allocation: Allocation) -> list[str]:
-    """Nodes of the allocation that Slurm reports as down, failed or silent; [] if Slurm does not answer."""
+    """Return the allocated nodes that Slurm reports as down, failed or not responding; [] if the query fails."""
     if not allocation.in_slurm or not allocation.node_list:
         return []
     text = allocation.query(["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"])
@@ -184,7 +185,7 @@ def lost_nodes(allocation: Allocation) -> list[str]:
 
 
 def stop_grace_s(allocation: Allocation) -> float:
-    """How many seconds ranks may save after a cancel: KillWait, minus the time to record the end."""
+    """Return the seconds that ranks have to save after a cancel: KillWait minus the time to record the end."""
     if not allocation.in_slurm:
         return STOP_GRACE_S
     text = allocation.query(["scontrol", "show", "config"])

@@ -1,4 +1,4 @@
-"""One attempt: start the ranks, watch them, and report how they ended."""
+"""Watch the ranks of one attempt, and determine how it ended."""
 
 import threading
 import time
@@ -22,39 +22,39 @@ from toolkit.supervise.stacks import collect_stacks
 T = TypeVar("T")
 
 POLL_S = 0.2
-CONTROL_PERIOD_S = 1.0  # `control/` is on a shared file system
-SETTLE_S = 1.5  # after the first error: time for the other ranks to report their own
-END_PERIOD_S = 300.0  # between queries to Slurm for the end of the allocation
-FILE_SYSTEM_PATIENCE_S = 600.0  # a failover of a file server takes minutes; ranks may not even notice it
-MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
-LAUNCHER_PATIENCE_S = 15.0  # for a launcher that keeps running after every rank has exited
+CONTROL_PERIOD_S = 1.0  # pause between reads of `control/`, which is on a shared file system
+SETTLE_S = 1.5  # time after the first error for other ranks to report theirs
+END_PERIOD_S = 300.0  # pause between queries for the end time of the allocation
+FILE_SYSTEM_PATIENCE_S = 600.0  # a file server failover takes minutes, and ranks may not even notice it
+MARKER_PATIENCE_S = 3.0  # a network file system may show the last done markers late
+LAUNCHER_PATIENCE_S = 15.0  # time for the launcher to exit after every rank has exited
 
 
 class Reasons(Protocol):
-    """Explains signals and the allocation's end: the supervisor implements it by querying Slurm."""
+    """Reports causes of signals and the end of the allocation; the supervisor implements it with Slurm queries."""
 
     def why_warned(self) -> Cause:
-        """The cause that USR2 announces: walltime or preemption."""
+        """Return the cause of SIGUSR2: walltime or preemption."""
 
     def why_terminated(self) -> Cause:
-        """The cause that TERM announces, as far as it can be reported while the ranks still run."""
+        """Return the cause of SIGTERM, as far as Slurm reports it while the ranks still run."""
 
     def grace_s(self, cause: Cause) -> float:
-        """How many seconds ranks may take to save after a stop request."""
+        """Return the seconds that ranks have to save after a stop request."""
 
     def refuse_superseded(self) -> None:
-        """Raise SupersededError when another start has the run."""
+        """Raise SupersededError if a newer start has taken over the run."""
 
     def refresh_end(self, attempt: AttemptDirectory) -> None:
-        """Query the allocation's end again, and pass a changed one to the ranks."""
+        """Query the end time of the allocation again, and pass it to the ranks if it has changed."""
 
 
 @dataclass
 class AttemptWatch:
-    """The watch over the ranks of one attempt.
+    """Watches the ranks of one attempt.
 
-    `stall_s` counts from the launch, then from each step. Unmanaged ranks have none of toolkit's handlers: they are sent
-    TERM instead of a stop request.
+    `stall_s` is the longest time allowed from the launch to the first step, and between steps. Unmanaged ranks run
+    programs without toolkit's signal handlers, so they receive SIGTERM instead of a stop request.
     """
 
     run: RunDirectory
@@ -75,7 +75,7 @@ class AttemptWatch:
     _needs_file: bool = False
     _is_flagged: bool = False
     _flag_tried_at: float = float("-inf")
-    _kill_at: float | None = None  # after a stop request: the end of the grace time
+    _kill_at: float | None = None  # end of the grace time after a stop request
     _is_stalled: bool = False
     _unreadable_since: float | None = None
 
@@ -83,7 +83,7 @@ class AttemptWatch:
         """Watch until every rank has exited; return how they ended."""
         self._beat_seen_at = self._end_seen_at = time.monotonic()
         over = threading.Event()
-        # Neither a hanging file system nor a slow answer from Slurm may delay the signal to the ranks.
+        # Signals have their own thread, so that neither a hanging file system nor a slow Slurm query delays them.
         signaller = threading.Thread(target=self._signal_ranks, args=(ranks, over), daemon=True)
         signaller.start()
         try:
@@ -98,17 +98,17 @@ class AttemptWatch:
             return self._end_stalled(ranks)
         if self._failed_at is not None:
             self._retrying(lambda: self._collect_late_stacks(ranks))
-        ranks.kill()  # the launcher may be gone while one of its ranks is not
+        ranks.kill()  # a rank may still run although the launcher has exited
         code = ranks.exit_code()
         while (end := self._retrying(lambda: self._end_with_step(code if code is not None else 1))) is None:
             time.sleep(POLL_S)
         return end
 
     def _retrying(self, action: Callable[[], T]) -> T | None:
-        """The result of an action on the run directory; None while its file system does not respond.
+        """Return the result of an action on the run directory, or None while its file system does not respond.
 
         Raises:
-            OwnFailureError: it has not responded for `FILE_SYSTEM_PATIENCE_S`.
+            OwnFailureError: the file system has not responded for `FILE_SYSTEM_PATIENCE_S`.
         """
         try:
             result = action()
@@ -121,17 +121,17 @@ class AttemptWatch:
                 raise OwnFailureError(
                     f"the run directory has not responded for {now - self._unreadable_since:.0f} s: {error.strerror}",
                     where=str(error.filename or self.run.path),
-                    fix=f"fix its file system, then `toolkit resume {self.run.run_id}`",
+                    fix=f"repair the file system, then run `toolkit resume {self.run.run_id}`",
                 ) from error
             return None
         if self._unreadable_since is not None:
             say(f"the run directory responds again after {time.monotonic() - self._unreadable_since:.0f} s")
             self._unreadable_since = None
-            self._beat_seen_at = time.monotonic()  # ranks may have been blocked by it, too, which is not a stall
+            self._beat_seen_at = time.monotonic()  # no stall: the outage may have blocked the ranks
         return result
 
     def _signal_ranks(self, ranks: Ranks, over: threading.Event) -> None:
-        """Signal the ranks to save and exit as soon as a stop is requested, without any access to files or to Slurm."""
+        """Signal the ranks to save and exit as soon as a stop is requested, without accessing files or Slurm."""
         while not self.request.came:
             if over.wait(POLL_S):
                 return
@@ -151,7 +151,7 @@ class AttemptWatch:
         return True
 
     def _is_over(self, ranks: Ranks) -> bool:
-        """Check everything that can end the attempt once; True if there is nothing left to wait for."""
+        """Check once for each event that ends an attempt; return whether the attempt is over."""
         now = time.monotonic()
         if self._failed_at is None and self._has_failed(ranks):
             self._failed_at = now
@@ -166,21 +166,21 @@ class AttemptWatch:
             self.event("killed", reason="the launcher did not exit after every rank had")
             return True
         cause = self.request.cause
-        if cause is Cause.NODE_LOST:  # its ranks will never respond, so the others cannot save together
+        if cause is Cause.NODE_LOST:  # ranks on the lost node never respond, so the others cannot save
             return True
         if cause is not None and self._kill_at is None:
             self._kill_at = now + self.reasons.grace_s(cause)
             self.event("stop_requested", cause=cause.value)
         if self._needs_file:
             self._needs_file = False
-            self.event("stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s")
+            self.event("stop_by_file", note="this launcher does not forward signals; rank 0 reads the flag within 5 s")
         if cause is not None and not self._is_flagged and now - self._flag_tried_at >= CONTROL_PERIOD_S:
             self._flag(cause, now)
         self._is_stalled = self._kill_at is None and self._all_ended_at is None and self._stalled()
         return self._is_stalled
 
     def _flag(self, cause: Cause, now: float) -> None:
-        """Write the request where ranks read it. A full disk must not end ranks that can still save elsewhere."""
+        """Write the stop flag, which rank 0 polls. A full disk must not end ranks that can still save elsewhere."""
         is_first, self._flag_tried_at = self._flag_tried_at < 0, now
         try:
             write_text(self.attempt.stop_flag, cause.value + "\n")
@@ -191,10 +191,10 @@ class AttemptWatch:
         self._is_flagged = True
 
     def _have_all_ended(self, now: float) -> bool:
-        """True once all ranks have been done for a while: the ranks decide whether a run is done, not the launcher."""
+        """Return whether every rank has been done for `LAUNCHER_PATIENCE_S`; the launcher may still be running."""
         if self._all_ended_at is None and now - self._markers_seen_at >= CONTROL_PERIOD_S:
             self._markers_seen_at = now
-            # While rank 0 works, one file is checked; listing the folder would read two files per rank.
+            # While rank 0 works, only its marker is checked: listing the folder would read two files per rank.
             if self.attempt.done_marker(0).exists() and len(self._marked()) == self.shape.ranks:
                 self._all_ended_at = now
         return self._all_ended_at is not None and now - self._all_ended_at > LAUNCHER_PATIENCE_S
@@ -214,7 +214,7 @@ class AttemptWatch:
             collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in reported], ranks)
 
     def event(self, name: str, **details: Any) -> None:
-        """Log an event, and append it to the attempt's events. A full disk changes nothing else."""
+        """Log an event, and append it to the event file of the attempt. A failure to write it is only logged."""
         fields = " ".join(f"{key}={value}" for key, value in details.items())
         say(f"attempt {self.attempt.number}: {name} {fields}".rstrip())
         try:
@@ -235,7 +235,7 @@ class AttemptWatch:
             self.request.ask(self.reasons.why_terminated())
 
     def end_before_launch(self) -> AttemptEnd | None:
-        """The end of an attempt whose stop was requested before any rank started, as by an early Ctrl-C; None otherwise."""
+        """Return the end of an attempt if a stop, such as Ctrl-C, was requested before any rank started; else None."""
         self._control_seen_at = float("-inf")  # read the requests now, not at the next period
         self._read_requests(time.monotonic())
         cause = self.request.cause
@@ -245,7 +245,7 @@ class AttemptWatch:
         return any(self.attempt.errors.glob("rank-*.json"))
 
     def _has_failed(self, ranks: Ranks) -> bool:
-        """True if a rank or the launcher reports a failure. Programs that were sent TERM may exit as they like."""
+        """Return whether a rank or the launcher failed. Unmanaged programs may exit with any code after SIGTERM."""
         if self.is_unmanaged and self._is_signalled:
             return False
         return self._has_errors() or ranks.report_a_death()
@@ -253,13 +253,13 @@ class AttemptWatch:
     def _stalled(self) -> bool:
         try:
             beat = self.attempt.heartbeat.stat().st_mtime_ns
-        except FileNotFoundError:  # no step so far
+        except FileNotFoundError:  # rank 0 has not finished a step yet
             beat = 0
-            if self.is_unmanaged:  # programs without our loop never write one
+            if self.is_unmanaged:  # unmanaged programs never write a heartbeat
                 return False
         if beat != self._last_beat:
             self._last_beat, self._beat_seen_at = beat, time.monotonic()
-        # Measured by this host's clock: the file server's may differ by minutes.
+        # Compare times of this host's clock only: that of the file server may differ by minutes.
         return time.monotonic() - self._beat_seen_at > self.stall_s
 
     def _classify(self, code: int) -> AttemptEnd:
@@ -271,11 +271,11 @@ class AttemptWatch:
             if self.request.cause is not None:
                 break
             time.sleep(POLL_S)
-        self._read_requests(time.monotonic())  # a TERM may have arrived after the last check
+        self._read_requests(time.monotonic())  # SIGTERM may have arrived after the last check
         cause = self.request.cause
-        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # also if a request came too late
+        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # despite a late stop request
             return AttemptEnd(Cause.COMPLETED, "every rank is done")
-        if cause is not None:  # errors of ranks that are being stopped are consequences, not failures
+        if cause is not None:  # errors of ranks that are being stopped are consequences of the stop
             saved = "" if len(ends) == self.shape.ranks or self.is_unmanaged else "; not every rank had saved"
             return AttemptEnd(cause, f"ended on request ({cause.value}){saved}")
         failure = first_failure(self.attempt)
@@ -289,7 +289,7 @@ class AttemptWatch:
         return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}
 
     def _markers(self) -> dict[int, str]:
-        # The guard of a rank whose disk is full leaves an empty marker.
+        # If the disk is full, the guard of a rank (its parent process) can only leave an empty marker.
         return {rank: path.read_text(encoding="utf-8").strip() or "done" for rank, path in self._marked().items()}
 
     def _end_with_step(self, code: int) -> AttemptEnd:

@@ -1,4 +1,4 @@
-"""Commands that prepare a start, such as a step that copies files to its nodes. None outlives its time-out or the start."""
+"""Run commands that prepare a start, such as a Slurm step that copies files to its nodes, with a time limit."""
 
 import subprocess
 import time
@@ -10,12 +10,12 @@ from toolkit.supervise.parent_death import die_with_parent
 from toolkit.supervise.requests import StopRequest
 
 POLL_S = 0.2
-PIPES_S = 5.0  # to read the remaining output of a command that was killed
+PIPES_S = 5.0  # time to read the remaining output of a killed command
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command's output, and in one line why it failed ("" if it did not). `has_ended` is false if it was abandoned."""
+    """The output of a command, and why it failed ("" if it did not). `has_ended` is false if the command was killed."""
 
     out: str
     problem: str
@@ -23,9 +23,9 @@ class Done:
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float, request: StopRequest) -> Done:
-    """Run a command until it exits, times out, or the start is asked to stop.
+    """Run a command until it exits, times out, or a stop is requested.
 
-    It runs in its own session, so that a Ctrl-C at the terminal reaches only the supervisor.
+    The command runs in its own session, so that a Ctrl-C at the terminal reaches only the supervisor.
     """
     try:
         process = subprocess.Popen(
@@ -40,9 +40,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: f
             out, err = process.communicate(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             if request.came:
-                return Done(
-                    _ended(process), f"{argv[0]} was abandoned because this start is asked to stop", has_ended=False
-                )
+                return Done(_ended(process), f"{argv[0]} was killed because a stop was requested", has_ended=False)
             if time.monotonic() > deadline:
                 return Done(_ended(process), f"{argv[0]} did not finish within {timeout_s:.0f} s", has_ended=False)
             continue
@@ -56,5 +54,5 @@ def _ended(process: subprocess.Popen[str]) -> str:
     end_session(process)
     try:
         return process.communicate(timeout=PIPES_S)[0]
-    except subprocess.TimeoutExpired:  # it cannot be killed while it hangs on a file system
+    except subprocess.TimeoutExpired:  # a process that hangs on a file system cannot be killed
         return ""

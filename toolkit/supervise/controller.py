@@ -1,4 +1,4 @@
-"""Wait for a slurmctld that is down: srun cannot start anything without it, and running steps do not need it."""
+"""Wait while slurmctld is down: srun cannot start a step without it, but running steps do not need it."""
 
 import math
 import os
@@ -19,11 +19,11 @@ PAUSE_S = 2.0
 def await_controller(
     allocation: Allocation, request: StopRequest, reason: str, *, kept_s: float, is_asked_to_end: Callable[[], bool]
 ) -> bool:
-    """Wait until slurmctld responds; False if it does not before only `kept_s` of the allocation are left, or if the start
-    is asked to stop. `reason` is what the command without an answer reported.
+    """Wait until slurmctld responds, and return True. Return False if a stop is requested, or once only `kept_s` seconds
+    of the allocation are left. `reason` is the error message of the command that got no response.
     """
     most_s = max(0.0, allocation.left_s() - kept_s)
-    limit = f"for up to {most_s:.0f} s" if math.isfinite(most_s) else "without a limit"
+    limit = f"for up to {most_s:.0f} s" if math.isfinite(most_s) else "without a time limit"
     say(f"Slurm's controller does not respond ({reason}); retrying {limit}")
     began = time.monotonic()
     while not is_asked_to_end():
@@ -37,7 +37,7 @@ def await_controller(
 
 
 def _answers(allocation: Allocation, request: StopRequest) -> bool:
-    """Whether squeue gets an answer, even if it is an error."""
+    """Return whether slurmctld responds to squeue, even with an error."""
     argv = for_cluster(["squeue", "--noheader", f"--jobs={allocation.job_id}"], allocation.cluster)
     done = run_command(argv, Slurm().environment(os.environ), timeout_s=ANSWER_S, request=request)
     return done.has_ended and not is_silence(done.problem)

@@ -1,6 +1,6 @@
-"""The end of an array task: its ranks' output is copied to Slurm's log, and its other files are removed.
+"""Tidy up after a completed array task: copy the output of its ranks to Slurm's log, and remove most of its files.
 
-A task that did not complete keeps everything, so that the user can find the reason.
+A task that did not complete keeps all its files, so that the user can find the reason.
 """
 
 import os
@@ -12,17 +12,17 @@ from toolkit.rundir.rank_logs import is_shared, label_of
 from toolkit.rundir.task_files import keep_the_end
 from toolkit.supervise.log import say
 
-MOST_BYTES = 16 << 20  # longer logs are not copied and stay in the task's folder
+MOST_BYTES = 16 << 20  # longer logs are not copied and stay in the task folder
 
 
 def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
-    """Reduce a completed task to its end, its events and one log.
+    """Reduce the files of a completed task to the record of its end, its events and one log.
 
-    Does nothing if standard output is not Slurm's log in the run's folder: `-o` may redirect it to a file that toolkit
+    Does nothing if standard output is not Slurm's log in the run directory: `-o` may redirect it to a file that toolkit
     does not read.
     """
     attempt = task.last_attempt()
-    assert attempt is not None  # it has just completed
+    assert attempt is not None  # a completed task has an attempt
     try:
         logs = [path for path in sorted(attempt.logs.iterdir()) if path.stat().st_size]
         too_long = sum(path.stat().st_size for path in logs) > MOST_BYTES
@@ -30,9 +30,9 @@ def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
             return
         for path in logs:
             _print(path)
-        keep_the_end(task, attempt, start, lambda error: say(f"not kept: {error.where}: {error.message}"))
+        keep_the_end(task, attempt, start, lambda error: say(f"cannot keep {error.where}: {error.message}"))
     except OSError as error:
-        say(f"the task's folder could not be tidied: {error}")
+        say(f"cannot remove files from the task folder: {error}")
 
 
 def _is_our_output(log: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The end of an attempt: what follows it by the budgets of the run, and how it is recorded and logged."""
+"""The end of an attempt: decide what follows it within the restart budgets of the run, record it, and log it."""
 
 import json
 from collections.abc import Mapping
@@ -32,13 +32,13 @@ def judge(
     tells_steps: bool,
     why_last: str = NO_REQUEUE,
 ) -> Verdict:
-    """The decision that follows the end of an attempt of `start`.
+    """Return the decision on what follows the end of an attempt of `start`.
 
     Args:
-        restart: the job's table.
-        cause: why it ended, according to Slurm; `end.cause` is what the supervisor observed.
-        again: how this start may be followed by another one.
-        tells_steps: the job reports its steps; those of scripts and executables are unknown.
+        restart: the job's [restart] table.
+        cause: why the attempt ended, according to Slurm; `end.cause` is what the supervisor observed.
+        again: how this start may be followed by another one; None if it may not.
+        tells_steps: True if the job reports its steps; scripts and executables do not.
         why_last: why `again` is None.
     """
     earlier = earlier_ends(run, start)
@@ -56,9 +56,9 @@ def judge(
 
 
 def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
-    """Ends of attempts that spent from the budgets of `start`: those since the last resume, which refills the budgets.
+    """Return the ends of attempts that count against the restart budgets of `start`: those since the last resume.
 
-    A requeue keeps its job, and a follow-up job continues one; neither refills them.
+    Only `toolkit resume` refills the budgets; a requeue or a follow-up job does not.
     """
     resumed = map(start_of, run.whole.path.glob("resumed-*.json"))
     begins = max((number for number in resumed if number <= start), default=0)
@@ -71,7 +71,7 @@ def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
 
 
 def unlaunched(error: OwnFailureError) -> AttemptEnd:
-    """The end of an attempt that failed before any rank started. It cannot pass without a fix, unless slurmctld is down."""
+    """Return the end of an attempt that failed before any rank started. A retry helps only if slurmctld was down."""
     seen = match_symptom([error.message])
     is_away = seen is not None and seen.symptom is CONTROLLER_AWAY
     return AttemptEnd(
@@ -81,27 +81,27 @@ def unlaunched(error: OwnFailureError) -> AttemptEnd:
 
 
 def without_room(error: OSError, run: RunDirectory) -> AttemptEnd:
-    """The end of an attempt on a disk without space for its reserve file: its ranks would fail for the same reason."""
+    """Return the end of an attempt without disk space for its reserve file: its ranks would lack space, too."""
     reason = f"not enough free space in the run directory to record the end of an attempt: {error.strerror}"
     fix = DISK_FULL.fix.format(run=run.run_id)
     return AttemptEnd(Cause.LAUNCH_FAILED, reason, OWN_FAILURE, fix=fix, symptom=DISK_FULL.word, cannot_pass=True)
 
 
 def out_of_time(end: AttemptEnd) -> AttemptEnd:
-    """The end of a start that retried slurmctld until just before its walltime; the next start launches the ranks."""
-    reason = f"{CONTROLLER_AWAY.means}, until the walltime was near"
+    """Return the end of a start that retried slurmctld almost until its walltime; the next start launches the ranks."""
+    reason = f"{CONTROLLER_AWAY.means}; toolkit retried until the walltime was near"
     return replace(end, cause=Cause.WALLTIME, reason=reason, cannot_pass=False)
 
 
 def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> None:
-    """Record in `exit.json` that no attempt follows this one, although one was planned."""
+    """Record in `exit.json` that no attempt follows this one, although another one was planned."""
     end = AttemptRecord.read(attempt)
     if end is not None:
         end.ending_the_run(decision, **changed).write(attempt)
 
 
 def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Retry) -> None:
-    """Write `exit.json` and say the same in the job's log."""
+    """Write `exit.json`, and print its contents to the job's log."""
     record = AttemptRecord(
         verdict.cause, verdict.next, verdict.next is Next.END, verdict.final_state, verdict.exit_code, end.reason,
         verdict.reason, end.rank, end.host, end.fix, end.last_lines, end.step, round(seconds, 3), utc_now(),

@@ -1,6 +1,6 @@
-"""The environment of ranks: built from the job, never a copy of the user's login shell.
+"""Build the environment of ranks from the job, never from the user's login shell.
 
-The rendered script has already removed the variables that no list names; this module adds the job's own variables.
+The rendered script has already removed every variable that is not on a list; this module adds the job's own variables.
 """
 
 import re
@@ -18,22 +18,22 @@ def rank_environment(
     base: Mapping[str, str], job: Mapping[str, Any], run: RunDirectory, attempt: AttemptDirectory, *,
     start: int, shape: Shape, launcher: str, ends_at: float,
 ) -> dict[str, str]:  # fmt: skip
-    """Variables of every rank.
+    """Return the environment variables that all ranks share.
 
     Args:
         base: the environment after the site's modules are loaded.
         job: the resolved job.
-        ends_at: the end of the allocation in seconds since the epoch, 0 when it has none.
+        ends_at: the end of the allocation in seconds since the epoch, 0 without a time limit.
     """
-    # The script cannot remove names that are invalid in bash (`foo-bar`); exported functions now belong to a module system.
+    # bash cannot unset names such as `foo-bar`. The script kept only the exported functions of a module system.
     environment = {
         name: value for name, value in base.items() if _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
     }
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
-        environment.pop(name, None)  # meant for the supervisor; a submit from inside a rank must not read it
+        environment.pop(name, None)  # for the supervisor only; `toolkit submit` inside a rank must not read them
     if first_task := int(environment.pop("TOOLKIT_FIRST_TASK", "0")):
         environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
-    environment.pop(_variable_of_webhook(job), None)  # ranks do not need the URL
+    environment.pop(_variable_of_webhook(job), None)  # ranks do not need the webhook URL
     environment |= {
         "PYTHONUNBUFFERED": "1",
         "TOOLKIT_RUN_DIR": str(run.path),
@@ -42,7 +42,7 @@ def rank_environment(
         "TOOLKIT_WORLD_SIZE": str(shape.ranks),
         "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_LAUNCHER": launcher,
-        "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # its guard translates USR2 to TERM
+        "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }

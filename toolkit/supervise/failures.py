@@ -1,4 +1,4 @@
-"""Which rank failed first, and why, according to the files that ranks left in the attempt's folder."""
+"""Find which rank failed first, and why, from the files that ranks left in the attempt folder."""
 
 import re
 import signal
@@ -34,33 +34,33 @@ from toolkit.supervise.symptoms import (
 from toolkit.terminal.talk import clean
 
 LAST_LINES = 8
-LINES_SEARCHED = 60  # to find an error that a long explanation follows
+LINES_SEARCHED = 60  # at the end of a log; a long explanation may follow the error line
 LATE_SHOWN = 3
-LATE_S = 0.5  # ranks that wait together time out within this time
+LATE_S = 0.5  # ranks that wait in the same collective time out within this time of each other
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-# Lines in the log of a rank that native code aborted: C++'s last exception, or NCCL's watchdog.
+# Log lines of a rank that native code aborted: the last C++ exception, or the report of NCCL's watchdog.
 _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LIBRARIES = re.compile(r"-packages/|/lib(?:64)?/python3\.\d+/|^<")
 _TOOLKIT = f"{Path(__file__).parents[1]}/"
-# A rank that loses its connection to another one fails a moment later, with messages like these. It is not the culprit.
+# Messages of a rank that lost its connection to a failed rank. This rank fails a moment later, and is not the culprit.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal|"
-    r"; rank \d+ did not come|came and gave up waiting",
+    r"; rank \d+ did not (?:come|join)|came and gave up waiting|joined and timed out",  # the wording differs by release
     re.IGNORECASE,
 )
-# How srun and Open MPI name a failed rank. Hydra names the first process in its list, whichever failed.
+# How srun and Open MPI name a failed rank. Hydra always names the first process in its list.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended. `rank` and `host` name the culprit; they are None if no single rank is to blame.
+    """How an attempt ended. `rank` and `host` identify the rank that failed first; None if no single rank is to blame.
 
-    `symptom` is one stable name of docs/explain.md, "" if the cause explains everything. `evidence` contains pairs of a
-    file below the attempt's folder and its line that shows the reason. `cannot_pass` is true if another launch would
-    fail in the same way.
+    `symptom` is one of the stable names in docs/explain.md, "" if the cause says enough. `evidence` contains pairs of a
+    file path, relative to the attempt folder, and the line that shows the reason. `cannot_pass` is true if another
+    launch would fail in the same way.
     """
 
     cause: Cause
@@ -77,12 +77,13 @@ class AttemptEnd:
 
 
 def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
-    """The failure that caused the others; None if no rank left an error."""
+    """Return the failure that caused the others; None if no rank recorded an error."""
     errors = _errors(attempt)
     if not errors:
         return None
-    culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
-    if _is_consequence(culprit) and match_symptom(_launcher_lines(attempt)) is None:
+    timed_out_ranks = [error for error in errors if _timed_out(error)]
+    culprit = min(errors, key=lambda error: (_is_caused(error, timed_out_ranks), error["time"]))
+    if _is_caused(culprit, timed_out_ranks) and match_symptom(_launcher_lines(attempt)) is None:
         blamed = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
         if blamed is not None:
             return blamed
@@ -99,12 +100,12 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
 
 
 def _errors(attempt: AttemptDirectory) -> list[dict[str, Any]]:
-    """The records in `errors/`, by rank."""
+    """Return the error records of the ranks, sorted by file name."""
     return [_with_last_words(read_json(path), attempt) for path in sorted(attempt.errors.glob("rank-*.json"))]
 
 
 def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[str, Any]:
-    """The record with `said`: its reason, or the log's last message if gloo or NCCL aborted the process."""
+    """Return the record with the new key `said`: its reason, or the log message if gloo or NCCL aborted the process."""
     said = str(error["reason"])
     if error["exit_code"] == 128 + signal.SIGABRT:
         lines = tail_of(attempt, error["rank"], LINES_SEARCHED)
@@ -113,7 +114,7 @@ def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[s
 
 
 def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
-    """The only rank that started and left neither an error nor a done marker: it was killed together with its guard."""
+    """Return the end if exactly one rank, killed with its guard, left neither error nor done marker; else None."""
     silent = set(begun_ranks(attempt)) - {error["rank"] for error in errors}
     silent = {rank for rank in silent if not attempt.done_marker(rank).exists()}
     if len(silent) != 1:
@@ -129,7 +130,7 @@ def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> At
 
 
 def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDirectory) -> AttemptEnd:
-    """Recognise the failure by the rank's message, or else by the launcher's."""
+    """Add the symptom that the rank's messages show, or else the launcher's, with its evidence and fix."""
     kind, consequence = culprit["kind"], _is_consequence(culprit)
     rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
     seen = [(rank_file, match_symptom([end.reason]))]
@@ -149,7 +150,7 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     end = replace(
         end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence, cannot_pass=symptom.lasting
     )  # fmt: skip
-    # The launcher's message came first; the rank that was affected is not to blame.
+    # The launcher's message shows the cause; the rank was only affected, so it is not to blame.
     if consequence and file == "logs/launcher.log":
         return replace(_with_the_launchers_reason(end, match, attempt), rank=None, host=None)
     return end
@@ -168,10 +169,10 @@ def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
 
 
 def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
-    """The end of ranks that timed out in a collective, with the late ranks as culprits; None if no rank timed out.
+    """Return the end of an attempt in which ranks timed out in a collective, blaming the late rank; None otherwise.
 
-    torch does not name the late rank. A rank without an error had not failed and so was elsewhere; if each rank has one,
-    the rank that failed clearly later than the waiting ones was late, and lost its connections.
+    torch does not name the late rank. A rank without an error was not in the collective. If every rank has one, the
+    late rank is the one that failed clearly later than the waiting ranks, by losing its connections to them.
     """
     waited = [error for error in errors if _timed_out(error)]
     if not waited:
@@ -183,7 +184,7 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
     late = late or [error["rank"] for error in errors if _came_too_late(error, first)]
     culprit = late[0] if len(late) == 1 else None
-    reason = f"{named(late)} did not come to a collective; {named([error['rank'] for error in waited])} waited"
+    reason = f"{named(late)} did not join a collective; {named([error['rank'] for error in waited])} waited"
     return AttemptEnd(
         Cause.CRASHED, reason + _users_line(first.get("traceback") or []), int(first["exit_code"]), culprit,
         host_of(attempt, culprit) if culprit is not None else None,
@@ -194,13 +195,13 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
 
 
 def _stacks(attempt: AttemptDirectory, ranks: Sequence[int]) -> list[tuple[str, str]]:
-    """Where late ranks were when the others timed out, if they could still report it."""
+    """Return pairs of a stack file and the innermost frame in it, for the late ranks that could still write one."""
     known = [path for rank in ranks[:LATE_SHOWN] if (path := attempt.stack_file(rank)).exists()]
     return [(f"errors/{path.name}", innermost(path.read_text("utf-8", "replace"))) for path in known]
 
 
 def timed_out(attempt: AttemptDirectory) -> bool:
-    """True if a rank timed out waiting for others in a collective."""
+    """Return whether a rank timed out waiting for others in a collective."""
     return any(map(_timed_out, _errors(attempt)))
 
 
@@ -210,7 +211,7 @@ def _timed_out(error: dict[str, Any]) -> bool:
 
 
 def _came_too_late(error: dict[str, Any], first: dict[str, Any]) -> bool:
-    """True if it failed because the others had exited, not by its own time-out: lost connections, or NCCL's report of it."""
+    """Return whether the rank failed because others had exited (lost connections, NCCL report), not by a timeout."""
     return not _timed_out(error) and (_seconds(first, error) > LATE_S or "dump signal" in error["said"])
 
 
@@ -220,7 +221,7 @@ def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
 
 
 def _users_line(traceback: Sequence[str]) -> str:
-    """` at late.py:8: dist.all_reduce(x)`: the innermost frame outside of libraries; "" if there is none."""
+    """Return the innermost frame outside of libraries, as ` at late.py:8: dist.all_reduce(x)`; "" if there is none."""
     for at in range(len(traceback) - 1, -1, -1):
         if position := _users_position(traceback[at : at + 1]):
             code = traceback[at + 1].strip() if at + 1 < len(traceback) else ""
@@ -229,7 +230,7 @@ def _users_line(traceback: Sequence[str]) -> str:
 
 
 def _users_position(traceback: Sequence[str]) -> str:
-    """` at late.py:8`, of the same frame."""
+    """Return the position of the innermost frame outside of libraries, as ` at late.py:8`; "" if there is none."""
     frames = filter(None, map(_FRAME.match, reversed(traceback)))
     own = (one for one in frames if not _LIBRARIES.search(one["file"]) and not one["file"].startswith(_TOOLKIT))
     return next((f" at {one['file'].rpartition('/')[2]}:{one['line']}" for one in own), "")
@@ -243,12 +244,22 @@ def _is_consequence(error: dict[str, Any]) -> bool:
     return error["kind"] in ("exception", "failed") and bool(_CONSEQUENCE.search(error["said"]))
 
 
+def _is_caused(error: dict[str, Any], timed_out_ranks: Sequence[dict[str, Any]]) -> bool:
+    """Return whether another rank's failure caused this one.
+
+    A rank that waits in gloo of torch 2.13 can crash by SIGSEGV when its peers time out and close their connections. A
+    crash that is itself the first failure precedes every timeout by the length of that timeout.
+    """
+    is_crash = error["kind"] == "signal" and error["exit_code"] - 128 in _CRASH_SIGNALS
+    return _is_consequence(error) or (is_crash and any(_seconds(one, error) > -LATE_S for one in timed_out_ranks))
+
+
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:
-    """The end of an attempt whose ranks left no error: none started, some vanished, or all are done after all."""
+    """Return the end of an attempt without error records: no rank started, some vanished, or all are done after all."""
     if not begun_ranks(attempt):
         return _launch_failure(attempt, launcher_code)
     missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
-    if not missing:  # the file system shows the last marker only now
+    if not missing:  # the last done marker appeared late in the file system
         return AttemptEnd(Cause.COMPLETED, "every rank is done")
     return _vanished_ranks(attempt, missing, launcher_code)
 
@@ -288,12 +299,12 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
 
 
 def _launcher_symptom(attempt: AttemptDirectory) -> SymptomMatch | None:
-    """The symptom in the launcher's log. srun prints one line per killed rank after the line with the cause."""
+    """Return the symptom in the launcher's log. srun prints one line per killed rank after the line with the cause."""
     return match_symptom(_launcher_lines(attempt, LINES_SEARCHED))
 
 
 def _with_the_launchers_reason(end: AttemptEnd, match: SymptomMatch, attempt: AttemptDirectory) -> AttemptEnd:
-    """The same end with the reason from the launcher's log."""
+    """Return the end with the reason from the launcher's log."""
     symptom, lines = match.symptom, _launcher_lines(attempt)
     if match.line not in map(str.strip, lines):
         lines = [match.line, *lines[1:]]
@@ -301,7 +312,7 @@ def _with_the_launchers_reason(end: AttemptEnd, match: SymptomMatch, attempt: At
         end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, last_lines=lines,
         evidence=[("logs/launcher.log", match.line)],
     )  # fmt: skip
-    if symptom is LAUNCH_FAILED:  # whether other ranks had started by then is chance
+    if symptom is LAUNCH_FAILED:  # it depends only on timing which ranks had started
         return replace(end, cause=Cause.LAUNCH_FAILED, rank=None, host=None)
     return end
 
@@ -315,17 +326,17 @@ def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[
 
 
 def _culprit_by_launcher(lines: list[str]) -> int | None:
-    """The rank that a launcher's messages blame; None if they do not blame a single one."""
+    """Return the first rank that a launcher message blames by itself; None if no message names a single rank."""
     matches = [match for pattern in _BLAMES if (match := pattern.search("\n".join(lines)))]
     return int(matches[0][1]) if matches else None
 
 
 def _signal_reported(lines: list[str]) -> int:
-    """The signal number in a launcher's messages, 0 for none."""
+    """Return the signal number in the launcher's messages; 0 if there is none."""
     match = _SIGNAL.search("\n".join(lines))
     return int(match[1]) if match else 0
 
 
 def _shell_code(code: int) -> int:
-    """A process's return code in a shell's form: 128 + signal if a signal ended it."""
+    """Convert a return code of Popen to the shell's convention: 128 + N if signal N killed the process."""
     return 128 - code if code < 0 else code

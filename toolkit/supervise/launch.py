@@ -1,4 +1,4 @@
-"""Which launcher starts the ranks of an attempt, and its call."""
+"""Choose the launcher that starts the ranks of an attempt, and build its command."""
 
 import os
 import re
@@ -19,14 +19,14 @@ from toolkit.supervise.symptoms import PMIX_ORDER
 __all__ = ["is_unmanaged"]
 
 RANK_MODULE = ["-P", "-m", "toolkit.rank"]
-# Only the package is mounted: the folder around it may be a site-packages with binaries of another Python.
+# Containers mount only the package: its parent folder may be a site-packages with binaries for another Python.
 PACKAGE_INSIDE = "/opt/toolkit-of-host"
 _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """The command that a launcher starts for each rank: `options` are srun's, `environment` is all of the launcher's."""
+    """The command that a launcher starts for each rank, with extra srun options and the launcher's environment."""
 
     program: list[str]
     environment: dict[str, str]
@@ -37,21 +37,21 @@ def rank_command(
     job: Mapping[str, Any], run: RunDirectory, environment: Mapping[str, str], base: Mapping[str, str], *,
     launcher: str, python: str = sys.executable,
 ) -> RankCommand:  # fmt: skip
-    """The command of a rank on this site.
+    """Return the command that starts a rank, inside a container if the job or the site has an image.
 
     Args:
         environment: the variables for the ranks.
-        base: the supervisor's variables; those that differ from it must override the image's own values.
+        base: the supervisor's variables. Variables that differ from these must override the values of the image.
         python: the interpreter of ranks outside of containers.
 
     Raises:
-        OwnFailureError: the site has no such runtime, or the site's launcher cannot start it.
+        OwnFailureError: the site has no container runtime, or the launcher cannot start it.
     """
     site, table = job.get("site_container") or {}, job.get("container") or {}
     image = str(table.get("image") or site.get("image") or "")
     if not image:
         outside = dict(environment)
-        if python != sys.executable:  # a staged one: ranks find its other programs on PATH
+        if python != sys.executable:  # if staged, ranks find its other programs on PATH
             outside["PATH"] = f"{Path(python).parent}:{environment.get('PATH', '')}"
         return RankCommand([python, *RANK_MODULE], outside)
     inside = _environment_inside(job, environment)
@@ -62,7 +62,7 @@ def rank_command(
     folder = str(job["job_directory"])
     if site.get("runtime") == "apptainer":
         binds = [argument for mount in mounts for argument in ("--bind", mount)]
-        # --no-eval: else apptainer's shell would expand the values of APPTAINERENV_*.
+        # Without --no-eval, Apptainer's shell would expand the values of APPTAINERENV_*.
         home = ["--home", inside["HOME"]] if "HOME" in forced else []  # Apptainer ignores APPTAINERENV_HOME
         argv = ["apptainer", "exec", "--no-eval", *options, *binds, *home, "--pwd", folder, image, *program]
         return RankCommand(argv, {**inside, **_against_the_image(forced, inside)})
@@ -73,7 +73,7 @@ def rank_command(
         ]  # fmt: skip
         return RankCommand(program, inside, of_srun)
     raise OwnFailureError(
-        f"the image {image} cannot be run: runtime {site.get('runtime')!r}, launcher {launcher!r}",
+        f"cannot run the image {image} with container runtime {site.get('runtime')!r} and launcher {launcher!r}",
         fix='set [container] runtime in the site file; "pyxis" works only with srun',
     )
 
@@ -89,20 +89,20 @@ def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
-    """The variables that override the image's: all that the site, the job and the supervisor set."""
+    """Return the names of variables that override the image's: all that the site, the job and the supervisor set."""
     of_job = job.get("env") or {}
     own = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("pass", []), *of_job.get("secrets", {})}
     return sorted(name for name in inside if name in own or base.get(name) != inside[name])
 
 
 def _against_the_image(forced: list[str], inside: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make Apptainer override the image's. Values that Apptainer would change are rejected."""
+    """Return the APPTAINERENV_* variables that override the image's; reject values that Apptainer would change."""
     for name in forced:
         if "\r\n" in inside[name] or any("\ud800" <= char <= "\udfff" for char in inside[name]):
             raise OwnFailureError(
                 f"the variable {name} cannot be passed into the image unchanged: Apptainer removes the CR from CR LF, and "
                 "replaces bytes that are not UTF-8",
-                fix="remove it from [env], or write its value to a file",
+                fix=f"remove {name} from [env], or write its value to a file",
             )
     return {f"APPTAINERENV_{name}": inside[name] for name in forced if name != "HOME"}
 
@@ -120,12 +120,12 @@ def _mounts(job: Mapping[str, Any], run: RunDirectory, more: list[str]) -> list[
 
 
 def is_unmanaged(entry: object) -> bool:
-    """True for scripts and executables, which have none of toolkit's handlers; false for `file.py:main`."""
+    """Return whether the entry is a script or executable, without toolkit's handlers; False for `file.py:main`."""
     return not (isinstance(entry, str) and ":" in entry)
 
 
-def choose_launcher(job: Mapping[str, Any], allocation: Allocation, shape: Shape) -> str:
-    """The site's launcher; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
+def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
+    """Return the site's launcher; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
     kind = str(job["launcher"].get("kind") or "auto")
     if kind == "srun" and not allocation.in_slurm:
         kind = "auto"
@@ -161,27 +161,27 @@ def launch(
 
 
 def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:
-    """The site's --mpi; `none` if no MPI could start with it and none of the ranks needs one.
+    """Return the site's value for srun --mpi; `none` if MPI_Init could not work with it and the ranks do not need MPI.
 
-    Slurm's PMIx and pmi2 number the nodes of a step by their sorted names, and a heterogeneous job's ranks component by
-    component (22.05). If these orders differ, MPI_Init fails with PMIx and never returns with pmi2.
+    For PMIx and pmi2, Slurm (22.05) numbers the nodes of a step by sorted name, but the ranks of a heterogeneous job
+    component by component. If these orders differ, MPI_Init fails with PMIx and never returns with pmi2.
 
     Raises:
-        OwnFailureError: the ranks are an unmanaged program, and would wait forever.
+        OwnFailureError: the ranks run an unmanaged program with pmi2, which would wait forever.
     """
     mpi = str(job["launcher"].get("mpi") or "")
     are_sorted = list(nodes) == sorted(nodes, key=_as_slurm_sorts)
     if are_sorted or not mpi.startswith("pmi"):
         return mpi
-    unsorted = f"the components' nodes ({', '.join(nodes)}) are not in the order of their names"
+    unsorted = f"the nodes of the components ({', '.join(nodes)}) are not sorted by name"
     if not is_unmanaged(job["job"]["entry"]):
         say(f"{unsorted}, so the ranks start without {'PMIx' if mpi.startswith('pmix') else mpi}")
         return "none"
     if not mpi.startswith("pmix"):
-        raise OwnFailureError(f"{unsorted}: with {mpi}, MPI_Init would never return", fix=PMIX_ORDER.fix)
+        raise OwnFailureError(f"{unsorted}, so MPI_Init would never return with {mpi}", fix=PMIX_ORDER.fix)
     return mpi
 
 
 def _as_slurm_sorts(node: str) -> list[tuple[int, str]]:
-    """A sort key that puts node2 before node10."""
+    """Return a sort key that puts node2 before node10."""
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"([0-9]+)", node)]

@@ -1,7 +1,7 @@
-"""How ranks are started: `srun`, `mpirun` or `local`. Each launcher is an argv, a method to stop and a method to kill.
+"""Launchers for ranks: `srun`, `mpirun` and `local`. Each one can start ranks, signal them and kill them.
 
-A launcher runs in its own session, so that a Ctrl-C at the terminal reaches only the supervisor, which decides. The
-launcher's own output goes to `logs/launcher.log`; each rank opens its own log.
+A launcher runs in its own session, so that a Ctrl-C at the terminal reaches only the supervisor. The launcher's
+own output goes to `logs/launcher.log`; each rank opens its own log.
 """
 
 import os
@@ -23,40 +23,40 @@ from toolkit.supervise.parent_death import die_with_parent
 from toolkit.supervise.shape import Component, Shape
 
 _DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
-END_S = 5.0  # after TERM, and again after KILL
+END_S = 5.0  # time for a process to exit after SIGTERM, and again after SIGKILL
 
 
 class Ranks(Protocol):
     """The running ranks of one attempt."""
 
     def exit_code(self) -> int | None:
-        """None while the launcher runs, else its code (negative: the signal that ended it)."""
+        """Return the launcher's exit code, negative if a signal killed it; None while it runs."""
 
     def report_a_death(self) -> bool:
-        """True if the launcher reports that a rank failed, while others may still run.
+        """Return whether the launcher reports that a rank failed, while others may still run.
 
-        It may be the only report of a rank that was killed together with its guard.
+        This may be the only trace of a rank that was killed together with its guard.
         """
 
     def forward_stop(self) -> bool:
-        """Signal the ranks to save and exit. False if they only learn of it from the stop flag's file."""
+        """Signal the ranks to save and exit. Return False if only the stop flag file can reach them."""
 
     def ask_for_stacks(self) -> bool:
-        """Signal the ranks with USR1 to write their stacks. False if signals do not reach them."""
+        """Send SIGUSR1 to the ranks, which then write their stacks. Return False if it cannot be forwarded."""
 
     def terminate(self) -> None:
-        """Send TERM to programs without toolkit's handlers; `kill` follows when their grace time is over."""
+        """Send SIGTERM to programs without toolkit's signal handlers; `kill` follows after the grace time."""
 
     def kill(self) -> None:
-        """Kill the ranks now."""
+        """Kill the ranks immediately."""
 
     def abandon(self) -> None:
-        """Kill the ranks without any request to Slurm, if the job's steps belong to another start by now."""
+        """Kill the ranks without any request to Slurm, because a newer start may use the same step ids by now."""
 
 
 @dataclass
 class LauncherProcess:
-    """Ranks started by one launcher command."""
+    """The ranks that one launcher command has started."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -66,7 +66,7 @@ class LauncherProcess:
         return self.process.poll()
 
     def report_a_death(self) -> bool:
-        # mpirun does not report a failed rank: it ends all ranks, and itself.
+        # mpirun does not report a failed rank: it kills all ranks and exits.
         return _DEATH.search(self.log.read_text(encoding="utf-8", errors="replace")) is not None
 
     def forward_stop(self) -> bool:
@@ -81,7 +81,7 @@ class LauncherProcess:
         return self.forwards_signals
 
     def terminate(self) -> None:
-        # srun does not forward TERM: it kills its ranks. It does forward USR2, which the guards translate to TERM.
+        # On SIGTERM, srun kills its ranks. It forwards SIGUSR2, which the guards translate to SIGTERM.
         if not self._forward(signal.SIGUSR2) and self.process.poll() is None:
             _signal_group(self.process, signal.SIGTERM)
 
@@ -89,41 +89,41 @@ class LauncherProcess:
         end_session(self.process)
 
     def abandon(self) -> None:
-        # srun would have Slurm cancel its step by number, and a later start counts its steps from 0 again. Its ranks
-        # exit with it: they lose their launcher.
+        # On SIGTERM, srun would cancel its step by id, which may now be a step of a later start: ids begin at 0 again.
+        # After SIGKILL the ranks exit, because they lose their launcher.
         _signal_group(self.process, signal.SIGKILL)
         _wait_for(self.process)
 
 
 def end_session(process: subprocess.Popen[Any]) -> None:
-    """End a process that leads its own session; srun and mpirun end their ranks on TERM.
+    """Terminate a session leader; srun and mpirun end their ranks on SIGTERM.
 
-    One that does not exit is killed with its session.
+    Afterwards, kill whatever is left of its session.
     """
     if process.poll() is None:
         _signal_group(process, signal.SIGTERM)
         _wait_for(process)
-    _signal_group(process, signal.SIGKILL)  # also what an exited launcher left in its session
+    _signal_group(process, signal.SIGKILL)  # this also kills processes that an exited launcher left
     _wait_for(process)
 
 
 def _wait_for(process: subprocess.Popen[Any]) -> None:
-    """Wait for a limited time: a hanging file system keeps even a killed process alive."""
+    """Wait at most `END_S`: a process that hangs on a file system outlives even SIGKILL."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
 
 
 def _signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    """Signal a process that leads its own session, and all of that session."""
+    """Send a signal to the process group of a session leader."""
     if process.returncode is not None and Path(f"/proc/{process.pid}").exists():
-        return  # its group is gone: the kernel has reused its number
+        return  # its group has exited, and another process has its pid
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 @dataclass
 class LocalRanks:
-    """Ranks that the supervisor started itself, without any launcher."""
+    """Ranks that the supervisor has started itself, without a launcher."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -144,7 +144,7 @@ class LocalRanks:
         return self._send(signal.SIGUSR1)
 
     def _send(self, number: signal.Signals) -> bool:
-        for process in self.processes:  # the guards, which forward it
+        for process in self.processes:  # these processes are the guards, which forward the signal
             if process.poll() is None:
                 process.send_signal(number)
         return True
@@ -152,7 +152,7 @@ class LocalRanks:
     def terminate(self) -> None:
         for process in self.processes:
             if process.poll() is None:
-                process.terminate()  # the guard forwards it
+                process.terminate()  # the guard forwards the signal
 
     def kill(self) -> None:
         for process in self.processes:
@@ -193,9 +193,9 @@ def launch_srun(
 ) -> Ranks:
     """Start the ranks as one Slurm step of this allocation.
 
-    srun only reports a rank's death. If it ended the other ranks itself, it would drop the failed rank's last output (of
-    two containers without an image, one in four had none), and it would end ranks that still work a while after
-    others are done.
+    The options make srun report a failed rank without ending the others. Otherwise it would drop the last output of the
+    failed rank (in tests with two containers without an image, one in four had none), and kill ranks that still work a
+    while after others are done.
     """
     of_all = [
         "--distribution=block", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none",
@@ -206,7 +206,7 @@ def launch_srun(
 
 
 def _ranks_of(component: Component) -> list[str]:
-    """srun's options for the ranks of one component."""
+    """Return the srun options for the ranks of one component."""
     counts = [
         f"--nodes={component.nodes}",
         f"--ntasks={component.ranks}",
@@ -217,7 +217,7 @@ def _ranks_of(component: Component) -> list[str]:
 
 
 def srun_of_groups(options: Sequence[Sequence[str]], program: Sequence[str]) -> list[str]:
-    """The srun command of one step over all components of the job, given the options for each."""
+    """Return the srun command of one step over all components of the job, given the options for each."""
     argv = ["srun"]
     for group, arguments in enumerate(options):
         argv += [*([":"] if group else []), *([f"--het-group={group}"] if len(options) > 1 else []), *arguments]
@@ -225,7 +225,7 @@ def srun_of_groups(options: Sequence[Sequence[str]], program: Sequence[str]) -> 
 
 
 def srun_on_every_node(nodes: Sequence[int], program: Sequence[str]) -> list[str]:
-    """The srun command of one task on each node, given the number of nodes in each component."""
+    """Return the srun command of one task on each node, given the number of nodes in each component."""
     return srun_of_groups(
         [
             [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--kill-on-bad-exit=0", "--input=none"]
@@ -261,7 +261,7 @@ def launch_mpirun(
             argv += [argument for name in sorted(environment) if _is_forwarded(name) for argument in ("-x", name)]
     else:
         argv = [path, *count, "-ppn", str(shape.leader.ranks_per_node), "-bind-to", "none"]
-    # Hydra's ranks are killed by a USR2 to their mpirun, so toolkit forwards no signal through either.
+    # Hydra's mpirun kills its ranks on SIGUSR2, so toolkit forwards no signals through either mpirun.
     return _launch([*argv, *options, *rank_program], environment, attempt, forwards_signals=False)
 
 
@@ -270,12 +270,12 @@ def _version_of(mpirun: str) -> str:
         return subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OwnFailureError(
-            f"cannot run {mpirun} --version: {error}", fix="set launcher.mpirun to one that runs on this node"
+            f"cannot run {mpirun} --version: {error}", fix="set launcher.mpirun to an mpirun that runs on this node"
         ) from error
 
 
 def find_mpirun(program: str, environment: Mapping[str, str]) -> str | None:
-    """The mpirun to use: the site's, else the one next to the running interpreter (a wheel's), else PATH's."""
+    """Return the path of mpirun: the site's, else one next to the interpreter (from a wheel), else one on PATH."""
     if program:
         return shutil.which(program, path=environment.get("PATH"))
     beside = Path(sys.executable).with_name("mpirun")
@@ -302,5 +302,5 @@ def _start(argv: Sequence[str], environment: Mapping[str, str], attempt: Attempt
         except OSError as error:
             raise OwnFailureError(
                 f"cannot start {argv[0]}: {error.strerror}",
-                fix="load the site's module in [env] modules, or set launcher.kind",
+                fix="add the launcher's module to [env] modules of the site file, or set launcher.kind",
             ) from error

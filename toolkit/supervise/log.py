@@ -9,5 +9,5 @@ def say(text: str) -> None:
     try:
         print(plain(f"toolkit: {text}"), flush=True)  # noqa: T201
     except OSError as error:
-        if not is_unwritable(error):  # a full disk under the log must not end the job that is logged
+        if not is_unwritable(error):  # a full disk must not end the job just because it cannot be logged
             raise

@@ -1,7 +1,7 @@
-"""A program that checks whether this node is fit for ranks. It runs once per node at a start and prints a line of JSON.
+"""Program that checks one node before ranks start on it, and prints the failed checks as one line of JSON.
 
-It imports only the standard library and nothing of toolkit, so that it starts in milliseconds. Each check runs in a
-thread: on a stale network file system a call may never return, and that is a result, too.
+It imports only the standard library and nothing from toolkit, so that it starts in milliseconds. Each check runs in a
+thread: on a stale network file system a call may never return, which counts as a failed check.
 """
 
 import json
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CHECK_S = 5.0  # for all checks, which run at the same time
+CHECK_S = 5.0  # timeout for all checks, which run concurrently
 SHM_FREE_BYTES = 32 * 2**20  # what a small NCCL or gloo group needs
-SCRATCH_FREE_BYTES = 64 * 2**20  # on a disk that the site file names; a /tmp may be smaller on purpose
+SCRATCH_FREE_BYTES = 64 * 2**20  # checked only on the site file's local_scratch; /tmp may be small on purpose
 
 
 def check_run_directory(folder: Path, claim: Path, name: str) -> str:
-    """Check that this node sees the run as the supervisor does, and can write to it."""
+    """Check that this node can read the supervisor's claim file and write to the run directory."""
     claim.read_bytes()
     return _writable(folder, name)
 
@@ -36,7 +36,7 @@ def check_space(folder: Path, free_bytes: int, name: str) -> str:
 
 
 def check_gpus(expected: int) -> str:
-    """Check that the driver reports as many GPUs as the job has here. Without a driver, there is nothing to check."""
+    """Check that the driver reports as many GPUs as the job has on this node. Without a driver, the check passes."""
     if Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi"):
         argv = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S)
@@ -47,13 +47,13 @@ def check_gpus(expected: int) -> str:
     else:
         return ""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
-    if shown is not None:  # the GPUs that Slurm assigned to this step; it hides the others
+    if shown is not None:  # the GPUs of this step; Slurm hides the others
         expected = min(expected, len([name for name in shown.split(",") if name.strip()]))
-    return "" if count >= expected else f"the driver reports {count} of {expected} GPUs"
+    return "" if count >= expected else f"the driver reports {count} GPUs, expected {expected}"
 
 
 def _writable(folder: Path, name: str) -> str:
-    # In a shared folder, a random name and O_EXCL keep other users' files from being used.
+    # The folder may be shared: a random name and O_EXCL ensure that no file of another user is opened.
     path = folder / f".toolkit-health-{name}-{os.urandom(8).hex()}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -66,7 +66,7 @@ def _writable(folder: Path, name: str) -> str:
 
 
 def run_checks(arguments: dict[str, Any], name: str) -> dict[str, str]:
-    """Every failed check, with what it observed."""
+    """Run the checks; return the failed ones by name, with what each observed."""
     named = os.path.expandvars(arguments["local_scratch"])
     scratch = Path(named or os.environ.get("TMPDIR") or "/tmp")
     checks: dict[str, Callable[[], str]] = {

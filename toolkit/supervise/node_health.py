@@ -1,4 +1,4 @@
-"""The health of an allocation's nodes before ranks start on them: one step over all nodes, a few seconds at most."""
+"""Check the nodes of an allocation before ranks start on them, with one Slurm step of a few seconds on all nodes."""
 
 import json
 import sys
@@ -20,10 +20,10 @@ from toolkit.supervise.launchers import srun_on_every_node
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
-STEP_S = 20.0  # for srun, its step and the checks, which take at most node_check.CHECK_S
+STEP_S = 20.0  # timeout of srun with its step and the checks, which take at most node_check.CHECK_S
 PER_NODE_S = 0.02  # additional time per node: srun starts them as a tree
 MOST_SKEW_S = 5.0
-UNFIT_FIX = 'tell the site\'s support; `toolkit site bad-nodes` lists excluded nodes; [restart] health = "warn" continues anyway'
+UNFIT_FIX = 'report the node to site support; `toolkit site bad-nodes` lists excluded nodes; [restart] health = "warn" continues anyway'
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class Unfit:
     observed: str
 
     def __str__(self) -> str:
-        return f"{self.node} failed the check of {self.check}: {self.observed}"
+        return f"{self.node} failed the {self.check} check: {self.observed}"
 
 
 def unfit_nodes(
     run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str],
     request: StopRequest,
 ) -> list[Unfit]:  # fmt: skip
-    """Check the nodes as `restart.health` requires and record the bad ones; return those that stop this start."""
+    """Check the nodes as `restart.health` requires and record the bad ones; return those that prevent this start."""
     policy = str(job["restart"].get("health") or "off")
     if policy == "off" or not allocation.in_slurm:
         return []
     unfit, unknown = check_nodes(run, job, start, allocation, environ, request)
     if unknown:
-        say(f"the nodes' health is unknown: {unknown}")
+        say(f"cannot check the health of the nodes: {unknown}")
     for one in unfit:
         say(str(one))
     if allocation.nodes > 1 and len({one.node for one in unfit}) == allocation.nodes:
-        say("every node fails, so the cause is not a single node: check the site file and the file systems")
+        say("every node failed, so the cause is not a single node. Fix: check the site file and the file systems")
         return []
     for one in unfit:
         _record(run, job, one.node, f"{one.check}: {one.observed}")
@@ -64,24 +64,24 @@ def _record(run: RunDirectory, job: Mapping[str, Any], node: str, observed: str)
     try:
         note_bad_node(run, str(job["site"]["name"]), node, observed)
     except OSError as error:
-        say(f"cannot record that {node} is bad: {error}")
+        say(f"cannot record {node} as a bad node: {error}")
 
 
 def nodes_to_exclude(run: RunDirectory, job: Mapping[str, Any]) -> str:
-    """The host list for Slurm to exclude at the next start: the job's own list, and the nodes that are bad now.
+    """Return the host list that Slurm must exclude at the next start: nodes that the job excludes, and bad nodes.
 
-    "" keeps Slurm's list: a file of nodes, which the job's options may name, cannot be joined with a list.
+    Returns "", which leaves --exclude unchanged, if that option names a file: a list cannot be appended to it.
     """
     bad = []
     try:
         bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
     except (OSError, ToolkitError) as error:
-        say(f"cannot read the list of bad nodes, so none is excluded: {error}")
+        say(f"cannot read the list of bad nodes, so no bad node is excluded: {error}")
     options = [*job.get("scheduler", {}).get("options", []), *job["job"].get("sbatch", [])]
     given = last_value_of(options, "exclude", "x")
     if "/" in given:
         if bad:
-            say(f"--exclude={given} names a file, so Slurm may allocate these bad nodes again: {','.join(bad)}")
+            say(f"cannot exclude these bad nodes, because --exclude={given} names a file: {','.join(bad)}")
         return ""
     return ",".join(filter(None, [str(job["job"].get("exclude") or ""), given, *bad]))
 
@@ -90,7 +90,7 @@ def check_nodes(
     run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str],
     request: StopRequest,
 ) -> tuple[list[Unfit], str]:  # fmt: skip
-    """The unfit nodes, and why the check itself could not run ("" if it ran)."""
+    """Return the unfit nodes, and why the check itself could not run ("" if it ran)."""
     arguments = {
         "run": str(run.path),
         "claim": str(run.start(start) / "claim.json"),
@@ -103,14 +103,14 @@ def check_nodes(
     done = run_command(argv, environ, timeout_s=STEP_S + PER_NODE_S * allocation.nodes, request=request)
     lines = [line for line in done.out.splitlines() if line.startswith("{") and line.endswith("}")]
     answers = [json.loads(line) for line in lines]
-    if not answers or request.came:  # if the step was abandoned, a missing answer means nothing
-        return [], done.problem or "srun started nothing"
+    if not answers or request.came:  # after the step was killed, a missing response means nothing
+        return [], done.problem or "srun did not start any task"
     expected = expand_hostlist(allocation.node_list)
     return judge(answers, expected, began=began, ended=time.time()), ""
 
 
 def judge(answers: list[dict[str, Any]], expected: list[str], *, began: float, ended: float) -> list[Unfit]:
-    """The unfit nodes by their answers; `began` and `ended` are the batch host's clock around the check, in seconds."""
+    """Return the unfit nodes by their results; the check ran from `began` to `ended` on the batch host's clock (s)."""
     unfit = []
     for answer in answers:
         node = str(answer["node"])
@@ -119,4 +119,4 @@ def judge(answers: list[dict[str, Any]], expected: list[str], *, began: float, e
         if skew_s > MOST_SKEW_S:
             unfit.append(Unfit(node, "clock", f"{skew_s:.0f} s off the batch host's clock"))
     silent = sorted(set(expected) - {str(answer["node"]) for answer in answers})
-    return unfit + [Unfit(node, "answer", "the node did not run the check in time") for node in silent]
+    return unfit + [Unfit(node, "response", "the node did not return results in time") for node in silent]

@@ -1,4 +1,4 @@
-"""The progress of a run: the last step of an attempt, and whether a failure was repeated without a new step."""
+"""The progress of a run: the last step of an attempt, and whether a failure recurred without progress."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ from toolkit.supervise.log import say
 
 
 def last_step(attempt: AttemptDirectory) -> int | None:
-    """The last step that rank 0 recorded; None before the first.
+    """Return the last step that rank 0 recorded; None if it has not recorded one yet.
 
-    The heartbeat is written at most once a second, so in fast loops the metrics are ahead of it; if a lost node left
-    half of it, the metrics are all there is.
+    The heartbeat is written at most once a second, so in fast loops the metrics are ahead of it. If a lost node left a
+    truncated heartbeat, only the metrics count.
     """
     steps = []
     try:
         beat = read_json_or_none(attempt.heartbeat)
         steps += [int(beat["step"])] if beat is not None else []
-    except ToolkitError as error:  # it is written without fsync
-        say(f"the last heartbeat of attempt {attempt.number} is unknown: {error}")
+    except ToolkitError as error:  # a lost node may truncate the heartbeat, written without fsync
+        say(f"cannot read the last heartbeat of attempt {attempt.number}: {error}")
     record = last_record(attempt.run.metrics / "train.jsonl")
     if record is not None and record.attempt == attempt.number:
         steps.append(record.step)
@@ -31,24 +31,24 @@ def last_step(attempt: AttemptDirectory) -> int | None:
 
 
 def is_repeated(earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool) -> bool:
-    """True if an attempt ended as the one before it did, and reached no further step than the earlier ones.
+    """Return whether an attempt ended like the previous one, and reached no further step than the earlier ones.
 
-    A failed launch is tried twice more.
+    A failed launch is retried twice, so only the third one in a row counts as repeated.
 
     Args:
         earlier: ends of the attempts since the last resume.
-        cause: why it ended, according to Slurm.
-        tells_steps: the job reports its steps; if they are unknown, only its budgets count.
+        cause: why the attempt ended, according to Slurm.
+        tells_steps: True if the job reports its steps; otherwise only the budgets limit crashes and walltimes.
     """
     if not earlier or _has_new_step(earlier, end.step) or earlier[-1].cause is not cause:
         return False
-    if cause is Cause.LAUNCH_FAILED:  # an old step on a node may take a while to end
+    if cause is Cause.LAUNCH_FAILED:  # Slurm may take a while to end an old step on a node
         return [one.cause for one in earlier[-2:]] == [cause] * 2
     if cause is Cause.CRASHED:
         return tells_steps and (earlier[-1].rank, earlier[-1].reason) == (end.rank, end.reason)
-    if cause is Cause.WALLTIME:  # a start or a save that takes longer than there is time would be repeated for ever
+    if cause is Cause.WALLTIME:  # a start-up or save that exceeds the walltime would be repeated forever
         return tells_steps
-    return cause is Cause.STALLED  # its reason contains each rank's position, which differs
+    return cause is Cause.STALLED
 
 
 def _has_new_step(earlier: Sequence[AttemptRecord], step: int | None) -> bool:

@@ -1,7 +1,7 @@
 """Repeated jobs: an array that runs one task at a time, where each task is a start of the same run.
 
-On sites without requeue, a run continues this way past its walltime. The job that ends the run cancels the pending jobs;
-one that starts anyway finds the run's final record, and exits.
+On sites without requeue, this is how a run continues past its walltime. The job that ends the run cancels the pending
+jobs. A job that starts anyway finds the final record of the run, and exits.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from toolkit.supervise.log import say
 
 @dataclass(frozen=True)
 class Turn:
-    """Job `number` of `count`, counted from 1, of the array `array_job`."""
+    """One of `count` repeated jobs; `number` counts them from 1. `array_job` is the id of their array."""
 
     number: int
     count: int
@@ -31,12 +31,12 @@ class Turn:
         return self.number >= self.count
 
     def why_last(self, run_id: str) -> str:
-        """Why no other start follows the last job, and how to continue."""
+        """Return why no other start follows the last job, and how to continue."""
         return f"this was the last of {self.count} repeated jobs; `toolkit resume {run_id}` submits {self.count} more"
 
 
 def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
-    """This job's turn, or None. Afterwards the job counts as no array task: all turns share the run's own folder."""
+    """Return which repeated job this is, or None. Clears `allocation.task`: repeated jobs share the run directory."""
     count = int(job["job"].get("repeat") or 1)
     if count < 2 or allocation.task is None:
         return None
@@ -46,7 +46,7 @@ def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
 
 
 def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
-    """The exit code of a run that has ended since its start `first`; None if it is to continue."""
+    """Return the exit code of a run that ended in start `first` or a later one; None if it did not."""
     attempt = run.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     begun = StartRecord.read(attempt) if attempt is not None else None
@@ -56,10 +56,10 @@ def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
 
 
 def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:
-    """The number of the start that this job may claim: the one that it has, else the next one.
+    """Return the number of the start that this job may claim: the one that it has claimed already, else the next one.
 
-    Slurm starts a job of the array when the one before it is over. If that one's supervisor left no record, it was
-    killed, and its start is closed here.
+    Slurm starts a repeated job only after the previous one has ended. If the supervisor of the previous job left no
+    record, it was killed, and this function closes its start.
     """
     numbers = run.start_numbers()
     for number in numbers:
@@ -68,18 +68,16 @@ def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:
             return number
         folder = run.start(number)
         if not any((folder / name).exists() for name in ("end.json", "lost.json")):
-            write_json(
-                folder / "lost.json", {"time": utc_now(), "note": f"closed by job {job_id}, whose turn came next"}
-            )
+            write_json(folder / "lost.json", {"time": utc_now(), "note": f"closed by the next repeated job, {job_id}"})
     return max([first - 1, *numbers]) + 1
 
 
 def cancel_later_turns(turn: Turn) -> None:
-    """Cancel the jobs that are still pending."""
+    """Cancel the repeated jobs that are still pending."""
     if turn.is_last:
         return
     say(f"the run has ended; cancelling the {turn.count - turn.number} remaining repeated jobs")
     try:
         Slurm(timeout_s=ANSWER_S).call(["scancel", "--state=PENDING", turn.array_job])
     except (NotFoundError, SchedulerRefusedError) as error:
-        say(f"cannot cancel the remaining jobs: {error.message}; each exits as soon as it starts")
+        say(f"cannot cancel the remaining jobs: {error.message}; each one will exit as soon as it starts")

@@ -1,4 +1,4 @@
-"""Requests to an attempt by signals. Handlers only set flags; the supervisor finds out later what they mean."""
+"""Stop requests that the supervisor receives as signals. Handlers only set flags, which the supervisor evaluates."""
 
 import signal
 import threading
@@ -12,30 +12,30 @@ _HEARD = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 @dataclass
 class StopRequest:
-    """The requests so far. `cause` is None until the meaning of the signals is known."""
+    """The requests received so far. `cause` is None until the supervisor knows why the signals were sent."""
 
     cause: Cause | None = None
     kill: bool = False
-    warned: bool = False  # USR2 arrived
-    terminated: bool = False  # TERM arrived
-    interrupted: bool = False  # INT arrived
+    warned: bool = False  # whether SIGUSR2 has arrived
+    terminated: bool = False  # whether SIGTERM has arrived
+    interrupted: bool = False  # whether SIGINT has arrived
 
     @property
     def came(self) -> bool:
-        """True if the ranks are to exit, for any reason."""
+        """True if the ranks must exit, for any reason."""
         return self.cause is not None or self.warned or self.terminated
 
     def ask(self, cause: Cause) -> None:
-        """The first request counts: a cancel during a preemption's grace time stays a preemption."""
+        """Set the cause if there is none yet: a cancel during the grace time of a preemption remains a preemption."""
         if self.cause is None:
             self.cause = cause
 
     def hear_signals(self) -> None:
-        """Install the handlers. USR2: the end is near. TERM: Slurm ends the job. INT: the user at the terminal; twice: now."""
+        """Handle USR2 (the end is near), TERM (Slurm ends the job) and INT (Ctrl-C; a second one kills the ranks)."""
         for number in _HEARD:
-            signal.signal(number, self.on_signal)  # an ignored signal, as under nohup, could not be received later
+            signal.signal(number, self.on_signal)  # sigwait never returns a signal that is ignored, as under nohup
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
-        # A hanging file server keeps the main thread in a system call, and Python runs its handlers in no other thread.
+        # Python runs handlers only in the main thread, which a hanging file server may block in a system call.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
@@ -44,7 +44,7 @@ class StopRequest:
             self.on_signal(signal.sigwait(_HEARD), None)
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Record one of them."""
+        """Record one signal."""
         if number == signal.SIGINT:
             self.kill = self.interrupted
             self.interrupted = True

@@ -1,4 +1,4 @@
-"""Retries of file operations in the run directory between two attempts: a file server's pause must not end a run."""
+"""Retry file operations in the run directory between attempts, so that a file server outage does not end a run."""
 
 import time
 from collections.abc import Callable
@@ -12,22 +12,22 @@ from toolkit.supervise.requests import StopRequest
 T = TypeVar("T")
 
 PAUSE_S = 1.0
-ROOM_S = 30.0  # for the user to free space on a full disk before the end of an attempt is lost
+ROOM_S = 30.0  # time for the user to free disk space before the record of an attempt's end is lost
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How long to retry for a file system without a response, and for free space on it; a second Ctrl-C ends the retries."""
+    """Retries for `seconds` if the file system hangs, and `room_seconds` if it is full. A second Ctrl-C ends them."""
 
     request: StopRequest
     seconds: float
     room_seconds: float = 0.0
 
     def wait_for(self, act: Callable[[], T]) -> T:
-        """The result of an action on the run directory, retried while its file system does not respond.
+        """Return the result of an action on the run directory; retry it while the file system does not respond.
 
         Raises:
-            OSError: it has no free space, or has not responded in time.
+            OSError: the file system is full, or did not respond in time.
         """
         began = time.monotonic()
         is_told = False

@@ -1,5 +1,5 @@
-"""Secrets of a job. Those of [env] are read when ranks start, and exist only in the ranks' environment; the URL of
-[notify] is read when it is called.
+"""Read the secrets of a job, and redact them in messages. Those in [env] are read when ranks start, and exist only in
+the environment of ranks. The URL in [notify] is read before each request to it.
 """
 
 import os
@@ -19,15 +19,15 @@ from toolkit.supervise.requests import StopRequest
 __all__ = ["hide", "read_secret_file", "read_url"]
 
 COMMAND_S = 30.0
-SHORTEST = 6  # characters; a shorter value would also hide text that is not secret
+SHORTEST = 6  # characters; hiding a shorter value would also hide other text
 HIDDEN = "***"
 
 
 def read_secrets(job: Mapping[str, Any], environ: Mapping[str, str], request: StopRequest) -> dict[str, str]:
-    """The variables that [env] secrets refers to, with their values.
+    """Return the values of the variables in [env] secrets, by name.
 
     Raises:
-        OwnFailureError: one cannot be read.
+        OwnFailureError: a secret cannot be read.
     """
     references: Mapping[str, str] = (job.get("env") or {}).get("secrets") or {}
     return {name: _value(name, reference, environ, request) for name, reference in references.items()}
@@ -49,16 +49,16 @@ def _value(name: str, reference: str, environ: Mapping[str, str], request: StopR
         raise OwnFailureError(
             f"cannot read the secret {name}: {done.problem or f'{rest.split()[0]} printed nothing'}",
             where=where,
-            fix="test that command on the host where the job runs",
+            fix="test this command on the host where the job runs",
         )
     return done.out.rstrip("\n")
 
 
 def read_secret_file(name: str, *, where: str) -> str:
-    """The contents of a file that only its owner, the current user, may read; without the final newline.
+    """Return the contents of a file that only its owner, the current user, may read, without the final newline.
 
     Raises:
-        OwnFailureError: it cannot be read, or others may read it.
+        OwnFailureError: the file cannot be read, or other users may read it.
     """
     path = Path(os.path.expanduser(name))  # noqa: PTH111  pathlib's version raises an error for an unknown user
     try:
@@ -66,34 +66,34 @@ def read_secret_file(name: str, *, where: str) -> str:
             status = os.fstat(stream.fileno())
             text = stream.read().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "it is not UTF-8"
+        problem = getattr(error, "strerror", None) or "not UTF-8"
         raise OwnFailureError(
-            f"cannot read {path}: {problem}", where=where, fix="write the secret into that file"
+            f"cannot read {path}: {problem}", where=where, fix="write the secret into this file"
         ) from error
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise OwnFailureError(f"others may read {path}", where=where, fix=f"chmod 600 {shlex.quote(str(path))}")
+        raise OwnFailureError(f"other users may read {path}", where=where, fix=f"chmod 600 {shlex.quote(str(path))}")
     if not text:
-        raise OwnFailureError(f"{path} is empty", where=where, fix="write the secret into that file")
+        raise OwnFailureError(f"{path} is empty", where=where, fix="write the secret into this file")
     return text
 
 
 def read_url(reference: str, environ: Mapping[str, str]) -> str:
-    """The URL that `notify.webhook` refers to; messages never quote it.
+    """Return the URL that `notify.webhook` refers to; error messages never contain it.
 
     Raises:
-        OwnFailureError: it cannot be read, or is not an http or https URL.
+        OwnFailureError: the reference cannot be read, or is not an http or https URL.
     """
     where = "notify.webhook"
     kind, _, source = reference.partition(":")
     if kind == "env" and not environ.get(source):
         raise OwnFailureError(
             f"{source} was not set when this job was submitted", where=where,
-            fix=f'export {source}, or write webhook = "file:~/.{source.lower()}"',
+            fix=f'export {source}, or set webhook = "file:~/.{source.lower()}"',
         )  # fmt: skip
     url = (read_secret_file(source, where=where) if kind == "file" else environ[source]).strip()
     if not _is_url(url):
         raise OwnFailureError(
-            f"expected an http URL in {source}", where=where, fix="write a URL that starts with https://"
+            f"expected an http or https URL in {source}", where=where, fix="use a URL that starts with https://"
         )
     return url
 
@@ -102,12 +102,12 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and len(text.split()) == 1
-    except ValueError:  # an invalid port
+    except ValueError:  # the port is invalid
         return False
 
 
 def without_secrets(end: AttemptEnd, values: Iterable[str]) -> AttemptEnd:
-    """An attempt's end that is safe to record and log: ranks quote their arguments, such as a URL that failed."""
+    """Remove secrets from an attempt's end before it is recorded: error messages may quote values, such as a URL."""
     secrets = list(values)
     evidence = [(file, hide(line, secrets)) for file, line in end.evidence]
     lines = [hide(line, secrets) for line in end.last_lines]
@@ -115,8 +115,8 @@ def without_secrets(end: AttemptEnd, values: Iterable[str]) -> AttemptEnd:
 
 
 def hide(text: str, values: Iterable[str]) -> str:
-    """A string with `***` in place of each secret value."""
-    for value in sorted(values, key=len, reverse=True):  # one may contain another
+    """Replace each secret value in a string by `***`."""
+    for value in sorted(values, key=len, reverse=True):  # the longest first, as one may contain another
         if len(value) >= SHORTEST:
             text = text.replace(value, HIDDEN)
     return text

@@ -1,4 +1,4 @@
-"""The shape of a run: how many ranks run on which nodes, per component of a heterogeneous job; most jobs have one."""
+"""The shape of a run: its nodes and ranks per node, for each component of a heterogeneous job. Other jobs have one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Shape", "shape_of_job"]
 
 @dataclass(frozen=True)
 class Component:
-    """Equal nodes, the number of ranks on each, and the CPUs per rank (0: the launcher's default)."""
+    """A group of identical nodes, with the ranks per node and the CPUs per rank (0: the launcher's default)."""
 
     nodes: int
     ranks_per_node: int
@@ -29,13 +29,13 @@ class Component:
 
 @dataclass(frozen=True)
 class Shape:
-    """The components of a run; ranks are numbered through all of them, from 0 in the first one."""
+    """The components of a run; rank numbers continue across them, from 0 in the first one."""
 
     components: tuple[Component, ...]
 
     @classmethod
     def of(cls, nodes: int, ranks_per_node: int, cpus_per_rank: int = 0) -> Shape:
-        """The shape of a single component."""
+        """Return the shape of a single component."""
         return cls((Component(nodes, ranks_per_node, cpus_per_rank),))
 
     @property
@@ -48,11 +48,11 @@ class Shape:
 
     @property
     def leader(self) -> Component:
-        """The component with the batch host and rank 0: the only one under every launcher but srun."""
+        """The component with the batch host and rank 0. Launchers other than srun support only one component."""
         return self.components[0]
 
     def component_of(self, rank: int) -> Component:
-        """The component of a rank."""
+        """Return the component that a rank belongs to."""
         behind = 0
         for one in self.components[:-1]:
             behind += one.ranks
@@ -62,11 +62,11 @@ class Shape:
 
 
 def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
-    """The shape that a resolved job requests; for one component `nodes` is the number allocated, else the minimum."""
+    """Return the shape that a job requests. With one component, it has the allocated `nodes`, else the minimum."""
     tables = [one["job"] for one in job.get("resolved_components") or ()] or [job["job"]]
     components = [
         Component(
-            int(str(table.get("nodes") or 1).split("-")[0]),  # of "2-4"
+            int(str(table.get("nodes") or 1).split("-")[0]),  # the minimum of a range such as "2-4"
             int(table.get("ranks_per_node") or 1),
             int(table.get("cpus_per_rank") or 0),
         )
@@ -78,16 +78,16 @@ def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
 
 
 def check_components(asked: Shape, allocation: Allocation) -> None:
-    """Check that a job's components are those of the allocation, which the user may have requested by hand.
+    """Check that the allocation has the components of the job; the user may have requested it by hand.
 
     Raises:
-        ToolkitError: Slurm allocated others.
+        ToolkitError: the allocation has other components.
     """
     given, wanted = allocation.nodes_of_components, tuple(one.nodes for one in asked.components)
     if len(given) == len(wanted) and (len(wanted) == 1 or given == wanted):
         return
     raise ToolkitError(
-        f"job {allocation.job_id} has components of {' and '.join(map(str, given))} nodes, but the run expects "
-        f"{' and '.join(map(str, wanted))}",
-        fix="`scancel` it, and submit the script as it is",
+        f"expected components with the node counts {', '.join(map(str, wanted))}, but job {allocation.job_id} has "
+        f"components with {', '.join(map(str, given))}",
+        fix=f"`scancel {allocation.job_id}`, then submit the script unchanged",
     )

@@ -1,7 +1,7 @@
-"""Shared memory that killed MPICH ranks leave on a node: 2 MiB or more of its memory each time, until it reboots.
+"""Remove shared memory that killed MPICH ranks leave on a node. It occupies 2 MiB or more until the node reboots.
 
-MPICH unlinks its segment only at MPI_Finalize. Its name does not contain the job, so a segment is removed only if it is
-the user's, newer than the start that removes it, and mapped by no process: no other job can use such a segment.
+MPICH unlinks its segment only in MPI_Finalize. Its name does not contain the job, so a segment is removed only if it
+belongs to the user, is newer than the launch of the ranks, and is not mapped by any process: no job can be using it.
 """
 
 import os
@@ -14,14 +14,14 @@ __all__ = ["remove_left_behind"]
 
 FOLDER = Path("/dev/shm")
 _PATTERN = "mpich_shm_*"
-CLOCK_S = 1.0  # the kernel's clock for files is a few milliseconds late
+CLOCK_S = 1.0  # the kernel's clock for file times lags by a few milliseconds
 LOOKS_S = 0.5  # between two checks: a rank maps its segment a moment after it has created it
 
 
 def remove_left_behind(since: float, folder: Path = FOLDER) -> list[str]:
-    """Remove this user's segments made after `since` (seconds since the epoch) that no process maps; return their names.
+    """Remove segments of this user created after `since` (Unix time) that no process maps; return their names.
 
-    Returns at once if there are none.
+    Returns immediately if there are none.
     """
     left = _unused(folder, since)
     if not left:
@@ -47,13 +47,13 @@ def _unused(folder: Path, since: float) -> set[Path]:
 
 
 def _mapped(name: str) -> Iterator[int]:
-    """Inodes of the files with `name` in their path that running processes map (proc_pid_maps(5))."""
+    """Return the inodes of the files with `name` in their path that running processes map (proc_pid_maps(5))."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             lines = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
         except (
             OSError,
             ProcessLookupError,
-        ):  # it has exited, or is another user's, which cannot have opened this user's segment
+        ):  # it has exited, or belongs to another user, who cannot open these segments
             continue
         yield from (int(line.split(None, 5)[4]) for line in lines if name in line)

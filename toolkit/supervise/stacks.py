@@ -1,4 +1,4 @@
-"""The stacks of a stalled attempt: the threads of every rank in `errors/rank-R.stack`, and a summary for the record."""
+"""Collect the stacks of a stalled attempt: each rank's threads in `errors/rank-R.stack`, and a summary for the log."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from toolkit.supervise.rank_files import begun_ranks, named, rank_record
 
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
-# faulthandler's format: the innermost frame comes first, the thread that was interrupted is "Current".
+# faulthandler prints the innermost frame first, and marks the interrupted thread as "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
 
 
 def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks) -> list[str]:
-    """Request stacks, wait for the files, and summarize in a few lines which ranks are where."""
+    """Request stacks, wait for their files, and summarize in a few lines at which position each rank is."""
     if not running.ask_for_stacks():
         _signal_guards_here(attempt)
     deadline = time.monotonic() + PATIENCE_S
@@ -32,7 +32,7 @@ def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ran
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
     lines = [f"{named(members)}: {position}" for position, members in fewest_first[:SHOWN_PLACES]]
     more = len(places) - SHOWN_PLACES
-    return [*lines, f"and {more} more places: see {attempt.errors}"] if more > 0 else lines
+    return [*lines, f"and {more} more positions: see {attempt.errors}"] if more > 0 else lines
 
 
 def _signal_guards_here(attempt: AttemptDirectory) -> None:
@@ -59,7 +59,7 @@ def _place(attempt: AttemptDirectory, rank: int) -> str:
 
 
 def innermost(text: str) -> str:
-    """The innermost frame of the main thread, and the innermost one of the user's own code."""
+    """Return the innermost frame of the main thread, and the innermost one of the user's own code."""
     # The main thread is printed last, whichever thread the signal interrupted.
     main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
     frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]

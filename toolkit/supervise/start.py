@@ -1,4 +1,4 @@
-"""One start of a run in an allocation: find its number, claim it, and run its supervisor to the end."""
+"""Run one start of a run in an allocation: find its number, claim it, and run its supervisor to the end."""
 
 import os
 import socket
@@ -23,9 +23,9 @@ from toolkit.supervise.supervisor import Supervisor
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
     """Run one start of a run, or of one task of an array run; return the job's exit code."""
     if not run.path.is_dir():
-        raise NotFoundError("this run's directory does not exist", where=str(run.path), fix="submit the job again")
+        raise NotFoundError("the run directory does not exist", where=str(run.path), fix="submit the job again")
     request = StopRequest()
-    request.hear_signals()  # before anything is claimed: a signal's default action would leave no record
+    request.hear_signals()  # before the claim, since the default action of a signal leaves no record
     asked = shape_of_job(job)
     allocation = find_allocation(os.environ, asked.nodes)
     check_components(asked, allocation)
@@ -35,7 +35,7 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     script = run.script(first_start)
     turn, first = take_turn(job, allocation), first_start
     if turn is not None:
-        say(f"job {turn.number} of {turn.count} of the repeated jobs")
+        say(f"repeated job {turn.number} of {turn.count}")
         if (code := code_of_ended_run(run, first_start)) is not None:
             say("the run has ended; nothing to do")
             cancel_later_turns(turn)
@@ -71,17 +71,17 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
 
 
 def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:
-    """The job without the values of a sweep's other tasks; a job without a sweep unchanged.
+    """Return the job with the sweep values of this task applied. A job without a sweep is returned unchanged.
 
     Raises:
-        OwnFailureError: this is not one of the sweep's tasks.
+        OwnFailureError: the sweep does not contain this task.
     """
     if "sweep" not in job:
         return job
     values = job["sweep"].get(str(task))
     if values is None:
         raise OwnFailureError(
-            f"the script has values for {len(job['sweep'])} tasks of an array, but not for task {task}",
+            f"the script contains the sweep values of {len(job['sweep'])} tasks, but not of task {task}",
             fix="submit the script unchanged, with its own --array",
         )
     own = {name: table for name, table in job.items() if name != "sweep"}

@@ -1,4 +1,4 @@
-"""The supervisor of one start: it runs attempts, and decides what follows each. `start.py` makes it."""
+"""The supervisor of one start: it runs attempts, and decides what follows each one. `start.py` creates it."""
 
 import os
 import signal
@@ -41,30 +41,30 @@ from toolkit.supervise.webhook import Webhook
 __all__ = ["WALLTIME_SLACK_S"]
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
-REQUEUE_S = 30.0  # the time that a requeue may need
+REQUEUE_S = 30.0  # time reserved for a requeue before walltime
 SHORTEST_PATIENCE_S = 5.0
-MOST_LAUNCHES = 10  # of one attempt, if slurmctld fails repeatedly
-LAUNCH_PAUSE_S = 20.0  # twice this is more than KillWait, which is 30 s on most sites
+MOST_LAUNCHES = 10  # launches per attempt if slurmctld fails repeatedly
+LAUNCH_PAUSE_S = 20.0  # two pauses together exceed KillWait, which is 30 s on most sites
 
 
 @dataclass
 class Supervisor:
-    """State of one start."""
+    """The state of one start."""
 
     run: RunDirectory
     job: Mapping[str, Any]
     start: int
     allocation: Allocation
     shape: Shape
-    script: Path  # that this start's job runs
+    script: Path  # the batch script of this start
     request: StopRequest
-    turn: Turn | None = None  # one of the repeated jobs, each a start of this run
+    turn: Turn | None = None  # set if this start is one of the repeated jobs
     lost_nodes: list[str] = field(default_factory=list)
     stop_grace_s: float = STOP_GRACE_S
     nodes_checked: bool = False
     staged: Staged | None = None
-    secrets: dict[str, str] = field(default_factory=dict)  # those of the last attempt, by variable
-    is_unexplained: bool = False  # Slurm did not answer why it ends this job
+    secrets: dict[str, str] = field(default_factory=dict)  # secret values of the last attempt, by variable
+    is_unexplained: bool = False  # whether Slurm ends this job without reporting why
 
     @cached_property
     def webhook(self) -> Webhook:
@@ -72,45 +72,45 @@ class Supervisor:
 
     @property
     def retry(self) -> Retry:
-        """Retries for the run directory's file system. A requeue at walltime needs some of the remaining time."""
+        """Retries for the file system of the run directory, which leave enough time for a requeue at walltime."""
         left_s = self.allocation.left_s() - REQUEUE_S
         return Retry(self.request, min(FILE_SYSTEM_PATIENCE_S, max(SHORTEST_PATIENCE_S, left_s)))
 
     def why_warned(self) -> Cause:
-        """The cause of USR2: near the end it is walltime. The end may have moved since it was read, so Slurm is queried."""
+        """Return the cause of SIGUSR2: walltime if the (possibly changed) end time is near, else preemption."""
         self.allocation.refresh_end()
         near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
         return Cause.WALLTIME if near else Cause.PREEMPTED
 
     def why_terminated(self) -> Cause:
-        """The cause of TERM: a lost node, or Slurm's reason; Slurm does not show a preemption's grace time yet."""
+        """Return the cause of SIGTERM: a lost node, or else the cause that Slurm reports."""
         if not self.allocation.in_slurm:
             return Cause.CANCELLED
         self.lost_nodes = lost_nodes(self.allocation)
         return Cause.NODE_LOST if self.lost_nodes else self._why_slurm_ends_us()
 
     def _why_slurm_ends_us(self) -> Cause:
-        """Slurm's reason; without one, a preemption, since that does not end a run that Slurm starts again."""
+        """Return the cause that Slurm reports; else preemption, which does not end a run that Slurm starts again."""
         cause = why_terminated(self.allocation)
         self.is_unexplained = cause is None
         return cause or Cause.PREEMPTED
 
     def grace_s(self, cause: Cause) -> float:
-        """How many seconds ranks may take to save."""
-        # The site sets a preempted job's grace time, and only Slurm knows it: Slurm ends the job by itself.
+        """Return the seconds that ranks have to save."""
+        # Only Slurm knows the site's grace time for preempted jobs, and it ends the job itself after that.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
         return self.stop_grace_s
 
     def refuse_superseded(self) -> None:
-        """Raise SupersededError if another start has the run: this one must not write to it any more."""
+        """Raise SupersededError if a newer start has taken over the run: this one must no longer write to it."""
         refuse_superseded(self.run, self.start)
 
     def refresh_end(self, attempt: AttemptDirectory) -> None:
-        """Query the allocation's end, and pass a changed one to the ranks."""
+        """Query the end time of the allocation, and pass it to the ranks if it has changed."""
         if self.allocation.refresh_end():
             write_text(attempt.ends_at, f"{self.allocation.ends_at:.0f}\n")
-            say(f"the allocation's end has moved: {self.allocation.left_s():.0f} s are left")
+            say(f"the end time of the allocation has changed: {self.allocation.left_s():.0f} s are left")
 
     def fail(self, error: Exception) -> None:
         """Record that the supervisor itself failed; the caller raises the error again."""
@@ -126,32 +126,31 @@ class Supervisor:
                 say(f"cannot record that the supervisor failed: {problem}")
 
     def _record_failure(self, end: AttemptEnd) -> None:
-        """Record it as the end of this start's last attempt, of a new one if it has none, or as what follows that end."""
+        """Record the failure as the end of the last attempt of this start or of a new one, or after a recorded end."""
         self.refuse_superseded()
         attempt = self._own_attempt() or claim_attempt(self.run)
         if attempt.exit_file.exists():
             recorded = AttemptRecord.read(attempt)
             if recorded is not None and not recorded.final:
-                decision = f"the supervisor could not go on: {end.reason}"
+                decision = f"the supervisor could not continue: {end.reason}"
                 end_after_all(attempt, decision, state=RunState.FAILED, exit_code=OWN_FAILURE)
             return
         if not attempt.start_file.exists():
-            self._begin(attempt, choose_launcher(self.job, self.allocation, self.shape))
-        # Earlier ends are not read here: a damaged one may be the cause of the failure.
+            self._begin(attempt, choose_launcher(self.job, self.allocation))
+        # Records of earlier attempts are not read here: a damaged one may be the cause of the failure.
         verdict = decide(end.cause, budgets={}, spent={}, again=None)
         record_end(attempt, end, verdict, 0.0, Retry(self.request, 0.0))
         self.webhook.tell(attempt, end, verdict)
         self.webhook.wait()
 
     def _own_attempt(self) -> AttemptDirectory | None:
-        """The last attempt if this start has claimed it."""
+        """Return the last attempt if this start has claimed it; None otherwise."""
         attempt = self.run.last_attempt()
         if attempt is None:
             return None
         begun = StartRecord.read(attempt)
-        if (
-            begun is None or not attempt.start_file.exists()
-        ):  # it was claimed a moment ago; an earlier start's has been closed
+        # Without a start record, this start has just claimed the attempt; attempts of earlier starts have an end.
+        if begun is None or not attempt.start_file.exists():
             return None if attempt.exit_file.exists() else attempt
         return attempt if begun.start == self.start else None
 
@@ -171,7 +170,7 @@ class Supervisor:
                 self._let_old_steps_end()
 
     def _let_old_steps_end(self) -> None:
-        """Wait before the ranks are started again: Slurm may still be ending the steps of an earlier start on a node.
+        """Wait before launching the ranks again: Slurm may still be ending steps of an earlier start on a node.
 
         A request to stop also ends the wait: the next attempt checks for one first.
         """
@@ -196,7 +195,7 @@ class Supervisor:
         record.write(attempt)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
-        launcher = choose_launcher(self.job, self.allocation, self.shape)
+        launcher = choose_launcher(self.job, self.allocation)
         environment = rank_environment(
             os.environ, self.job, self.run, attempt,
             start=self.start, shape=self.shape, launcher=launcher, ends_at=self.allocation.ends_at,
@@ -218,12 +217,12 @@ class Supervisor:
                 break
             if not self._await_controller(end):
                 return self.retry.wait_for(watch.end_before_launch) or out_of_time(end)
-            attempt.launcher_log.unlink(missing_ok=True)  # the next launch is judged by its own messages
+            attempt.launcher_log.unlink(missing_ok=True)  # the next launch must be judged by its own messages
             self.nodes_checked = False
         return end
 
     def _await_controller(self, end: AttemptEnd) -> bool:
-        """Wait for the slurmctld that kept a launch from starting, but keep the time that ranks need to save."""
+        """Wait for slurmctld to respond after a failed launch, but keep the time that ranks need to save."""
         reason = end.evidence[0][1] if end.evidence else end.reason
         kept_s = float(self.job["restart"]["warn_s"])
         return await_controller(
@@ -252,11 +251,11 @@ class Supervisor:
             ranks.abandon()
             raise
         finally:
-            ranks.kill()  # no rank outlives its attempt, even if the watch itself failed
-            remove_left_behind(began)  # on this node; on other nodes the next ranks' guards do it
+            ranks.kill()  # no rank may outlive its attempt, even if the watch failed
+            remove_left_behind(began)  # cleans up this node; on others, the rank guards of the next attempt do
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:
-        """The end of a start, before its first ranks, whose nodes are not fit for them."""
+        """Check the nodes before the first ranks of this start; return the end of the attempt if one is unfit."""
         if self.nodes_checked or launcher != "srun":
             return None
         self.nodes_checked = True
@@ -267,7 +266,7 @@ class Supervisor:
         return AttemptEnd(Cause.NODE_UNFIT, reason, OWN_FAILURE, host=unfit[0].node, fix=UNFIT_FIX)
 
     def _stage(self) -> AttemptEnd | None:
-        """Stage the ranks' environment, once per start; the end of an attempt if that fails."""
+        """Stage the ranks' environment, once per start; return the end of the attempt if that fails."""
         try:
             self.staged = self.staged or stage(self.run, self.job, self.allocation, os.environ, self.request)
         except OwnFailureError as error:
@@ -284,7 +283,7 @@ class Supervisor:
         )
 
     def _next_start(self, cause: Cause) -> Next | None:
-        """How this start may be followed by another one after such an end."""
+        """Return how another start may follow this one; None if none may."""
         if self.turn is not None:
             return None if self.turn.is_last else Next.FOLLOW_UP
         if not self.job["job"]["requeue"]:
@@ -292,14 +291,14 @@ class Supervisor:
         by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
         again = self.allocation.next_start(by_requeue=by_requeue)
         if again is Next.FOLLOW_UP and by_requeue and ENDINGS[cause].with_budget is Next.AWAIT:
-            # Slurm's own requeue needs no scontrol; a follow-up job would be a second start.
+            # Slurm requeues the job itself, without scontrol; a follow-up job would start the run a second time.
             return Next.REQUEUE
         return again
 
     def _cause_in_slurm(self, end: AttemptEnd) -> Cause:
-        """The cause of an end by Slurm, according to Slurm. A cancel overrides earlier requests."""
+        """Return the cause of an attempt's end, corrected by Slurm's report. A cancel overrides earlier requests."""
         cause = end.cause
-        # In a preemption's grace time, and on a node whose slurmd is gone, Slurm may send TERM only to the ranks.
+        # During the grace time of a preemption, and on a node without slurmd, Slurm may send SIGTERM only to the ranks.
         unheard = cause is Cause.STOPPED and self.request.cause is None
         by_slurm = unheard or (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME))
         if by_slurm and self.run.is_asked("cancel"):
@@ -311,7 +310,7 @@ class Supervisor:
             if self.lost_nodes or is_node_failure:
                 return Cause.NODE_LOST
         if not by_slurm:
-            # A program without a handler was killed by the grace time's TERM.
+            # A program without a handler is killed by the SIGTERM that starts the grace time.
             is_termed = cause is Cause.CRASHED and end.exit_code == 128 + signal.SIGTERM and self.request.cause is None
             return Cause.PREEMPTED if is_termed and is_in_grace_time(self.allocation) else cause
         said = self._why_slurm_ends_us()
@@ -323,10 +322,10 @@ class Supervisor:
             host = next(iter(self.lost_nodes), None)
             end = replace(end, reason=f"Slurm reports that {nodes} failed", rank=None, host=host)
         elif end.cause is not verdict.cause:
-            end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})", rank=None, host=None, fix="")
+            end = replace(end, reason=f"Slurm ended the attempt ({verdict.cause.value})", rank=None, host=None, fix="")
         if verdict.cause is Cause.PREEMPTED and self.is_unexplained:
             end = replace(end, reason=f"{end.reason}; Slurm did not report why")
-        retry = replace(self.retry, room_seconds=ROOM_S)  # the next steps have less to lose
+        retry = replace(self.retry, room_seconds=ROOM_S)  # wait until the user frees space for this record
         record_end(attempt, end, verdict, seconds, retry)
         self.webhook.tell(attempt, end, verdict)
 
@@ -344,10 +343,10 @@ class Supervisor:
         if self.turn is not None:
             if verdict.next is Next.END:
                 cancel_later_turns(self.turn)
-            return verdict.exit_code  # the next job starts when this one is over
+            return verdict.exit_code  # the next repeated job starts when this one has ended
         if verdict.next is Next.END:
             return verdict.exit_code
-        self.request.terminated = False  # this TERM announced the end; the next one is the end itself
+        self.request.terminated = False  # this SIGTERM announced the end; the next one ends the job
         exclude = nodes_to_exclude(self.run, self.job)
         try:
             if verdict.next is Next.FOLLOW_UP:
@@ -356,12 +355,12 @@ class Supervisor:
                     self.run, self.allocation, self.script, self.start + 1, exclude=exclude, given=given
                 )  # fmt: skip
                 return verdict.exit_code
-            # Slurm would treat a job that exits by itself before the requeue as finished.
+            # If this job exited by itself before the requeue, Slurm would treat it as finished.
             if verdict.next is Next.AWAIT and await_end(self.request):
                 return verdict.exit_code
             requeue(self.allocation, self.request, exclude=exclude)
         except (ToolkitError, OSError) as error:
-            problem = f"the run could not be continued: {error.message if isinstance(error, ToolkitError) else error}"
+            problem = f"cannot continue the run: {error.message if isinstance(error, ToolkitError) else error}"
             say(f"{problem}; run `toolkit resume {self.run.run_id}` to continue it")
             end_after_all(attempt, problem)
         return verdict.exit_code

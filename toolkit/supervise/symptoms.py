@@ -1,7 +1,7 @@
-"""What a failed rank's or a launcher's messages mean: one stable name for each kind of failure, and its fix.
+"""Recognize failures by the messages of ranks and launchers: each kind has a stable name, a meaning and a fix.
 
-docs/explain.md lists the names; `exit.json` contains them. The patterns are what Slurm 22.05 to 24.11, torch 2.11 to
-2.13, Open MPI, MPICH, CUDA and the C library print.
+docs/explain.md lists the names; `exit.json` contains them. The patterns match messages of Slurm 22.05 to 24.11, torch
+2.11 to 2.13, Open MPI, MPICH, CUDA and the C library.
 """
 
 import re
@@ -13,10 +13,10 @@ __all__ = ["OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom
 
 @dataclass(frozen=True)
 class Symptom:
-    """A kind of failure. `fix` may contain {run}; "" if only the program's author knows one.
+    """A kind of failure. `fix` may contain {run}; "" if only the author of the program can know one.
 
-    `plain` ones add nothing to the message of the rank or the supervisor. `lasting` ones keep each launch from
-    starting its ranks until the user fixes them.
+    `plain`: the meaning adds nothing to the message of the rank or the supervisor. `lasting`: every launch fails until
+    the user fixes the cause.
     """
 
     word: str
@@ -28,7 +28,7 @@ class Symptom:
 
 @dataclass(frozen=True)
 class SymptomMatch:
-    """A symptom and the line that shows it."""
+    """A symptom and the line that matched it."""
 
     symptom: Symptom
     line: str
@@ -37,62 +37,62 @@ class SymptomMatch:
 EXCEPTION = Symptom("exception", "the program raised an exception", "fix the program", plain=True)
 EXIT_CODE = Symptom("exit_code", "the program exited with its own exit code", plain=True)
 KILLED = Symptom(
-    "killed", "a signal ended the process; the program did not request it",
-    "`dmesg -T` on the node shows whether the kernel did it for memory",
+    "killed", "a signal killed the process; the program did not send it",
+    "`dmesg -T` on the node shows whether the kernel's OOM killer sent the signal",
 )  # fmt: skip
 NATIVE_CRASH = Symptom(
-    "native_crash", "native code crashed", "PYTHONFAULTHANDLER=1 in [env] vars shows where in a Python program"
+    "native_crash", "native code crashed", "set PYTHONFAULTHANDLER=1 in [env] vars to log where Python code crashes"
 )
 OUT_OF_MEMORY = Symptom(
     "out_of_memory", "the job used more memory than was allocated to it",
-    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with a larger value, or use fewer ranks on a node",
+    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with a larger value, or use fewer ranks per node",
 )  # fmt: skip
 GPU_OUT_OF_MEMORY = Symptom(
-    "gpu_out_of_memory", "a GPU's memory was full",
+    "gpu_out_of_memory", "a GPU ran out of memory",
     "use a smaller train.micro_batch, a larger parallel.shard, or larger GPUs",
 )  # fmt: skip
 DISK_FULL = Symptom(
     "disk_full", "a file system is full, or a quota is reached",
-    "free space (`df -h`, the site's quota command), then `toolkit resume {run}`",
+    "free space (`df -h`, the site's quota command), then run `toolkit resume {run}`",
 )  # fmt: skip
 WRONG_PMI = Symptom(
     "wrong_pmi", "the launcher and the MPI library are incompatible",
-    'the site file\'s [launcher] mpi must be what the MPI was built for: "pmi2" for MPICH, "pmix" for Open MPI; '
-    "`srun --mpi=list` lists the available types; or set another MPI as [launcher] libmpi",
+    'set [launcher] mpi in the site file to the type that the MPI library was built for: "pmi2" for MPICH, "pmix" for '
+    "Open MPI (`srun --mpi=list` lists the available types); or set [launcher] libmpi to another MPI library",
     lasting=True,
 )  # fmt: skip
 PMIX_ORDER = Symptom(
     "pmix_order", "Slurm's PMIx did not find the nodes of the step; one cause is a heterogeneous job whose node names are not "
     "sorted in the order of its components",
-    "set nodelist in each [[component]], with the first component's node names before the others' (docs/heterogeneous.md)",
+    "set nodelist in each [[component]] so that node names are sorted across the components (docs/heterogeneous.md)",
 )  # fmt: skip
 NO_INTERPRETER = Symptom(
     "no_interpreter", "the program to start does not exist on a node",
-    "install it on a file system that all nodes see, and submit with the toolkit that is installed there",
+    "install toolkit on a file system that all nodes mount, and submit with that installation",
     lasting=True,
 )  # fmt: skip
 IMAGE_FAILED = Symptom(
     "image_failed", "the container of a rank could not be started",
-    "check image, mounts and python in [container] of the job and of the site", lasting=True,
+    "check image, mounts and python in [container] of the job file and the site file", lasting=True,
 )  # fmt: skip
 SETUP_FAILED = Symptom(
     "setup_failed", "a line of the site's [env] failed before any rank started",
-    "fix that module or set-up line of the site file; `toolkit site show` prints its place", lasting=True,
+    "fix this module or setup line of the site file; `toolkit site show` prints its location", lasting=True,
 )  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 CONTROLLER_AWAY = Symptom(
     "controller_away", "Slurm's controller did not respond, so srun could not start anything",
-    "wait until `scontrol ping` reports it UP, then run `toolkit resume {run}`",
+    "wait until `scontrol ping` reports slurmctld UP, then run `toolkit resume {run}`",
 )  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
-    "collective_timeout", "ranks waited in a collective for one that did not come",
-    "check what that rank did; if it was only slow, raise restart.collective_timeout_s, or the time-out of your "
-    "own group", plain=True,
+    "collective_timeout", "ranks waited in a collective for a rank that did not join it",
+    "check what that rank did; if it was only slow, raise restart.collective_timeout_s, or the time-out of your own "
+    "process group", plain=True,
 )  # fmt: skip
-PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank reported the reason")
+PEER_LOST = Symptom("peer_lost", "the connection to another rank was lost, and no rank reported the reason")
 NODE_LOST = Symptom("node_lost", "a node failed")
-REFUSED = Symptom("refused", "a rank refused its input", plain=True)
-FAILED = Symptom("failed", "toolkit could not do its own part of the work on this machine", plain=True)
+REFUSED = Symptom("refused", "a rank rejected its input", plain=True)
+FAILED = Symptom("failed", "toolkit itself failed on this host", plain=True)
 SILENT = Symptom("silent_end", "ranks exited without reporting an error", plain=True)
 
 SYMPTOMS = (
@@ -101,7 +101,7 @@ SYMPTOMS = (
     SILENT,
 )  # fmt: skip
 
-# The first match counts, so specific patterns come before general ones.
+# The first match counts, so specific patterns precede general ones.
 _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
     (symptom, re.compile(pattern, re.IGNORECASE))
     for symptom, pattern in (
@@ -129,13 +129,13 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
          r"(?:timed out|Zero Bytes|Connection reset|Unexpected message)"),
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
-         r"timed out .*(?:gloo|nccl|collective)|did not finish in [\d.]+ s; rank \d+ did not come"),
+         r"timed out .*(?:gloo|nccl|collective)|did not finish in [\d.]+ s; rank \d+ did not (?:come|join)"),
     )
 )  # fmt: skip
 
 
 def match_symptom(lines: Sequence[str]) -> SymptomMatch | None:
-    """The first symptom in some lines, with the first line that shows it; None if they show none."""
+    """Return the first symptom that matches a line, with the first line that it matches; None if there is none."""
     for symptom, pattern in _PATTERNS:
         for line in lines:
             if pattern.search(line):
@@ -144,5 +144,5 @@ def match_symptom(lines: Sequence[str]) -> SymptomMatch | None:
 
 
 def symptom_named(word: str) -> Symptom | None:
-    """The symptom with a stable name; None for the name of a plain cause, such as `walltime`."""
+    """Return the symptom with this stable name; None if the name is that of a cause, such as `walltime`."""
     return next((symptom for symptom in SYMPTOMS if symptom.word == word), None)

@@ -1,7 +1,7 @@
-"""The resources of one node that its ranks use, sampled by the guard of the node's first rank: CPU time, memory, GPUs.
+"""Sample the CPU time, memory and GPUs that the ranks of one node use. The guard of the node's first rank does this.
 
-There is one small file per node, rewritten at each sample: 1 s after the start, then at growing intervals up to 30 s.
-All values come from /proc and NVML; the ranks are not affected, and a value that cannot be read is null.
+Each node has one small file, rewritten at each sample: 1 s after the start, then at growing intervals up to 30 s.
+Values come from /proc and NVML, without affecting the ranks. A value that cannot be read is null.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["usage_of_node"]
 FIRST_S = 1.0
 PERIOD_S = 30.0
 _SHORTEST_S = 0.1
-_JOIN_S = 2.0  # for a sample that hangs on the run directory's file system
+_JOIN_S = 2.0  # time for a sample that hangs on the file system of the run directory
 _DRIVER = Path("/proc/driver/nvidia")
 
 
 @dataclass
 class GpuUse:
-    """One GPU over all samples; `busy` adds up shares of time, each over the last second or less (NVML)."""
+    """The use of one GPU over all samples. `busy` is the sum of utilizations (0 to 1), each over at most 1 s (NVML)."""
 
     uuid: str
     samples: int = 0
@@ -51,20 +51,20 @@ class GpuUse:
 
 @dataclass
 class NodeUsage:
-    """The running totals of one node. `launcher` is the parent process of the ranks' guards."""
+    """The running totals of one node. `launcher` is the pid of the parent of the ranks' guards."""
 
     path: Path
     launcher: int
     first_rank: int
-    visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES
+    visible_gpus: str | None = None  # the value of CUDA_VISIBLE_DEVICES
     began: float = field(default_factory=time.monotonic)
     samples: int = 0
     ranks: int = 0
     cpu_s: float = 0.0
     cpus_peak: float = 0.0
     memory_peak_bytes: int = 0
-    _sampled_s: float = 0.0  # after the start
-    _resident_bytes: int = 0  # at the last sample
+    _sampled_s: float = 0.0  # from the start to the last sample
+    _resident_bytes: int = 0  # resident memory at the last sample
     _resident_byte_s: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -82,13 +82,13 @@ class NodeUsage:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
                 return
-        # /proc has nothing about exited processes; of the first rank, the kernel kept the largest of its processes.
+        # /proc has no exited processes. For the first rank, the kernel still reports the peak of its largest process.
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         self.memory_peak_bytes = max(self.memory_peak_bytes, largest)
         self.sample()
 
     def sample(self) -> None:
-        """Take one sample, and write the totals. A full disk costs a sample, and no rank."""
+        """Take one sample, and write the totals. If that fails, only the sample is lost."""
         processes = dict(descendants(self.launcher))
         self.samples += 1
         self.ranks = max(self.ranks, sum(one.parent == self.launcher for one in processes.values()))
@@ -108,23 +108,23 @@ class NodeUsage:
             )  # fmt: skip
 
     def _add(self, processes: Mapping[int, Process]) -> None:
-        """Add the use since the last sample; the present value applies to the whole interval."""
+        """Add the use since the last sample, as if the current memory use applied to the whole interval."""
         now_s = time.monotonic() - self.began
         since_s, self._sampled_s = now_s - self._sampled_s, now_s
-        # Time never decreases: a rank that has exited removed its own from /proc.
+        # The total must not decrease when the CPU time of an exited rank disappears from /proc.
         cpu_s = max(self.cpu_s, sum(one.cpu_s for one in processes.values()))
-        if since_s >= _SHORTEST_S:  # a tick of the clock would count for several CPUs
+        if since_s >= _SHORTEST_S:  # over a shorter time, one clock tick would count as several CPUs
             self.cpus_peak = max(self.cpus_peak, (cpu_s - self.cpu_s) / since_s)
         self.cpu_s = cpu_s
         memory = [memory_of(pid) for pid in processes]
         self.memory_peak_bytes = max(self.memory_peak_bytes, sum(one.peak_bytes for one in memory))
         resident = sum(one.resident_bytes for one in memory)
-        # The last sample finds almost nothing left of the memory that was in use until just before.
+        # By the last sample, the rank has exited and freed the memory that it used until then.
         self._resident_byte_s += max(self._resident_bytes, resident) * since_s
         self._resident_bytes = resident
 
     def _sample_until_over(self) -> None:
-        # Signals are for the thread that waits for the rank. NVML is queried here: a driver that hangs delays nothing else.
+        # The thread that waits for the rank handles signals. NVML is queried here, as its driver may hang.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._gpus = nvidia_gpus(self.visible_gpus) if _DRIVER.exists() else None
         pause_s = FIRST_S
@@ -134,7 +134,7 @@ class NodeUsage:
 
 
 def usage_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, str]) -> NodeUsage | None:
-    """The totals of this rank's node if it is the node's first rank; None for any other rank.
+    """Return the totals of this rank's node if it is the node's first rank; None for any other rank.
 
     Launchers fill one node after another. The ranks' guards are children of one process on each node: slurmstepd, the
     daemon of mpirun, or the supervisor.
@@ -145,7 +145,7 @@ def usage_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, st
 
 
 def _is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
-    if environ.get("TOOLKIT_LAUNCHER") == "srun":  # components may differ in their ranks per node
+    if environ.get("TOOLKIT_LAUNCHER") == "srun":  # components may have different ranks per node
         return environ.get("SLURM_LOCALID") == "0"
     per_node = environ.get("TOOLKIT_RANKS_PER_NODE", "")
     return per_node.isdigit() and not rank % max(1, int(per_node))
@@ -153,14 +153,14 @@ def _is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc: its parent, and the CPU time of it and of its reaped children."""
+    """A process in /proc: its parent's pid, and the CPU time of it and its reaped children."""
 
     parent: int
     cpu_s: float
 
 
 def descendants(root: int) -> Iterator[tuple[int, Process]]:
-    """Every running process below `root`, which is not included."""
+    """Yield the pid and the usage of every running descendant of process `root`."""
     processes = dict(_processes())
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
@@ -177,22 +177,22 @@ def _processes() -> Iterator[tuple[int, Process]]:
     for name in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
         try:
             text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has exited meanwhile
+        except OSError:  # the process has exited meanwhile
             continue
-        fields = text.rpartition(")")[2].split()  # from the third on, proc(5)
+        fields = text.rpartition(")")[2].split()  # the fields from the third on, proc(5)
         yield int(name), Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A process's resident memory, and its peak."""
+    """The resident memory of a process, and its peak."""
 
     resident_bytes: int = 0
     peak_bytes: int = 0
 
 
 def memory_of(pid: int) -> Memory:
-    """The memory of a process; zeros for one that has exited."""
+    """Return the memory of a process; zeros if it has exited."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -204,7 +204,7 @@ def memory_of(pid: int) -> Memory:
 
 @dataclass
 class NvidiaGpus:
-    """GPUs as NVML counts them; `library` is the module of nvidia-ml-py."""
+    """GPUs and their NVML handles by UUID; `library` is the module `pynvml`."""
 
     library: Any
     handles: Mapping[str, Any]
@@ -216,7 +216,7 @@ class NvidiaGpus:
             try:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            except nvml.NVMLError:  # a partitioned GPU (MIG) reports no utilisation; a lost one reports nothing
+            except nvml.NVMLError:  # a partitioned GPU (MIG) reports no utilization; a lost one reports nothing
                 continue
             use = self._uses.setdefault(uuid, GpuUse(uuid))
             use.samples, use.busy, use.memory_bytes = use.samples + 1, use.busy + busy, int(memory.total)
@@ -226,11 +226,11 @@ class NvidiaGpus:
 
 
 def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, all of the node without it; None if NVML is not available."""
+    """Return the GPUs in `visible` (CUDA_VISIBLE_DEVICES), or all if it is None; None if NVML is not available."""
     if library is None:
         try:
             import pynvml
-        except ImportError:  # for example in an image's Python
+        except ImportError:  # the Python of a container image may lack pynvml
             return None
         library = pynvml
     try:
@@ -248,5 +248,5 @@ def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
 
 
 def _is_named(index: int, uuid: str, named: list[str]) -> bool:
-    """True if its number or a prefix of its UUID is listed."""
+    """Return whether `named` contains the index or a prefix of the UUID of a GPU."""
     return any(one.strip() == str(index) or (one.startswith("GPU-") and uuid.startswith(one.strip())) for one in named)

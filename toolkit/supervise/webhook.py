@@ -1,6 +1,6 @@
-"""The webhook of [notify]: a small JSON document for each end of an attempt that the user wants to be notified of.
+"""Call the webhook of [notify]: post a small JSON document for each attempt end that the user wants to know of.
 
-It is sent in its own thread. Problems are logged without the URL, which is a secret.
+Each post has its own thread. Errors are logged without the URL, which is a secret.
 """
 
 import http.client
@@ -27,7 +27,7 @@ _PLAIN_ENDS = (Cause.COMPLETED, Cause.STOPPED, Cause.CANCELLED, Cause.WALLTIME)
 
 
 def event_of(verdict: Verdict) -> str:
-    """The event of `webhook_on` for the end of an attempt; "" if the next start follows a walltime."""
+    """Return the event in `webhook_on` for an attempt's end; "" for one such as walltime if the run continues."""
     if verdict.cause in _PLAIN_ENDS:
         return "end" if verdict.next is Next.END else ""
     return _EVENTS.get(verdict.cause, "failure")
@@ -35,14 +35,14 @@ def event_of(verdict: Verdict) -> str:
 
 @dataclass
 class Webhook:
-    """Posts in its own threads; `wait` gives them time to finish."""
+    """Posts each document in its own thread; `wait` gives the threads time to finish."""
 
     job: Mapping[str, Any]
     environ: Mapping[str, str]
     under_way: list[threading.Thread] = field(default_factory=list)
 
     def tell(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict) -> None:
-        """Post the end of an attempt, if the job requests it."""
+        """Post the end of an attempt, if the job requests this event."""
         wanted = self.job.get("notify") or {}
         event = event_of(verdict)
         if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
@@ -53,7 +53,7 @@ class Webhook:
         self.under_way.append(thread)
 
     def wait(self) -> None:
-        """Wait for pending posts, a few seconds at most: the process is about to exit."""
+        """Wait a few seconds for pending posts, because the process is about to exit."""
         deadline = time.monotonic() + POST_TIMEOUT_S
         for thread in self.under_way:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -72,7 +72,7 @@ class Webhook:
         except OwnFailureError as error:
             say(f"the webhook was not called: {error}")
         except urllib.error.HTTPError as error:
-            say(f"the webhook rejected the {document['event']}: HTTP {error.code}")
+            say(f"the webhook rejected the event {document['event']!r}: HTTP {error.code}")
         except urllib.error.URLError as error:
             say(
                 f"the webhook was not reached: {getattr(error.reason, 'strerror', None) or type(error.reason).__name__}"
@@ -84,12 +84,12 @@ class Webhook:
 def _document(
     job: Mapping[str, Any], attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, event: str
 ) -> dict[str, Any]:
-    """The document to post: chat services show its `text`."""
+    """Return the document to post: chat services show its `text`."""
     name = job["job"].get("name", attempt.run.job_name)
     is_final = verdict.next is Next.END
     state = verdict.final_state.value if is_final else verdict.next.value
     follows = "" if verdict.cause is Cause.COMPLETED else f": {end.reason}"
-    text = f"{name} {attempt.run.run_id} {'is' if is_final else 'continues:'} {state}{follows}"
+    text = f"{name} {attempt.run.run_id}: {'' if is_final else 'continues, '}{state}{follows}"
     return {
         "text": text, "event": event, "job_name": name, "run_id": attempt.run.run_id, "attempt": attempt.number,
         "cause": verdict.cause.value, "reason": end.reason, "next": verdict.next.value, "final": is_final,

@@ -1,4 +1,4 @@
-"""Ages such as `30m`, `12h`, `7d` or `2w`, and times as an age or a date in local time."""
+"""Parse ages such as `30m`, `12h`, `7d` or `2w`, and times given as an age or a date in local time."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -13,13 +13,13 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 
 def read_age(text: str) -> timedelta | None:
-    """Return an age such as `7d`; None for another form."""
+    """Parse an age such as `7d`; return None for any other form."""
     match = _AGE.fullmatch(text)
     return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
 
 
 def read_moment(text: str) -> datetime | None:
-    """Return a time in UTC from an age or an ISO date; None for another form."""
+    """Parse an age or an ISO date as a time in UTC; return None for any other form."""
     age = read_age(text)
     try:
         return datetime.now(UTC) - age if age is not None else datetime.fromisoformat(text).astimezone(UTC)

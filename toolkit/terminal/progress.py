@@ -12,17 +12,17 @@ from rich.text import Text
 
 __all__ = ["WIDTH", "PlainBarColumn", "given_back", "plain_bar"]
 
-WIDTH = 30  # characters, without the brackets
+WIDTH = 30  # in characters, without the brackets
 
 
 def plain_bar(done: float, total: float | None) -> Text:
-    """`[######........................]`; empty while the total is unknown."""
+    """Return a bar such as `[######........................]`; empty while the total is unknown."""
     made = min(WIDTH, int(WIDTH * done / total)) if total else 0
     return Text(f"[{'#' * made}{'.' * (WIDTH - made)}]")
 
 
 class PlainBarColumn(ProgressColumn):
-    """`plain_bar` in place of rich's own column."""
+    """A rich column that shows `plain_bar`."""
 
     def render(self, task: Task) -> Text:
         """Return the current bar of a task."""
@@ -34,9 +34,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """Turn TERM and HUP into exits through `finally` blocks, with the exit code that a shell reports for a signal.
+    """On SIGTERM and SIGHUP, exit through `finally` blocks, with the exit code that a shell reports for the signal.
 
-    Signals that the program handles or ignores, as below nohup, stay so; only a main thread can have handlers.
+    Signals that the program already handles or ignores, as under nohup, are unaffected, and so are other threads.
     """
     is_main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]

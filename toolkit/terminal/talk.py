@@ -16,7 +16,7 @@ def plain(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, with control characters and line ends escaped.
+    """Print one line to stderr, with control characters and line breaks escaped.
 
     Raises:
         OSError: stderr cannot be written.
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def say_beside(text: str) -> None:
-    """Like `say`, but never fail the caller's work: stderr may be a log on a full disk."""
+    """Like `say`, but without errors: stderr may be a log on a full disk, which must not make the caller fail."""
     with suppress(OSError):
         say(text)
 
@@ -45,29 +45,29 @@ def clean(line: str) -> str:
 
 
 def is_plain() -> bool:
-    """Whether the user disabled colors (https://no-color.org); drawings are then plain ASCII as well."""
+    """Return whether the user disabled colors (https://no-color.org); bars and tables are then plain ASCII, too."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def has_unicode() -> bool:
-    """Whether stdout accepts characters beyond ASCII: its encoding is UTF-8, and not only because the locale is C.
+    """Return whether stdout can print non-ASCII characters: it uses UTF-8, and not only because the locale is C.
 
-    In a C locale Python enables its UTF-8 mode (PEP 540), whatever the terminal supports.
+    In the C locale, Python enables its UTF-8 mode (PEP 540) even if the terminal does not support it.
     """
     of_locale_c = sys.flags.utf8_mode and not os.environ.get("PYTHONUTF8")
     return "utf" in (sys.stdout.encoding or "").lower() and not of_locale_c
 
 
 _BETWEEN = "  "
-_LEAST_LAST = 12  # minimum width of the last column, whose strings may be long
+_LEAST_LAST = 12  # minimum width of the last column, which may have long strings
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed: Sequence[str] = ()) -> None:
-    """Print a line for each row, each column as wide as its widest value.
+    """Print a line for each row, with each column as wide as its widest value.
 
-    On a terminal that is too narrow, the columns of `shed` are omitted, the first ones first, and longer lines are cut.
-    A file or a pipe gets every column. The layout is our own because rich renders about 1,000 rows per second, and a
-    history may have hundreds of thousands.
+    On a terminal that is too narrow, columns in `shed` are omitted in that order, and longer lines are cut. A file or a
+    pipe gets every column. rich is not used, since it renders about 1,000 rows per second, and a history may have
+    hundreds of thousands.
     """
     table = [header, *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -77,11 +77,11 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed
     for row in table:
         line = _BETWEEN.join(row[place].ljust(widths[place]) for place in kept).rstrip()
         sys.stdout.write((line if edge is None or len(line) <= edge else f"{line[: edge - 1]}{cut}") + "\n")
-    sys.stdout.flush()  # makes a full disk an error of this command
+    sys.stdout.flush()  # a full disk must make this command fail
 
 
 def _kept(header: Sequence[str], widths: Sequence[int], edge: int, shed: Sequence[str]) -> list[int]:
-    """The indexes of the columns that fit before the edge; the last one may be cut."""
+    """Return the indexes of the columns that fit into `edge` characters; the last one may be truncated."""
     least = [*widths[:-1], min(widths[-1], _LEAST_LAST)]
     kept = list(range(len(header)))
     for title in shed:

@@ -1,6 +1,6 @@
-"""The claims of each source about a node, before they become facts, and the reasons for missing claims.
+"""Combine what several sources (NVML, /sys, nvidia-smi, ...) claim about a node into facts.
 
-No source outvotes another: if two contradict each other, the value is unknown, and both claims are kept.
+No source overrides another: if two sources contradict each other, the value is unknown, and the fact keeps both claims.
 """
 
 from collections.abc import Hashable, Iterator
@@ -19,8 +19,8 @@ About = tuple[Hashable, ...]
 class Answer:
     """The claims of one source.
 
-    `covers` lists the prefixes of the subjects that the source reports; None matches any key. `reasons` explains
-    missing claims: the reason at a prefix applies to all subjects below it, and the one at () to the whole source.
+    `covers` lists prefixes of subjects that the source can report; None in a prefix matches any key. `reasons`
+    explains missing claims: a reason applies to all subjects with its prefix, and the reason at () to all subjects.
     """
 
     source: str
@@ -32,18 +32,18 @@ class Answer:
     warnings: list[str] = field(default_factory=list)
 
     def say(self, value: Any, *about: Hashable, derived: bool = False) -> None:
-        """Claim a value; None claims nothing. A derived claim counts only if no other source claims a value."""
+        """Claim a value unless it is None. A derived claim counts only if no other source claims a value."""
         if value is not None:
             self.claims[about] = value
             if derived:
                 self.derived.add(about)
 
     def miss(self, reason: str, *about: Hashable) -> None:
-        """Record why there is no claim about this subject, or about any subject below it."""
+        """Record why this source has no claim about a subject, or about any subject with this prefix."""
         self.reasons[about] = reason
 
     def reason(self, about: About) -> tuple[int, str] | None:
-        """(length of the matching prefix, why there is no claim); None if this source does not cover the subject."""
+        """Return (length of the matching prefix, why there is no claim); None if no reason is recorded."""
         if not any(_has_prefix(about, prefix) for prefix in self.covers):
             return None
         for length in range(len(about), -1, -1):
@@ -57,15 +57,15 @@ def _has_prefix(about: About, prefix: About) -> bool:
 
 
 class Claims:
-    """The answers of all sources of a node."""
+    """The claims of all sources about one node."""
 
     def __init__(self, answers: list[Answer]) -> None:
         self.answers = answers
 
     def below(self, *about: Hashable, firm: bool = False) -> list[Any]:
-        """The distinct keys that follow this prefix in any claim: the GPU numbers below "GPU".
+        """Return the distinct keys after this prefix in all claims, for example the GPU numbers after "GPU".
 
-        `firm` omits keys that have derived claims only.
+        If `firm` is True, keys with only derived claims are omitted.
         """
         depth = len(about)
         return list(
@@ -78,9 +78,9 @@ class Claims:
         )
 
     def fact(self, *about: Hashable) -> Fact[Any]:
-        """The value on which the sources agree, or the reason why it is unknown."""
+        """Return the value on which the sources agree, or an unknown fact with the reason."""
         claiming = [answer for answer in self.answers if about in answer.claims]
-        # A derived claim fills a gap; it never contradicts a source that observed the value.
+        # A derived claim only fills a gap. It must not contradict a source that observed the value.
         claiming = [answer for answer in claiming if about not in answer.derived] or claiming[:1]
         if not claiming:
             return self._unclaimed(about)
@@ -93,13 +93,13 @@ class Claims:
         return Fact(None, sources, "unknown", CONTRADICTED, claims)
 
     def facts(self, about: About, *names: str) -> Iterator[Fact[Any]]:
-        """The fact of each name below a subject."""
+        """Yield the fact for each name below a subject."""
         return (self.fact(*about, name) for name in names)
 
     def _unclaimed(self, about: About) -> Fact[Any]:
-        """The unknown fact, with the reason of each source that covers the subject."""
+        """Return an unknown fact with the reasons of the sources that cover the subject."""
         silent = [(answer.source, reason) for answer in self.answers if (reason := answer.reason(about))]
-        # A reason for this very subject explains more than the absence of another source.
+        # A reason for this subject explains more than a reason for a whole source, such as "not installed".
         silent = [(source, reason) for source, reason in silent if reason[0]] or silent
         return unknown(
             ", ".join(dict.fromkeys(source for source, _ in silent)) or "none",

@@ -1,7 +1,7 @@
-"""Facts about nodes, each with its source. An unknown value is None with a reason; it is never a guess.
+"""Facts about nodes, each with its source. An unknown value is None with a reason, never a guess.
 
-`Hardware` contains what nodes of one kind have in common, and equal nodes share it. `NodeFacts` contains what differs
-between such nodes: names, switches, and the identifiers that manufacturers give to single devices.
+`Hardware` contains the facts that nodes of one kind have in common; equal nodes share one object. `NodeFacts` contains
+the facts that differ between such nodes: host names, switches, and the unique identifiers of devices.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# The evidence for a fact: two or more sources; the driver or the kernel; the output of a command; other facts; none.
+# The evidence for a fact, in this order: two or more sources; driver or kernel; command output; other facts; none.
 Confidence = Literal["confirmed", "direct", "printed", "derived", "unknown"]
 CONTRADICTED = "sources contradict each other"
 
@@ -34,9 +34,9 @@ class Claimed:
 class Fact(Generic[T]):
     """One value with its source, or the reason why it is unknown.
 
-    `source` names the library, folder, command or variable that toolkit read, several separated by commas. `missing`
-    is empty exactly when `value` is not None. If sources contradict each other, `claims` has the value of each one, and
-    `value` is None.
+    `source` names the library, folder, command or variable that toolkit read; several are separated by commas. `missing`
+    is the reason if `value` is None, else empty. If sources contradict each other, `value` is None, and `claims` lists
+    the value from each source.
     """
 
     value: T | None
@@ -47,13 +47,13 @@ class Fact(Generic[T]):
 
 
 def unknown(source: str, missing: str) -> Fact[Any]:
-    """A fact without a value; `missing` is the reason."""
+    """Return a fact without a value; `missing` is the reason."""
     return Fact(None, source, "unknown", missing)
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One NUMA node: `cpus` is a list with ranges, empty for a node that has only memory."""
+    """One NUMA node. `cpus` is a CPU list such as "0-15,64-79", empty for a NUMA node with only memory."""
 
     number: int
     socket: Fact[int]
@@ -63,7 +63,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `bus` is its PCI address in the format of /sys; `numa_node` and `cpus` are the nearest ones."""
+    """One GPU. `bus` is its PCI address in the format of /sys; `numa_node` and `cpus` are those nearest to it."""
 
     index: int
     name: Fact[str]
@@ -75,7 +75,7 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """The name of this GPU in links: GPU0."""
+        """The name of this GPU in links, such as GPU0."""
         return f"GPU{self.index}"
 
 
@@ -102,7 +102,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class LinkFact:
-    """One kind of link (NV12, PIX, PXB, PHB, NODE, SYS), or an unknown one, and the pairs of devices that have it."""
+    """One kind of link (NV12, PIX, PXB, PHB, NODE, SYS, or unknown), and the device pairs that it connects."""
 
     link: Fact[str]
     pairs: tuple[tuple[str, str], ...]
@@ -121,7 +121,7 @@ class Hardware:
     links: tuple[LinkFact, ...]
 
     def link_of(self) -> dict[tuple[str, str], Fact[str]]:
-        """The link of each pair of devices, in both directions."""
+        """Return the link of each pair of devices, in both directions."""
         links = {pair: link.link for link in self.links for pair in link.pairs}
         return links | {(second, first): link for (first, second), link in links.items()}
 
@@ -130,9 +130,9 @@ class Hardware:
 class NodeFacts:
     """The facts that one node collects about itself.
 
-    `gpu_uuids` and `gpu_fabrics` follow the order of `hardware.gpus`, `nic_guids` that of the NICs. GPUs with equal
-    fabrics are in one NVLink clique, also on different nodes; "none" is a GPU without a fabric that joins nodes.
-    `warnings` report damage in the data of the sources.
+    `gpu_uuids` and `gpu_fabrics` are in the order of `hardware.gpus`, `nic_guids` in the order of the NICs. GPUs with
+    equal fabrics are in one NVLink clique, even on different nodes; "none" means that no NVLink fabric connects the GPU
+    to other nodes. `warnings` reports data from the sources that toolkit cannot parse.
     """
 
     host: Fact[str]
@@ -148,7 +148,7 @@ NO_FABRIC = "none"
 
 
 def facts_of(part: Any, label: str = "") -> Iterator[tuple[str, Fact[Any]]]:
-    """Every fact below a part of a node, with a label of its subject: ("GPU1 numa_node", fact)."""
+    """Yield every fact inside a part of a node with a label, such as ("GPU1 numa_node", fact)."""
     if isinstance(part, Fact):
         yield label, part
         yield from facts_of(part.value, label) if isinstance(part.value, tuple) else ()
@@ -171,7 +171,7 @@ def _name(part: Any) -> str:
 
 
 def contradictions(node: NodeFacts) -> tuple[str, ...]:
-    """One line for each fact on which sources disagree, with the claim of each source."""
+    """Return one line for each fact on which sources disagree, with the claim of each source."""
     return tuple(
         f"{label}: {', '.join(f'{claim.source} says {claim.value}' for claim in fact.claims)}"
         for label, fact in facts_of(node)
@@ -181,9 +181,9 @@ def contradictions(node: NodeFacts) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The node and the GPU of a rank: `host` is None if unknown, `node` is the launcher's number of the node.
+    """The node and the GPU of a rank. `host` is None if unknown; `node` is the node number from the launcher.
 
-    `gpu` is the UUID of its GPU, independent of CUDA's numbering; None if the rank has no GPU or the UUID is unknown.
+    `gpu` is a UUID, because CUDA numbers depend on the process; None if the rank has no GPU or its UUID is unknown.
     """
 
     rank: int
@@ -195,11 +195,11 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Topology:
-    """The facts of all nodes, the same on every rank.
+    """The facts about all nodes, the same on every rank.
 
-    `nodes` and `ranks_by_host` are ordered by the lowest rank on the node, ranks ascending; without ranks, `nodes` are
-    ordered by name. `unplaced_ranks` lists the ranks whose host is unknown. `conflicts` reports contradictions between
-    nodes and ranks. `gpu_of_rank` has the UUID of each rank's GPU if it is known.
+    `nodes` and `ranks_by_host` are sorted by the lowest rank on the node; without ranks, `nodes` are sorted by name. The
+    ranks of a host are in ascending order. `unplaced_ranks` lists the ranks with an unknown host. `conflicts` reports
+    contradictions between nodes and ranks. `gpu_of_rank` contains the GPU UUIDs of the ranks, as far as known.
     """
 
     nodes: tuple[NodeFacts, ...]

@@ -1,7 +1,7 @@
-"""Send the facts of all nodes to all ranks, over the process group or a store; only the exchange imports torch.
+"""Send the facts of all nodes to all ranks, over the process group or a torch store.
 
-The first rank of each kind of node sends the facts that this kind has in common, once: the nodes of a large job differ
-only in their names, leaf switches and device identifiers.
+Most nodes of a large job differ only in their names, leaf switches and device identifiers. Therefore the first rank on
+each kind of node sends the facts that the kind has in common, and the other ranks do not repeat them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionRecord:
-    """The JSON form of a contribution: it names the node's hardware, whose own JSON has `hardware_bytes` bytes."""
+    """The JSON form of a contribution. It only names the hardware, which is sent separately in `hardware_bytes` bytes."""
 
     place: RankPlace
     node: NodeRecord | None
@@ -48,7 +48,7 @@ class ContributionRecord:
 def gather_topology(world: World, group: ProcessGroup | None = None) -> Topology:
     """Probe every node once, by its local rank 0, and return the same topology on every rank.
 
-    Collective over `group` (None: all ranks), whose backend must carry CPU tensors.
+    Collective over `group` (None: all ranks), whose backend must support CPU tensors.
     """
     encoded, name, hardware = encode(contribution_of(world))
     records = [adapter(ContributionRecord).validate_json(sent) for sent in _all_gather_bytes(encoded, group)]
@@ -61,10 +61,10 @@ def gather_topology(world: World, group: ProcessGroup | None = None) -> Topology
 
 
 def gather_over_store(world: World, store: Store, prefix: str = "topology") -> Topology:
-    """Probe every node once and return the same topology on every rank, over a torch store without a process group.
+    """Probe every node once and return the same topology on every rank, over a torch store instead of a process group.
 
-    Collective over all ranks of `world`: rank 0 merges the nodes, and the other ranks wait for it with the timeout of
-    the store. Each call needs a `prefix` of its own.
+    Collective over all ranks of `world`. Rank 0 merges the nodes; the other ranks wait for it with the timeout of the
+    store. Each call needs a different `prefix`.
     """
     encoded, name, hardware = encode(contribution_of(world))
     if hardware:
@@ -80,7 +80,7 @@ def gather_over_store(world: World, store: Store, prefix: str = "topology") -> T
 
 
 def contribution_of(world: World) -> Contribution:
-    """The contribution of this rank; local rank 0 probes its node."""
+    """Return the contribution of this rank; local rank 0 also probes the node."""
     gpus = gpus_of_process(os.environ) if world.device.startswith("cuda") else []
     gpu = gpu_of_device(world.device, gpus)
     place = RankPlace(world.rank, world.host or None, world.node, world.local_rank, gpu.uuid if gpu else None)
@@ -91,7 +91,7 @@ def contribution_of(world: World) -> Contribution:
 
 
 def encode(contribution: Contribution) -> tuple[bytes, str, bytes]:
-    """(JSON of the contribution, name of the hardware, JSON of the hardware); the last two are empty without facts."""
+    """Return (contribution JSON, hardware name, hardware JSON); the last two are empty if there are no facts."""
     facts = contribution.facts
     name, hardware = hardware_json(facts.hardware) if facts else ("", b"")
     record = ContributionRecord(contribution.place, record_of(facts, name) if facts else None, len(hardware))
@@ -100,7 +100,7 @@ def encode(contribution: Contribution) -> tuple[bytes, str, bytes]:
 
 
 def decode(records: Sequence[ContributionRecord], kinds: Mapping[str, bytes]) -> list[Contribution]:
-    """The contributions; nodes with the same hardware name share one object."""
+    """Return the contributions; nodes with the same hardware name share one `Hardware` object."""
     hardware = {name: adapter(Hardware).validate_json(sent) for name, sent in kinds.items()}
     return [
         Contribution(record.place, record.node.facts(hardware[record.node.hardware]) if record.node else None)
@@ -124,8 +124,10 @@ def merge(contributions: Sequence[Contribution]) -> Topology:
         hosts_by_number.setdefault(place.node, set()).add(place.host)
         probes[place.host] = probes.get(place.host, 0) + (contribution.facts is not None)
     nodes, conflicts = merge_nodes(c.facts for c in ordered if c.facts and c.place.host is not None)
-    conflicts = [f"{count} ranks on {host} are local rank 0" for host, count in probes.items() if count > 1] + conflicts
-    # This detects different machines with the same name ("localhost"): the launcher numbers them separately.
+    conflicts = [
+        f"{count} ranks on {host} have local rank 0" for host, count in probes.items() if count > 1
+    ] + conflicts
+    # Different machines with the same name, such as "localhost", have different node numbers from the launcher.
     conflicts += [
         f"ranks on host {host} report several node numbers, {sorted(numbers)}"
         for host, numbers in numbers_by_host.items()
@@ -160,7 +162,7 @@ def _all_gather_bytes(data: bytes, group: ProcessGroup | None) -> list[bytes]:
 
 
 def _broadcast_bytes(data: bytes, sender: int, group: ProcessGroup | None) -> bytes:
-    """The sender's bytes, on every rank; `data` of the other ranks must have the same length."""
+    """Return the bytes of the sender on every rank; on the other ranks, `data` must have the same length."""
     import torch
     import torch.distributed as dist
 

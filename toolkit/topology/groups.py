@@ -1,6 +1,6 @@
-"""The rank groups of a hierarchical reduction: the ranks of each node, and the ranks with each local index.
+"""Plan the rank groups of a hierarchical reduction: the ranks on each node, and the ranks with the same local index.
 
-Only the ranks' places decide. If they are unknown or uneven, the plan is flat and contains the reason.
+The plan depends only on the nodes of the ranks. If these are unknown or have unequal numbers of ranks, it is flat.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class GroupPlan:
 
     @property
     def hierarchical(self) -> bool:
-        """Whether there are two levels to reduce over."""
+        """Whether the reduction has two levels, within nodes and across nodes."""
         return bool(self.node_groups)
 
 
 def plan_groups(topology: Topology) -> GroupPlan:
-    """The groups that follow from the places of the ranks."""
+    """Return the groups for the placement of the ranks on nodes, or a flat plan with the reason."""
     nodes = tuple(topology.ranks_by_host.values())
     counts = sorted({len(ranks) for ranks in nodes})
     if topology.unplaced_ranks:
@@ -50,13 +50,13 @@ def plan_groups(topology: Topology) -> GroupPlan:
 
 
 def plan_reduction(topology: Topology, setting: str) -> GroupPlan:
-    """The plan for the user's `[parallel] reduction`.
+    """Return the plan for the key `[parallel] reduction`.
 
     Args:
-        setting: "auto" uses the layout, "flat" is always flat, "hierarchical" never falls back to flat.
+        setting: "auto" depends on the placement, "flat" is always flat, "hierarchical" never falls back to flat.
 
     Raises:
-        ToolkitError: the setting is "hierarchical", and the layout does not have two levels.
+        ToolkitError: the setting is "hierarchical", but the placement does not allow two levels.
     """
     if setting not in ("auto", "flat", "hierarchical"):
         raise ToolkitError(
@@ -69,7 +69,7 @@ def plan_reduction(topology: Topology, setting: str) -> GroupPlan:
     plan = plan_groups(topology)
     if setting == "hierarchical" and not plan.hierarchical:
         raise ToolkitError(
-            f"a hierarchical reduction needs two or more nodes with the same number of ranks, two or more each; "
+            f"a hierarchical reduction requires two or more nodes with the same number of ranks, at least two each, but "
             f"{plan.reason}",
             where="parallel.reduction",
             fix='set reduction = "auto", or change job.nodes and job.ranks_per_node',

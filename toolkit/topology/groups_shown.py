@@ -1,4 +1,4 @@
-"""The groups of a job's mesh on a cluster, as launched and as placed: a table for people, and JSON."""
+"""Show the groups of a job's mesh on a cluster, in launch order and after placement, as a table or as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,7 +12,7 @@ __all__ = ["groups_as_json", "groups_as_rows", "where_met"]
 
 
 def groups_as_json(tiers: Tiers, before: Placement, after: Placement, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
-    """The JSON object of `topo groups`; docs/topology.md documents its keys."""
+    """Return the JSON object that `topo groups` prints; docs/topology.md documents its keys."""
     return {
         "ranks": tiers.size,
         "tiers": [
@@ -49,7 +49,7 @@ def _cost(tiers: Tiers, cost: DimensionCost) -> dict[str, Any]:
 
 
 def groups_as_rows(tiers: Tiers, before: Placement, after: Placement) -> list[tuple[str, ...]]:
-    """One row for each dimension: name, groups, then tier and milliseconds of a step, as launched and as placed."""
+    """Return a row per dimension: name, groups, then tier and milliseconds per step, as launched and as placed."""
     return [
         (
             name,
@@ -64,6 +64,6 @@ def groups_as_rows(tiers: Tiers, before: Placement, after: Placement) -> list[tu
 
 
 def where_met(tiers: Tiers, cost: DimensionCost) -> str:
-    """The tiers where groups meet: "leaf", or "24 cluster, 8 leaf" with the worst first."""
+    """Return the tiers that the groups span, such as "leaf", or "24 cluster, 8 leaf" with the slowest first."""
     counts = [(count, name) for count, name in zip(cost.groups_at, tiers.names, strict=True) if count]
     return counts[0][1] if len(counts) == 1 else ", ".join(f"{count} {name}" for count, name in reversed(counts))

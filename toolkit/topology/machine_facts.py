@@ -1,4 +1,4 @@
-"""Facts of clusters of known machines, from the vendors' guides in machines.toml, to draw them and to plan for them."""
+"""Build the topology of a cluster of a known machine type in machines.toml, to draw it or to plan for it."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ __all__ = ["machines", "topology_of_machine"]
 
 @cache
 def machines() -> Mapping[str, Mapping[str, Any]]:
-    """The rows of machines.toml, by the name of the machine."""
+    """Return the tables of machines.toml by the name of the machine."""
     return tomllib.loads(resources.files(__package__).joinpath("machines.toml").read_text(encoding="utf-8"))
 
 
 def topology_of_machine(name: str, leaves: Sequence[int]) -> Topology:
-    """Nodes of one kind, `leaves[i]` of them below leaf switch i; each leaf fills its NVLink racks in order."""
+    """Return nodes of one machine type, `leaves[i]` of them below leaf switch i, assigned to NVLink racks in order."""
     machine = machines()[name]
     kind, rack = _node(machine), machine.get("nodes_in_clique", 1)
 

@@ -11,11 +11,11 @@ __all__ = ["in_order_of_names", "merge_nodes"]
 
 
 def merge_nodes(reported: Iterable[NodeFacts]) -> tuple[dict[str, NodeFacts], list[str]]:
-    """(node by host, conflicts). Nodes with equal hardware share one object.
+    """Return (node by host, conflicts). Nodes with equal hardware share one `Hardware` object.
 
-    If a host reports two different sets of facts, all its facts are unknown, since either set may be the right one.
+    If a host reports two different sets of facts, all its facts are unknown, since either set may be correct.
     """
-    # By identity first, because comparing is slow. The objects are kept so that Python does not reuse their ids.
+    # Compare ids first, because comparing values is slow. `shared` keeps the objects, so that no id is reused.
     shared: dict[int, tuple[Hardware, Hardware]] = {}
     first_equal: dict[Hardware, Hardware] = {}
     nodes: dict[str, NodeFacts] = {}
@@ -32,8 +32,8 @@ def merge_nodes(reported: Iterable[NodeFacts]) -> tuple[dict[str, NodeFacts], li
         if nodes.setdefault(host, node) != node:
             contested.add(host)
     for host in contested:
-        conflicts.add(f"{host} reported two different sets of facts, so all its facts are unknown")
-        reason = unknown("topology", "the node reported two different sets of facts")
+        conflicts.add(f"{host} reported conflicting hardware information, so toolkit ignores all of it")
+        reason = unknown("topology", "the node reported conflicting hardware information")
         nodes[host] = NodeFacts(
             replace(nodes[host].host, source="topology"), reason, unknown_hardware(reason.source, reason.missing)
         )
@@ -41,5 +41,5 @@ def merge_nodes(reported: Iterable[NodeFacts]) -> tuple[dict[str, NodeFacts], li
 
 
 def in_order_of_names(nodes: dict[str, NodeFacts]) -> tuple[NodeFacts, ...]:
-    """The nodes, sorted by the numbers in their names."""
+    """Return the nodes sorted by name, with node2 before node10."""
     return tuple(nodes[host] for host in sorted(nodes, key=by_numbers))

@@ -11,15 +11,15 @@ Sizes = Mapping[str, int]
 
 
 def nearest_meshes(ranks: int, requested: Sizes, is_allowed: Callable[[Sizes], bool]) -> list[dict[str, int]]:
-    """The valid mesh with the fewest and smallest changes; `replicate` gets the ranks that the other dimensions leave.
+    """Return the valid mesh with the fewest and smallest changes; its `replicate` follows from the other dimensions.
 
-    If the mesh changes one dimension, and a valid mesh changes it in the other direction, the nearest of those is
-    second.
+    If only one dimension of that mesh differs, the result also contains the nearest valid mesh in which it changes in
+    the other direction, if there is one.
 
     Args:
-        ranks: number of ranks that the mesh must fill.
-        requested: ranks of each dimension, and of `ep`.
-        is_allowed: whether a mesh that fills the ranks is valid; it must accept one rank in all but `replicate`.
+        ranks: number of ranks that the mesh must use.
+        requested: size of each dimension, and `ep`.
+        is_allowed: whether a mesh of this many ranks is valid; it must accept a mesh with only `replicate` above 1.
     """
     names = [name for name, size in requested.items() if size > 1 and name != "replicate"]
     for count in range(len(names) + 1):
@@ -42,7 +42,7 @@ def nearest_meshes(ranks: int, requested: Sizes, is_allowed: Callable[[Sizes], b
 
 
 def settings_of(mesh: Sizes, requested: Sizes) -> str:
-    """The settings that change the requested mesh into this one: "tp = 4 and replicate = 2"."""
+    """Return the settings that differ from the requested mesh, such as "tp = 4 and replicate = 2"."""
     changed = [name for name in mesh if name != "replicate" and mesh[name] != requested[name]]
     if mesh["replicate"] != requested["replicate"]:
         changed.append("replicate")
@@ -54,7 +54,7 @@ def _distance(mesh: Sizes, requested: Sizes, names: Sequence[str]) -> float:
 
 
 def _meshes(ranks: int, requested: Sizes, changed: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Every mesh of `ranks` ranks that differs from the requested one only in `changed` and in `replicate`."""
+    """Yield every mesh of `ranks` ranks that differs from the requested one only in `changed` and `replicate`."""
     kept = {name: size for name, size in requested.items() if name not in changed and name != "replicate"}
     used = prod(size for name, size in kept.items() if name != "ep")
     if ranks % used == 0:
@@ -67,7 +67,7 @@ def _meshes(ranks: int, requested: Sizes, changed: Sequence[str]) -> Iterator[di
 
 
 def _split(ranks: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Every division of ranks among these dimensions; `replicate` gets the remainder."""
+    """Yield every factorization of `ranks` into these dimensions and `replicate`."""
     if not names:
         yield {"replicate": ranks}
         return

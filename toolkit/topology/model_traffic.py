@@ -1,19 +1,19 @@
-"""Computes the exchanges of each dimension of a mesh in a step from the shape of a transformer.
+"""Compute the communication of each mesh dimension in a training step from the shape of a transformer.
 
-In the formulas L are the layers of a pipeline stage, b the samples and t the tokens of a sample on a rank in one
-micro-batch, m the micro-batches of a step, h the width, e the bytes of an element, P the parameters of a rank's stage and
-tensor part. They count the bytes of a rank in an exchange; `traffic.edge_bytes` computes how many of them cross a link.
+In the formulas, L is the number of layers per pipeline stage, b the samples and t the tokens per sample on a rank in one
+micro-batch, m the micro-batches per step, h the hidden size, e the bytes per element, and P the parameters of a rank
+after pp and tp. They give bytes per rank; `traffic.edge_bytes` computes how many of them cross a link.
 
-tp         4 L m all-reduces of b t h e: two forward, two backward in each layer.
+tp         4 L m all-reduces of b t h e: two forward and two backward in each layer.
            M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
-cp         a ring passes keys and values forward, again backward, and their gradients with them: 6 L m b t' k e, where
-           t' are the tokens of the whole sample and k is their width. H. Liu et al., "Ring Attention", arXiv:2310.01889.
+cp         a ring sends keys and values forward, and again backward together with their gradients: 6 L m b t' k e, with
+           the t' tokens of the whole sample and key width k. H. Liu et al., "Ring Attention", arXiv:2310.01889.
 ep         4 L m all-to-alls: each token is sent to its experts and returned, forward and backward.
            D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
-shard      ZeRO's stage 3 gathers parameters twice in a micro-batch and scatters gradients once in a step, (2 m + 1) P e;
-           lower stages gather and scatter once, 2 P e, as in an all-reduce.
+shard      ZeRO stage 3 gathers parameters twice per micro-batch and reduce-scatters gradients once per step, (2 m + 1) P e;
+           lower stages gather and scatter once per step, 2 P e, as in an all-reduce.
            S. Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 7.
-replicate  all-reduces the gradients of a rank after sharding, P e / (shard cp).
+replicate  an all-reduce of the gradients of a rank after sharding, P e / (shard cp).
 pp         2 m times b t h e: activations forward, their gradients backward. Y. Huang et al., "GPipe", arXiv:1811.06965.
 """
 
@@ -29,12 +29,12 @@ __all__ = ["Step", "Transformer", "model_traffic", "step_of"]
 
 @dataclass(frozen=True)
 class Transformer:
-    """The shape of a model.
+    """The shape of a transformer model.
 
     Attributes:
-        context: tokens of a sample.
-        key_width: width of all keys of a token, below `width` if heads share them; 0 means `width`.
-        experts: number of experts of a layer, 0 for a dense model.
+        context: tokens per sample.
+        key_width: total width of the keys of a token, less than `width` if heads share keys; 0 means `width`.
+        experts: number of experts per layer, 0 for a dense model.
     """
 
     parameters: float
@@ -54,28 +54,28 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Step:
-    """The split of an optimizer step: samples of a micro-batch on one rank, and the number of micro-batches."""
+    """How an optimizer step is split: samples per micro-batch on one rank, and number of micro-batches."""
 
     micro_batch: int
     micro_batches: int
 
 
 def step_of(batch: int, micro_batch: int, sizes: Mapping[str, int]) -> Step:
-    """The step of a job that splits its global `batch` over replicate x shard; `micro_batch` 0 means a whole share."""
+    """Return the split of a global `batch` over replicate x shard ranks; `micro_batch` 0 means one micro-batch."""
     share = max(1, batch // (sizes.get("replicate", 1) * sizes.get("shard", 1)))
     samples = min(micro_batch or share, share)
     return Step(samples, ceil(share / samples))
 
 
 def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero: int = 3) -> dict[str, Traffic]:
-    """The traffic of each dimension, including `ep` if the model has experts.
+    """Return the traffic of each dimension, including `ep` if the model has experts.
 
     Args:
-        sizes: ranks of each dimension, 1 by default.
+        sizes: size of each dimension, by default 1.
         zero: the ZeRO stage of `shard`, 0 to 3.
 
     Raises:
-        ToolkitError: `ep` needs experts that the model does not have.
+        ToolkitError: `ep` > 1 for a dense model, or the experts are not divisible by `ep`.
     """
     pp, shard, cp, tp, ep = (sizes.get(name, 1) for name in ("pp", "shard", "cp", "tp", "ep"))
     _check_experts(model, ep)
@@ -108,13 +108,13 @@ def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero
 def _check_experts(model: Transformer, ep: int) -> None:
     if ep > 1 and not model.experts:
         raise ToolkitError(
-            f"ep = {ep} needs a model with experts, and this model has none",
+            f"ep = {ep} requires a model with experts, but this model has none",
             where="parallel.ep",
-            fix="set ep = 1, or pass the number of experts of a layer",
+            fix="set ep = 1, or pass the number of experts per layer",
         )
     if model.experts % ep:
         raise ToolkitError(
-            f"ep = {ep} does not divide the {model.experts} experts of a layer",
+            f"{model.experts} experts per layer are not divisible by ep = {ep}",
             where="parallel.ep",
-            fix="set ep to a divisor of them",
+            fix=f"set ep to a divisor of {model.experts}",
         )

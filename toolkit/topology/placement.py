@@ -1,8 +1,8 @@
-"""Place a mesh of ranks on the tiers of a cluster, and predict the cost of its exchanges.
+"""Place a mesh of ranks on the tiers of a cluster (see tiers.py), and predict the cost of its communication.
 
 The mesh has the dimensions pp, replicate, shard, cp and tp. Tensor parallel ranks communicate most, in every layer, so
 toolkit packs them first, into NVLink cliques. It then tries every order of packing the other dimensions, and selects
-the cheapest one by `traffic`. Expert parallel groups are consecutive ranks of shard x cp and count in the costs.
+the order with the lowest predicted cost. Expert parallel groups are consecutive ranks of shard x cp.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,20 +19,20 @@ from toolkit.topology.traffic import DimensionCost, Traffic, dimension_cost
 
 __all__ = ["DIMENSIONS", "NOWHERE", "Placement", "as_launched", "groups_of", "nominal_traffic", "pack", "place"]
 
-NOWHERE = -1  # the tier group of a unit whose members are in several groups of that tier
+NOWHERE = -1  # the group of a unit (a set of ranks that is already packed) whose ranks are in several groups of a tier
 
 
 def pack(places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Join units into groups of `size`.
+    """Join units (sets of ranks) into groups of `size` units, preferably within one group of a fine tier.
 
     Args:
         places: (tiers, units), the group of each unit in each tier, or `NOWHERE` if the unit crosses groups. The finest
             tier is first; all units are in one group of the last tier.
-        size: units in each group; it divides the number of units.
+        size: number of units per group, a divisor of the number of units.
 
     Returns:
-        The unit numbers of each group, (groups, size), ordered by first unit; and the places of the groups in the form
-        of `places`, (tiers, groups).
+        The unit numbers of each group, (groups, size), sorted by first unit; and the `places` of the groups,
+        (tiers, groups).
     """
     tiers, units = places.shape
     assert units % size == 0, (units, size)
@@ -49,8 +49,8 @@ def pack(places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _join(units: np.ndarray, places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(full groups of units that share a group of the last of these tiers, remaining units)."""
-    # Finer tiers order the units of a group, so that the units of one clique stay together.
+    """Return (full groups of units that are in the same group of the last of these tiers, remaining units)."""
+    # Sort the units of a group by finer tiers, so that the units of one clique stay together.
     order = np.lexsort((units, *(places[tier, units] for tier in range(len(places)))))
     ordered = units[order]
     labels = places[-1, ordered]
@@ -62,18 +62,18 @@ def _join(units: np.ndarray, places: np.ndarray, size: int) -> tuple[np.ndarray,
     return ordered[is_joined].reshape(-1, size), np.sort(ordered[~is_joined])
 
 
-DIMENSIONS = ("pp", "replicate", "shard", "cp", "tp")  # from the outermost, as in the mesh
+DIMENSIONS = ("pp", "replicate", "shard", "cp", "tp")  # the axes of the mesh, outermost first
 _PACKED_FIRST = ("tp", "cp", "shard", "replicate", "pp")
 
 _NOMINAL_BYTES = 1e9
 
 
 def nominal_traffic(sizes: Mapping[str, int]) -> dict[str, Traffic]:
-    """The assumed exchanges of a transformer's step for each dimension, for a model whose shape is unknown.
+    """Return the assumed communication of each dimension in a training step of a transformer of unknown shape.
 
-    tp all-reduces activations four times a layer, ep sends tokens to experts and back, twice, shard gathers parameters
-    twice and scatters gradients, replicate all-reduces the gradients of a shard, pp sends activations.
-    If the shape of the model is known, use `model_traffic`, which cites the sources of its formulas.
+    tp all-reduces activations four times per layer. ep sends tokens to experts and back, in the forward and the backward
+    pass. shard gathers parameters twice and reduce-scatters gradients. replicate all-reduces the gradients of a shard.
+    pp sends activations. If the shape of the model is known, use `model_traffic`, which cites its sources.
     """
     gradients = _NOMINAL_BYTES / (sizes.get("shard", 1) * sizes.get("cp", 1))
     return {
@@ -90,8 +90,8 @@ def nominal_traffic(sizes: Mapping[str, int]) -> dict[str, Traffic]:
 class Placement:
     """A mesh on a cluster.
 
-    `mesh` contains ranks, its axes are `DIMENSIONS`. `packed` lists the dimensions with more than one rank in the order
-    of packing; it is empty if the ranks keep the launcher's order. `compromises` describes groups in too coarse a tier.
+    `mesh` contains ranks; its axes are `DIMENSIONS`. `packed` lists the dimensions with more than one rank in the order
+    of packing; it is empty if the ranks keep the launch order. `compromises` describes groups that cross a slow tier.
     """
 
     mesh: np.ndarray
@@ -101,24 +101,24 @@ class Placement:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step's exchanges if the dimensions communicate sequentially."""
+        """Predicted communication time of a step in seconds, if the dimensions communicate sequentially."""
         return sum(cost.seconds for cost in self.costs.values())
 
 
 def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] | None = None) -> Placement:
-    """The cheapest placement of a mesh.
+    """Return the placement of a mesh with the lowest predicted cost.
 
     Args:
-        sizes: ranks of each dimension; the default of a dimension is 1.
-        traffic: exchanges of each dimension; the default is `nominal_traffic`.
+        sizes: size of each dimension, by default 1.
+        traffic: communication of each dimension, by default `nominal_traffic`.
 
     Raises:
-        ToolkitError: the mesh does not fill the ranks, or tensor parallel groups that fit into a node would cross one.
+        ToolkitError: the mesh does not match the number of ranks, or tp groups that fit into a node would cross nodes.
     """
     full = _checked(tiers, sizes)
     _check_tensor_parallel(tiers, full)
     traffic = traffic or nominal_traffic(full)
-    # `min` returns the first of equally cheap candidates: the launcher's order, then the usual order of dimensions.
+    # For equal costs, `min` prefers the launch order, then the usual order of dimensions.
     candidates = [
         as_launched(tiers, sizes, traffic),
         *(_placed(tiers, full, order, traffic) for order in _orders(full)),
@@ -127,14 +127,14 @@ def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic]
 
 
 def as_launched(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] | None = None) -> Placement:
-    """The mesh with ranks in the launcher's order, as torch's `init_device_mesh` expects them."""
+    """Return the mesh with ranks in launch order, as `init_device_mesh` of torch builds it."""
     full = _checked(tiers, sizes)
     mesh = np.arange(tiers.size).reshape([full[name] for name in DIMENSIONS])
     return _assessed(tiers, mesh, full["ep"], (), traffic or nominal_traffic(full))
 
 
 def groups_of(mesh: np.ndarray, dimensions: str | Sequence[str], ep: int = 1) -> np.ndarray:
-    """The groups of one dimension, of several dimensions as one, or of "ep": (groups, members), in the mesh's order."""
+    """Return the groups of one dimension, of several joined dimensions, or of "ep": (groups, members), in mesh order."""
     if dimensions == "ep":
         return groups_of(mesh, ("shard", "cp")).reshape(-1, ep)
     named = (dimensions,) if isinstance(dimensions, str) else tuple(dimensions)
@@ -154,11 +154,11 @@ def _placed(
     tiers: Tiers, sizes: Mapping[str, int], order: tuple[str, ...], traffic: Mapping[str, Traffic]
 ) -> Placement:
     places = np.stack([level.group_of for level in tiers.levels])
-    members = np.arange(tiers.size)[:, None]  # (units, ranks of a unit); the dimension packed last varies slowest
+    members = np.arange(tiers.size)[:, None]  # (units, ranks per unit); the dimension packed last is the outermost
     for name in order:
         groups, places = pack(places, sizes[name])
         members = members[groups].reshape(len(groups), -1)
-    # Now one unit contains all ranks; its axes are the dimensions from the last packed to the first packed.
+    # One unit now contains all ranks. Its axes are the packed dimensions, the last one first.
     axes = list(reversed(order))
     packed_mesh = members.reshape([sizes[name] for name in axes])
     mesh_axes = [axes.index(name) for name in DIMENSIONS if name in axes]
@@ -179,7 +179,7 @@ def _assessed(
 
 
 def _home(tiers: Tiers) -> int:
-    """The number of the tier that tensor and expert parallel groups should not cross: NVLink clique, else node."""
+    """Return the number of the tier that tp and ep groups should not cross: the NVLink clique, else the node."""
     return next((tiers.names.index(name) for name in ("clique", "node") if name in tiers.names), 0)
 
 
@@ -211,7 +211,7 @@ def _checked(tiers: Tiers, sizes: Mapping[str, int]) -> dict[str, int]:
         )
     if full["shard"] * full["cp"] % full["ep"]:
         raise ToolkitError(
-            f"ep = {full['ep']} does not divide shard x cp = {full['shard'] * full['cp']}",
+            f"shard x cp = {full['shard'] * full['cp']} is not divisible by ep = {full['ep']}",
             where="parallel.ep",
             fix=_choices(tiers, full),
         )
@@ -219,18 +219,18 @@ def _checked(tiers: Tiers, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _choices(tiers: Tiers, requested: Mapping[str, int]) -> str:
-    """The fix of an error: the settings of the nearest valid meshes."""
+    """Return a fix with the settings of the nearest valid meshes."""
     meshes = nearest_meshes(tiers.size, requested, lambda mesh: _divides_nodes(tiers, mesh["tp"]))
     return f"set {', or '.join(settings_of(mesh, requested) for mesh in meshes)}"
 
 
 def _boundary(tiers: Tiers) -> str:
-    """The coarser of the tiers clique and node; tensor parallel groups that fit into it must not cross it."""
+    """Return the coarser of the tiers clique and node: tp groups that fit into one of its groups must not cross two."""
     return next((name for name in reversed(tiers.names) if name in ("clique", "node")), "")
 
 
 def _divides_nodes(tiers: Tiers, size: int) -> bool:
-    """False if groups of this size fit into a node, or a clique of nodes, but do not divide it, so some cross it."""
+    """Return whether no tp group of this size that fits into a node (or a multi-node clique) has to cross two."""
     counts = tiers.sizes(_boundary(tiers))
     return size == 1 or not counts or size > max(counts) or all(count % size == 0 for count in counts)
 
@@ -247,7 +247,7 @@ def _check_tensor_parallel(tiers: Tiers, sizes: Mapping[str, int]) -> None:
         if ranks % others == 0:
             fix += f"; or request {divisible} ranks per node and set replicate = {ranks // others}"
     raise ToolkitError(
-        f"tp = {size} does not divide the {_listed(counts)} ranks of a {boundary}: groups would cross it in every layer",
+        f"{_listed(counts)} ranks per {boundary} are not divisible by tp = {size}, so tp groups would cross {boundary}s",
         where="parallel.tp",
         fix=fix,
     )

@@ -1,8 +1,9 @@
-"""Collect the facts of this node from NVML and /sys, and from a command only if both lack the facts that it prints."""
+"""Collect the facts of this node from NVML and /sys, and run commands only for facts that both of these lack."""
 
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ PATTERN_VARIABLE = "SLURM_TOPOLOGY_ADDR_PATTERN"
 
 
 def ask_slurm(environ: Mapping[str, str]) -> Answer:
-    """The switches in SLURM_TOPOLOGY_ADDR, as a claim."""
+    """Claim the switches in SLURM_TOPOLOGY_ADDR."""
     answer = Answer(ADDRESS_VARIABLE, "direct", covers=(("switches",),))
     address, pattern = environ.get(ADDRESS_VARIABLE), environ.get(PATTERN_VARIABLE)
     if not address or not pattern:
@@ -44,12 +45,12 @@ def probe_node(
     nvml: Any = None,
     system_root: Path = SYSTEM_ROOT,
 ) -> NodeFacts:
-    """The facts of this node. The caller passes `host`, since only the caller has the source of that name.
+    """Return the facts of this node. The caller passes `host`, since only the caller knows the source of the name.
 
     Args:
-        timeout_s: the limit for NVML, and then for the commands, which run in parallel.
+        timeout_s: the time limit for NVML, and after that for the commands, which run in parallel.
         nvml: the module of nvidia-ml-py; imported if None.
-        system_root: the folder of the kernel's files.
+        system_root: the folder to read instead of /sys.
     """
     gpus = ask_nvml(nvml, timeout_s)
     buses = {
@@ -67,23 +68,22 @@ def probe_node(
 
 
 def _commands_for_missing(claims: Claims) -> list[Callable[[float], Answer]]:
-    """The commands whose facts are missing in the claims of NVML and /sys.
+    """Return the commands that can report facts missing from the claims of NVML and /sys.
 
-    `numactl -H` and `ibstat` are none of them, because they read the same files of /sys.
+    These do not include `numactl -H` and `ibstat`, which read the same files of /sys.
     """
     count = claims.fact("gpu_count").value
-    is_gpu_linked = {str(other)[:3] == "GPU" for gpu in claims.below("link") for other in claims.below("link", gpu)}
-    has_gpu_links = True in is_gpu_linked or count in (0, 1)
-    has_nic_links = False in is_gpu_linked or not count or not claims.below("nic")
+    gpus = [f"GPU{index}" for index in range(int(count or 0))]
+    pairs = [*combinations(gpus, 2), *product(gpus, claims.below("nic"))]
     is_needed: dict[Callable[[float], Answer], bool] = {
-        ask_nvidia_smi: count is None or not (has_gpu_links and has_nic_links),
+        ask_nvidia_smi: count is None or any(claims.fact("link", *pair).value is None for pair in pairs),
         ask_lscpu: not claims.below("numa") or claims.fact("sockets").value is None,
     }
     return [command for command, needed in is_needed.items() if needed]
 
 
 def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:
-    """The facts that follow from the claims of a node's sources."""
+    """Return the facts of a node from the claims of all sources."""
     claims = Claims(answers)
     gpus = sorted(claims.below("GPU"))
     nics = claims.fact("nics")
@@ -133,7 +133,7 @@ def _nic(claims: Claims, name: str) -> Nic:
 
 
 def _links(claims: Claims, gpus: list[int], nics: list[str]) -> tuple[LinkFact, ...]:
-    """The links between GPUs, and between GPUs and NICs, with the pairs that have each link."""
+    """Return each kind of link between GPUs, or between GPUs and NICs, with the pairs that it connects."""
     labels = [f"GPU{index}" for index in gpus]
     linked = [other for gpu in labels for other in claims.below("link", gpu) if other not in labels]
     pairs_of: dict[Fact[str], list[tuple[str, str]]] = {}
@@ -144,6 +144,6 @@ def _links(claims: Claims, gpus: list[int], nics: list[str]) -> tuple[LinkFact, 
 
 
 def unknown_hardware(source: str, reason: str) -> Hardware:
-    """The hardware of a node if all its facts are unknown for the same reason."""
+    """Return the hardware of a node whose facts are all unknown for the same reason."""
     fact = unknown(source, reason)
     return Hardware(fact, fact, fact, fact, (), fact, ())

@@ -1,6 +1,6 @@
-"""A topology as a tree for people: nodes, their sockets and NUMA nodes, and the devices near them.
+"""Show a topology as a tree of nodes, their sockets and NUMA nodes, and the devices near them.
 
-Every line names its source. After the nodes follow the unknown facts that placement needs, and the contradictions.
+Every line names its source. After the nodes, the tree lists unknown facts that placement needs, and contradictions.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from toolkit.topology.tiers_found import tiers_of_topology
 __all__ = ["tree_of"]
 
 _GIB = 2**30
-# The name of a fact, the fact, and the text of its value.
+# The name of a fact, the fact, and a function that formats its value.
 _Item = tuple[str, Fact[Any], Callable[[Any], str]]
 
 
 class Branch(Tree):
-    """A line of the tree, and the lines below it."""
+    """A line of the tree with the lines below it."""
 
     def __init__(self, name: str, text: str = "") -> None:
         super().__init__("")
@@ -34,7 +34,7 @@ class Branch(Tree):
         self.set_text(text)
 
     def set_text(self, text: str) -> None:
-        """Set what follows the name on this line."""
+        """Set the text after the name on this line."""
         style = "not bold yellow" if text.startswith("unknown") else "not bold"
         self.label = Text(plain(self.name), "bold").append(f" {plain(text)}" if text else "", style)
 
@@ -45,12 +45,12 @@ class Branch(Tree):
         return branch
 
     def add_fact(self, name: str, fact: Fact[Any], text: Callable[[Any], str] = str) -> Branch:
-        """Add a line with a fact's value, or the reason why it is unknown, and its source."""
+        """Add a line with the value of a fact, or the reason why it is unknown, and its source."""
         value = _unknown(fact) if fact.value is None else text(fact.value)
         return self.below(f"{name}:", f"{value}  [{fact.source}]")
 
     def set_facts(self, items: Sequence[_Item]) -> None:
-        """Set this line's text to the known facts, grouped by source; add a line below for each unknown one."""
+        """Show the known facts on this line, grouped by source; add a line below it for each unknown fact."""
         by_source: dict[str, list[str]] = {}
         for name, fact, text in items:
             if fact.value is None:
@@ -61,11 +61,11 @@ class Branch(Tree):
 
 
 def tree_of(topology: Topology) -> list[Branch]:
-    """A tree for each node, one of unknown facts that placement needs, and one of contradictions, if there are any."""
+    """Return a tree per node, and if needed, one with unknown facts that placement needs, and one with contradictions."""
     trees = [_node(node) for node in topology.nodes]
     if missing := _missing_for_ranks(topology):
-        count = "1 fact is" if len(missing) == 1 else f"{len(missing)} facts are"
-        trees.append(Branch(f"{count} unknown that ranks are placed by"))
+        count = "1 unknown fact" if len(missing) == 1 else f"{len(missing)} unknown facts"
+        trees.append(Branch(f"{count} that toolkit needs to place ranks"))
         for line in missing:
             trees[-1].below(line)
     last = Branch("contradictions")
@@ -78,7 +78,7 @@ def tree_of(topology: Topology) -> list[Branch]:
 
 
 def _missing_for_ranks(topology: Topology) -> list[str]:
-    """The unknown facts that a job counts when it places its ranks, and their effect."""
+    """Return the unknown facts that affect the placement of ranks, each with its effect."""
     notes: list[str] = []
     try:
         tiers_of_topology(topology, None if topology.size else 1, notes)
@@ -103,7 +103,7 @@ def _node(node: NodeFacts) -> Branch:
 
 
 def _sockets(tree: Branch, node: NodeFacts) -> None:
-    """Add NUMA nodes below their sockets, each with its devices; then the devices of unknown NUMA nodes."""
+    """Add the NUMA nodes with their devices below their sockets, and then the devices on unknown NUMA nodes."""
     hardware = node.hardware
     if hardware.numa_nodes.value is None:
         tree.add_fact("NUMA nodes", hardware.numa_nodes)
@@ -124,7 +124,7 @@ def _sockets(tree: Branch, node: NodeFacts) -> None:
     devices: tuple[Gpu | Nic, ...] = (*hardware.gpus, *(hardware.nics.value or ()))
     for number in dict.fromkeys(one.numa_node.value for one in devices if one.numa_node.value not in known):
         branch = (
-            tree.below("devices", "of an unknown NUMA node") if number is None else tree.below(f"NUMA node {number}")
+            tree.below("devices", "on an unknown NUMA node") if number is None else tree.below(f"NUMA node {number}")
         )
         _devices(branch, node, number)
 
@@ -184,7 +184,7 @@ def _links(tree: Branch, hardware: Hardware) -> None:
     labels = {gpu.label for gpu in hardware.gpus}
     if len(labels) < 2:
         return
-    links = tree.below("links of GPUs")
+    links = tree.below("GPU links")
     for link in hardware.links:
         pairs = [f"{one}-{other}" for one, other in link.pairs if labels.issuperset((one, other))]
         if pairs:

@@ -18,9 +18,9 @@ __all__ = ["Link", "Tiers", "tiers_of"]
 
 @dataclass(frozen=True)
 class Link:
-    """The speed of one rank's communication within a tier, but in no finer one, while all ranks communicate.
+    """The speed at which a rank communicates within a tier (but not a finer one) while all ranks communicate.
 
-    Latency in seconds, bandwidth in bytes per second and direction; `source` names the origin of the figures.
+    Latency is in seconds, bandwidth in bytes per second and direction; `source` names the origin of the figures.
     """
 
     latency_s: float
@@ -29,17 +29,17 @@ class Link:
 
 
 class Pairs(Protocol):
-    """The bandwidths of single pairs of ranks, for a tier whose pairs differ."""
+    """The bandwidths between individual pairs of ranks, for a tier in which these differ."""
 
     def bytes_per_s(self, groups: np.ndarray) -> np.ndarray:
-        """The bandwidth of a rank to the rest of its group: (groups, members) to (groups,)."""
+        """Return the bandwidth from a rank to the rest of its group: (groups, members) to (groups,)."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """One level. `group_of[rank]` is the number of the rank's group, counted from 0.
+    """One tier. `group_of[rank]` is the number of the rank's group, counted from 0.
 
-    If `pairs` is given, a subset of a group has the bandwidth of its own pairs instead of `link`.
+    If `pairs` is given, ranks within a group have the bandwidth of their pairs instead of `link`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Tiers:
-    """Tiers of the same ranks, the finest first; the last one has all ranks in one group."""
+    """The tiers of a set of ranks, finest first; in the last tier, all ranks are in one group."""
 
     levels: tuple[Tier, ...]
 
@@ -60,9 +60,9 @@ class Tiers:
             pairs = np.unique(np.stack([fine.group_of, coarse.group_of]), axis=1)
             if len(pairs[0]) != len(np.unique(pairs[0])):
                 raise ToolkitError(
-                    f"expected each {fine.name} inside one {coarse.name}, got one that spans two",
+                    f"expected each {fine.name} inside one {coarse.name}, got a {fine.name} that spans two",
                     where="topology",
-                    fix="check the facts with `toolkit topo show`",
+                    fix="check the topology with `toolkit topo show`",
                 )
         assert len(np.unique(self.levels[-1].group_of)) <= 1, "the last tier must contain all ranks in one group"
 
@@ -73,18 +73,18 @@ class Tiers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tiers' names, the finest first."""
+        """The names of the tiers, finest first."""
         return tuple(level.name for level in self.levels)
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """The distinct group sizes of a tier in ranks, ascending; empty if there is no such tier."""
+        """Return the distinct group sizes of a tier in ranks, ascending; () if the tier does not exist."""
         for level in self.levels:
             if level.name == name:
                 return tuple(int(size) for size in np.unique(np.bincount(level.group_of)))
         return ()
 
     def finest_common(self, groups: np.ndarray) -> np.ndarray:
-        """For each row of ranks (groups, members), the number of the finest tier that has them all in one group."""
+        """Return, for each row of ranks (groups, members), the finest tier that has all of them in one group."""
         common = np.full(len(groups), len(self.levels) - 1)
         for number in range(len(self.levels) - 2, -1, -1):
             group_of_member = self.levels[number].group_of[groups]
@@ -93,9 +93,9 @@ class Tiers:
 
 
 def tiers_of(columns: Sequence[tuple[str, Sequence[object], Link]]) -> Tiers:
-    """Tiers from one label per rank and tier, the finest first: ("node", ["n1", "n1", "n2"], link).
+    """Return tiers from (name, label of each rank, link), finest first, such as ("node", ["n1", "n1", "n2"], link).
 
-    Ranks with equal labels in a tier are one group of it, even if their labels in a coarser tier differ.
+    Ranks with equal labels in a tier form one group, even if their labels in a coarser tier differ.
     """
     levels = []
     for name, labels, link in columns:

@@ -1,4 +1,4 @@
-"""The tiers of a cluster from the facts of its nodes. An unknown fact makes tiers coarser and adds a note."""
+"""Derive the tiers of a cluster from the facts of its nodes. An unknown fact makes tiers coarser and adds a note."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,17 +17,17 @@ from toolkit.topology.tiers import Link, Tiers, tiers_of
 
 __all__ = ["Column", "tiers_inside", "tiers_of_topology"]
 
-Column = tuple[str, Sequence[object], Link]  # the name of a tier, the label of each rank's group, the link in the tier
+Column = tuple[str, Sequence[object], Link]  # name of a tier, group label of each rank, link within the tier
 
 
 def tiers_inside(
     nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], places: Sequence[Place], notes: Notes
 ) -> list[Column]:
-    """The tiers of these nodes, the finest first. `kinds[number]` is the kind of node `number`."""
+    """Return the tiers below the node, finest first. `kinds[number]` is the kind of node `number`."""
     if any(kind.cliques for kind in kinds):
         for node, kind in zip(nodes, kinds, strict=True):
             if kind.hardware.gpus and not kind.cliques:
-                notes.add("its GPUs share only the node: no NVLink is known, but other nodes have it", node)
+                notes.add("no NVLink is known, but other nodes have it, so toolkit assumes PCIe between its GPUs", node)
         return [("clique", _labels(kinds, places, lambda kind: kind.cliques), clique_link(kinds, between_nodes=False))]
     columns: list[Column] = []
     with_switches = [kind for kind in dict.fromkeys(kinds) if kind.switches]
@@ -36,7 +36,7 @@ def tiers_inside(
         columns.append(("switch", _labels(kinds, places, lambda kind: kind.switches), slowest(links)))
     for node, kind in zip(nodes, kinds, strict=True):
         if kind.sockets is None:
-            notes.add(f"{kind.sockets_missing}, so sockets are no separate tier", node)
+            notes.add(f"{kind.sockets_missing}, so toolkit does not group its GPUs by socket", node)
     if any(kind.sockets and len(kind.sockets) > 1 for kind in kinds):
         links = [_pcie_within(kind, kind.sockets) for kind in dict.fromkeys(kinds) if kind.sockets]
         columns.append(("socket", _labels(kinds, places, lambda kind: kind.sockets), slowest(links)))
@@ -46,31 +46,31 @@ def tiers_inside(
 def _labels(
     kinds: Sequence[NodeKind], places: Sequence[Place], groups_of: Callable[[NodeKind], Groups | None]
 ) -> list[Hashable]:
-    """The group of each rank in a tier below the node; a GPU without a clique or a switch is alone in its group."""
+    """Return the group label of each rank in a tier below the node; a GPU that is in no group gets its own label."""
     labels: list[Hashable] = []
     for rank, place in enumerate(places):
         group = None
         if place.node is not None and place.gpu is not None:
             group = group_at(groups_of(kinds[place.node]) or (), place.gpu)
-        # If the sockets of a node are unknown, each of its GPUs is alone, and their finest common tier is the node.
+        # If the sockets of a node are unknown, each GPU gets its own label, so their finest common tier is the node.
         labels.append(("alone", rank) if group is None else (place.node, group))
     return labels
 
 
 def _pcie_within(kind: NodeKind, groups: Groups) -> Link:
-    """The slowest path between two GPUs of a group; if each GPU is alone on its socket, the link of a host bridge."""
+    """Return the slowest path between two GPUs of a group; the path over a host bridge if all groups have one GPU."""
     links = [link for group in groups for link in links_within(kind.hardware, group)]
     return pcie(kind.hardware, links or ["PHB"])
 
 
 @dataclass(frozen=True, eq=False)
 class PairLinks:
-    """The number of NVLinks between two ranks of one clique inside a node.
+    """The numbers of NVLinks between ranks of a clique inside a node.
 
     Attributes:
-        counts: (kinds, places, places), between two GPUs by their places on a kind of node.
-        kind_of, place_of: (ranks,), the kind of node and the GPU's place of a rank.
-        link_bytes_per_s: (kinds,), of one link and direction.
+        counts: (kinds, places, places), the number of links between two GPUs, by their indexes on a kind of node.
+        kind_of, place_of: (ranks,), the kind of node and the GPU index of each rank.
+        link_bytes_per_s: (kinds,), the rate per link and direction.
     """
 
     counts: np.ndarray
@@ -79,10 +79,10 @@ class PairLinks:
     link_bytes_per_s: np.ndarray
 
     def bytes_per_s(self, groups: np.ndarray) -> np.ndarray:
-        """The rate from a rank to the others of its group, (groups,); the pair with the fewest links decides.
+        """Return the rate from a rank to the rest of its group, (groups,), limited by the pair with the fewest links.
 
         Args:
-            groups: (groups, members) of ranks, two or more members, each group within one clique.
+            groups: (groups, members) with ranks, at least two members, each group within one clique.
         """
         kinds, places = self.kind_of[groups[:, 0]], self.place_of[groups]
         others = groups.shape[1] - 1
@@ -94,7 +94,7 @@ class PairLinks:
 
 
 def pair_links(kinds: Sequence[NodeKind], places: Sequence[Place]) -> PairLinks:
-    """The links of these ranks; `kinds[number]` is the kind of node `number`. A rank without a GPU is in no clique."""
+    """Return the links of these ranks; `kinds[number]` is the kind of node `number`."""
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     most = max(len(kind.gpus) for kind in numbers)
     counts = np.zeros((len(numbers), most, most), dtype=np.int64)
@@ -110,28 +110,28 @@ def pair_links(kinds: Sequence[NodeKind], places: Sequence[Place]) -> PairLinks:
 
 
 def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, notes: list[str] | None = None) -> Tiers:
-    """NVLink cliques, or PCIe switches and sockets, then nodes, leaves and the cluster.
+    """Return the tiers: NVLink cliques, or PCIe switches and sockets, then nodes, leaf switches and the cluster.
 
     Args:
-        topology: each rank is on the GPU that it named, or on the GPU of its local rank if no rank of the node named
-            one. If the topology has no ranks, each GPU gets one, in the order of nodes.
-        ranks_per_node: overrides the ranks of the topology with this number on each node.
-        notes: receives a line for each unknown fact and its consequence.
+        topology: each rank is on the GPU that it reported, or if no rank of the node reported a GPU, on the GPU with its
+            local rank as index. If the topology has no ranks, each GPU gets one, in the order of nodes.
+        ranks_per_node: the number of ranks on each node, instead of the ranks of the topology.
+        notes: receives a line for each unknown fact with its consequence.
 
     Raises:
-        ToolkitError: the topology has no node.
+        ToolkitError: the topology contains no nodes.
     """
     nodes = topology.nodes
     if not nodes:
         raise ToolkitError(
-            "no node has reported its facts", where="topology", fix="run `toolkit topo show` on each node"
+            "no node has reported its topology", where="topology", fix="run `toolkit topo show` on each node"
         )
     unknown = Notes()
     kinds = kinds_of(nodes, unknown)
     places = places_of(topology, ranks_per_node, unknown)
     racks = _racks(nodes, kinds, unknown)
     leaves = _leaves(nodes, racks, unknown)
-    # A rank whose node is unknown is alone in its group.
+    # A rank with an unknown node gets a group of its own.
     node_of: list[Hashable] = [
         ("alone", rank) if place.node is None else place.node for rank, place in enumerate(places)
     ]
@@ -154,38 +154,36 @@ def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, not
 
 
 def _racks(nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], notes: Notes) -> dict[Hashable, Hashable]:
-    """The NVLink fabric clique of each node that shares one with another node."""
+    """Return the NVLink fabric clique of each node that is in one clique with another node."""
     fabric_of: dict[Hashable, Hashable] = {}
     for number, (node, kind) in enumerate(zip(nodes, kinds, strict=True)):
         fabrics = {fact.value for fact in node.gpu_fabrics}
         if None in fabrics and kind.cliques:
             missing = next(fact.missing for fact in node.gpu_fabrics if fact.value is None)
-            notes.add(
-                f"the NVLink fabric is unknown ({missing}), so toolkit assumes that NVLink ends at the node", node
-            )
+            notes.add(f"the NVLink fabric is unknown ({missing}), so toolkit assumes no NVLink to other nodes", node)
         elif len(fabrics - {None}) > 1:
-            notes.add("its GPUs are in several NVLink fabrics, so toolkit assumes that NVLink ends at the node", node)
+            notes.add("its GPUs are in several NVLink fabrics, so toolkit assumes no NVLink to other nodes", node)
         elif fabrics and fabrics.isdisjoint({None, NO_FABRIC}):
             fabric_of[number] = ("fabric", fabrics.pop())
     members = Counter(fabric_of.values())
     racks = {number: label for number, label in fabric_of.items() if members[label] > 1}
     for number, (node, kind) in enumerate(zip(nodes, kinds, strict=True)):
-        # A node whose GPUs are all in one clique loses no tier: its clique is the node.
+        # No note is needed for a node whose GPUs form one clique, since that clique is the whole node.
         if racks and number not in racks and kind.cliques and not kind.one_clique:
-            notes.add("NVLink joins other nodes, not this one, so the cliques inside it are no separate tier", node)
+            notes.add("NVLink connects other nodes but not this one, so toolkit ignores the cliques inside it", node)
     return racks
 
 
 def _leaves(nodes: Sequence[NodeFacts], racks: Mapping[Hashable, Hashable], notes: Notes) -> dict[Hashable, Hashable]:
-    """The leaf of each node; toolkit merges the leaves of one rack, since a group must be inside one coarser group."""
+    """Return the leaf switch of each node; the leaves of one rack are merged, since a clique must be within one leaf."""
     leaves: dict[Hashable, Hashable] = {}
     for number, node in enumerate(nodes):
         path = node.switches.value
         leaf = path.leaf if path else None
         leaves[number] = ("unknown", number) if leaf is None else leaf
         if leaf is None:
-            reason = "Slurm names no switch above the node" if path else node.switches.missing
-            notes.add(f"the leaf switch is unknown ({reason}), so the node shares only the cluster with others", node)
+            reason = "Slurm reports no switch above the node" if path else node.switches.missing
+            notes.add(f"the leaf switch is unknown ({reason}), so toolkit assumes a leaf switch of its own", node)
     if all(isinstance(leaf, tuple) for leaf in leaves.values()):
         return {}
     members: dict[Hashable, list[Hashable]] = {}
@@ -194,7 +192,7 @@ def _leaves(nodes: Sequence[NodeFacts], racks: Mapping[Hashable, Hashable], note
     for rack in members.values():
         rack_leaves = {leaves[member] for member in rack}
         if len(rack_leaves) > 1:
-            notes.add("an NVLink clique has nodes below several leaf switches, which count as one leaf")
+            notes.add("an NVLink clique has nodes below several leaf switches, which toolkit treats as one leaf")
             merged = min(rack_leaves, key=str)
             leaves = {member: merged if leaf in rack_leaves else leaf for member, leaf in leaves.items()}
     return leaves

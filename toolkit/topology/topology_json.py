@@ -1,7 +1,7 @@
-"""The JSON form of a topology, for a single node, for the merged nodes of a job, and for a file with several objects.
+"""Read and write topologies as JSON, of a single node or of all nodes of a job.
 
 `hardware` contains each kind of node once, and each node names its kind; docs/topology.md lists the keys. A file may
-contain a sequence of such objects, as `srun toolkit topo show --json` prints them.
+contain several such objects, as `srun toolkit topo show --json` prints them.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class NodeRecord:
     warnings: tuple[str, ...]
 
     def facts(self, hardware: Hardware) -> NodeFacts:
-        """The facts of this node, whose hardware is `hardware`."""
+        """Return the facts of this node, given its hardware."""
         return NodeFacts(
             self.host, self.switches, hardware, self.gpu_uuids, self.gpu_fabrics, self.nic_guids, self.warnings
         )
@@ -61,25 +61,25 @@ class TopologyRecord:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """The JSON reader and writer of a type."""  # cached, since creating one takes milliseconds
+    """Return the JSON parser and serializer for a type."""  # cached, since creating an adapter takes milliseconds
     return TypeAdapter(kind)
 
 
 def hardware_json(hardware: Hardware) -> tuple[str, bytes]:
-    """(name, JSON) of a kind of node; equal kinds have equal names."""
+    """Return (name, JSON) for a kind of node; equal kinds have equal names."""
     encoded = adapter(Hardware).dump_json(hardware, exclude_defaults=True)
     return hashlib.sha256(encoded).hexdigest()[:16], encoded
 
 
 def record_of(node: NodeFacts, hardware: str) -> NodeRecord:
-    """The JSON form of a node; `hardware` is the name of its hardware."""
+    """Return the JSON form of a node; `hardware` is the name of its hardware."""
     return NodeRecord(
         node.host, node.switches, hardware, node.gpu_uuids, node.gpu_fabrics, node.nic_guids, node.warnings
     )
 
 
 def topology_as_json(topology: Topology) -> dict[str, Any]:
-    """The JSON object of a topology. `contradictions`, by host, is for people; `read_topology` ignores it."""
+    """Return the JSON object for a topology. `contradictions` is only for display; `read_topology` ignores it."""
     names: dict[int, str] = {}
     kinds: dict[str, Any] = {}
     for node in topology.nodes:
@@ -103,12 +103,12 @@ def topology_as_json(topology: Topology) -> dict[str, Any]:
 
 
 def topology_of_node(node: NodeFacts) -> Topology:
-    """A topology of one node, without ranks."""
+    """Return a topology with one node and without ranks."""
     return Topology((node,), {})
 
 
 def read_topology(text: str, where: str) -> Topology:
-    """The topology in a string of JSON: one object, or several that toolkit merges independent of their order.
+    """Parse a topology from one JSON object, or from several, which are merged independent of their order.
 
     Raises:
         ToolkitError: `text` is not a valid topology; `where` names its source.
@@ -118,7 +118,7 @@ def read_topology(text: str, where: str) -> Topology:
 
 
 def _objects(text: str, where: str) -> list[Any]:
-    """The JSON values in the string, separated by nothing but whitespace."""
+    """Return the JSON values in `text`, which are separated only by whitespace."""
     decoder, bodies, at = json.JSONDecoder(), [], 0
     while at < (end := len(text)) and (at := end - len(text[at:].lstrip())) < end:
         try:
@@ -172,10 +172,10 @@ def _merge(topologies: Sequence[Topology]) -> Topology:
     nodes, conflicts = merge_nodes(node for topology in topologies for node in topology.nodes)
     lines = [line for topology in topologies for line in topology.conflicts]
     if any(topology.ranks_by_host for topology in topologies):
-        lines.append("ranks are omitted: toolkit reads them only from a single object")
+        lines.append("ranks are omitted, because toolkit can read them only from a single object")
     return Topology(in_order_of_names(nodes), {}, (), tuple(sorted({*lines, *conflicts})))
 
 
 def write_topology(topology: Topology) -> str:
-    """The JSON object on one line, so that a file can contain several."""
+    """Return the JSON object on one line, so that a file can contain several objects."""
     return json.dumps(topology_as_json(topology))

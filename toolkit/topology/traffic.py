@@ -1,9 +1,9 @@
-"""Predicts the cost of a mesh's groups on the tiers of a cluster: worst links and times.
+"""Predict the communication time of the groups of a mesh on the tiers of a cluster, and the slowest links.
 
-The model treats each group as a ring in the order of its ranks, and all groups of a dimension as concurrent. The bytes
-over an edge of the ring depend on the exchange: 2 (n-1)/n S for an all-reduce of S bytes on n ranks, (n-1)/n S for an
-all-gather, a reduce-scatter or an all-to-all, S for sending to the next rank. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
-Communication Operations in MPICH", IJHPCA 19(1), 2005.) The ranks of a tier's group share the links that leave it.
+The model treats each group as a ring in the order of its ranks, and assumes that all groups of a dimension communicate
+concurrently. Each edge of a ring of n ranks carries 2 (n-1)/n S for an all-reduce of S bytes, (n-1)/n S for an
+all-gather, a reduce-scatter or an all-to-all, and S for sending to the next rank. (R. Thakur, R. Rabenseifner, W. Gropp,
+"Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005.) The ranks of a group share its links.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Exchange = Literal["all-reduce", "gather-scatter", "all-to-all", "send"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """The exchanges of one dimension of the mesh in a step: `payload_bytes` for each rank in `calls` exchanges.
+    """The communication of one mesh dimension in a step: `payload_bytes` per rank in `calls` operations in total.
 
     `source` names the origin of the figures.
     """
@@ -33,13 +33,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class DimensionCost:
-    """The cost of one dimension on a placement.
+    """The cost of one mesh dimension for a placement.
 
     Attributes:
-        groups_at: by tier, the number of groups whose finest common tier it is.
-        worst: the coarsest of these tiers.
+        groups_at: for each tier, the number of groups that fit into it but not into a finer one.
+        worst: the coarsest tier that a group needs.
         busiest: the tier whose links take the longest.
-        seconds: of one step.
+        seconds: the predicted time per step.
     """
 
     groups: int
@@ -51,7 +51,7 @@ class DimensionCost:
 
 
 def edge_bytes(traffic: Traffic, size: int) -> float:
-    """The bytes that cross one edge of a ring of `size` ranks in a step."""
+    """Return the bytes that cross one edge of a ring of `size` ranks in a step."""
     if size < 2:
         return 0.0
     share = (size - 1) / size
@@ -62,7 +62,7 @@ def edge_bytes(traffic: Traffic, size: int) -> float:
 
 
 def dimension_cost(tiers: Tiers, groups: np.ndarray, traffic: Traffic) -> DimensionCost:
-    """The cost of the groups of one dimension, (groups, members) of ranks."""
+    """Return the cost of the groups of one dimension; `groups` contains ranks, (groups, members)."""
     count, size = groups.shape
     common = tiers.finest_common(groups)
     worst = int(common.max()) if size > 1 else 0
@@ -78,7 +78,7 @@ def dimension_cost(tiers: Tiers, groups: np.ndarray, traffic: Traffic) -> Dimens
             if level.pairs and (whole := common == number).any():
                 seconds = over_edge / float(level.pairs.bytes_per_s(groups[whole]).min())
                 leaving[whole] = False
-            # All ranks of a finer group share the links that leave it; each rank has the bandwidth of this tier.
+            # The ranks of a finer group share its outgoing links: their total is this tier's bandwidth times the number of ranks.
             load = np.bincount(inside[groups][leaving], minlength=int(inside.max()) + 1) * over_edge
             seconds = max(seconds, float((load / np.bincount(inside) / level.link.bytes_per_s).max()))
             if seconds > slowest_s:

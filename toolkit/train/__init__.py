@@ -1,4 +1,4 @@
-"""The training loop and its parts: optimizers, precision, memory, data, and saved state."""
+"""The training loop and its parts: optimizers, precision, memory, data and checkpointed state."""
 
 from toolkit.train import moved_modules
 

@@ -1,4 +1,4 @@
-"""Read the free table `[args]` of a job into the job's own dataclass."""
+"""Read a job's `[args]` table into the dataclass that the job script defines."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ _AS_IN_TABLES = ConfigDict(strict=True, allow_inf_nan=False)
 
 @dataclasses.dataclass(frozen=True)
 class DividedBy:
-    """Annotation of a field whose value must be a multiple of another key, such as "args.heads" or "parallel.tp"."""
+    """Annotates a field whose value must be divisible by that of another key, such as "args.heads" or "parallel.tp"."""
 
     key: str
 
 
 def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments:
-    """Return the dataclass `kind`, whose fields all have defaults, filled from `[args]`.
+    """Return an instance of the dataclass `kind` with the values of `[args]`; every field needs a default.
 
-    Limits are part of a field's type: `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or `Annotated[int,
+    Declare limits in a field's type: `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or `Annotated[int,
     DividedBy("args.heads")]`.
 
     Raises:
@@ -68,10 +68,10 @@ def _adapters(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
 
 
 def check_divided(filled: object, keys: Mapping[str, Any]) -> None:
-    """Reject a field that is not a multiple of its other key; `keys` has the values of those other keys.
+    """Check the `DividedBy` fields of `filled` against `keys`, which maps the names of their divisors to values.
 
     Raises:
-        ToolkitError: names both numbers and the nearest valid ones.
+        ToolkitError: a field is not divisible; the error suggests the nearest valid values.
     """
     kind: Any = type(filled)
     for name, hint in _hints(kind).items():

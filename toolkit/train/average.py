@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, saved with the run and used for validation."""
+"""Exponential moving average of the weights. Checkpoints contain it, and validations use it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from toolkit.errors import ToolkitError
 
 
 class WeightAverage(nn.Module):
-    """Exponential moving average of a model's parameters and buffers, under their names in a checkpoint.
+    """Exponential moving average of a model's parameters and buffers, under their checkpoint names.
 
     Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; Tarvainen and Valpola, mean
     teacher, arXiv 1703.01780. As in TensorFlow, the decay of step n is at most (1 + n) / (10 + n), so that the initial
-    weights fade early. The average is kept in fp32 or wider, because 16 bits lose small changes; shards stay on their
-    ranks. Values that are not floating point are copied.
+    weights fade early. The average is fp32 or wider, because 16-bit types lose small changes. Each rank averages only
+    its own shards. Integer and boolean values are copied, not averaged.
 
     Pass it to `TrainingState(modules={"average": ...})`, and call `update` after each optimizer step.
     """
@@ -30,9 +30,9 @@ class WeightAverage(nn.Module):
         super().__init__()
         if not 0.0 <= decay < 1.0:
             raise ToolkitError(
-                f"a decay of {decay} makes no average",
+                f"expected a decay in [0, 1), got {decay}",
                 where="train.average_decay",
-                fix="choose a value in [0, 1), such as 0.999",
+                fix="choose a value such as 0.999",
             )
         self.decay = decay
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -46,7 +46,7 @@ class WeightAverage(nn.Module):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Add the model's current weights to the average."""
+        """Update the average with the model's current weights."""
         count = int(self.updates)
         decay = min(self.decay, (1 + count) / (10 + count))
         pairs = self._pairs(model)
@@ -61,7 +61,7 @@ class WeightAverage(nn.Module):
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the averaged weights inside this context, and restore its own bits after it."""
+        """Copy the averaged weights into the model within this context, and restore its own weights on exit."""
         pairs = self._pairs(model)
         own = [value.clone() for _, value in pairs]
         try:
@@ -71,13 +71,14 @@ class WeightAverage(nn.Module):
             _write(model, [(value, before) for (_, value), before in zip(pairs, own, strict=True)])
 
     def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of an average and the model's tensor, tied ones once."""
+        """Return (average, model tensor) pairs; tied weights are listed once."""
         values = _values(model)
         found: dict[int, tuple[Tensor, Tensor]] = {}
         kept = dict(self.weights.named_parameters(remove_duplicate=False))
         if differing := kept.keys() ^ values.keys():
             raise ToolkitError(
-                f"the average belongs to another model, which differs in {', '.join(sorted(differing)[:10])}",
+                f"the average was created from another model; only one of the models has "
+                f"{', '.join(sorted(differing)[:10])}",
                 where="average",
                 fix="create the average from the model that you pass to update",
             )
@@ -88,16 +89,16 @@ class WeightAverage(nn.Module):
 
 @torch.no_grad()
 def _write(model: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor into the first, a tensor of the model."""
+    """Copy the second tensor of each pair into the first one, which belongs to the model."""
     for to, value in pairs:
         to.copy_(value)
     for module in model.modules():
-        if isinstance(module, FSDPModule):  # FSDP2's root module stays gathered after a forward pass
+        if isinstance(module, FSDPModule):  # FSDP2's root keeps gathered weights, now outdated, after a forward pass
             module.reshard()
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's own memory under its names in a checkpoint, without wrappers."""
+    """Return the model's tensors, not copies, by checkpoint name, without the prefixes of wrappers."""
     return {name: value for name, value in get_model_state_dict(model).items() if isinstance(value, Tensor)}
 
 
@@ -111,7 +112,7 @@ def _local(value: Tensor) -> Tensor:
 
 
 def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Register a parameter under a dotted name, with plain modules for its prefixes."""
+    """Register a parameter under a dotted name; create an empty module for each prefix."""
     *above, last = name.split(".")
     for part in above:
         if part not in root._modules:

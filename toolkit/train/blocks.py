@@ -1,4 +1,4 @@
-"""The blocks of a model: its repeated layers, which hold most matrices, activations and compute time."""
+"""Find the blocks of a model: its repeated layers, which account for most weights, activations and compute time."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +10,14 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def blocks_of(model: nn.Module, below: Sequence[str] = ()) -> dict[str, nn.Module]:
-    """Return the blocks by name, in the order of the model.
+    """Return the blocks by name, in model order.
 
     Args:
         below: names of the modules whose children are the blocks, such as "encoder.layers". By default, the outermost
-            lists (ModuleList, ModuleDict, Sequential) with members of one class that have child modules.
+            containers (ModuleList, ModuleDict, Sequential) whose members have one class and child modules.
 
     Raises:
-        ToolkitError: `below` names no module.
+        ToolkitError: the model has no module of a name in `below`.
     """
     containers = _named(model, below) if below else dict(_lists(model, ""))
     return {_joined(name, child): block for name, holder in containers.items() for child, block in _members(holder)}
@@ -32,9 +32,9 @@ def needed_blocks(model: nn.Module, what_for: str, below: Sequence[str] = ()) ->
     blocks = blocks_of(model, below)
     if not blocks:
         raise ToolkitError(
-            f"{type(model).__name__} has no blocks, which are needed for {what_for}",
+            f"{what_for} requires a model with repeated blocks, and {type(model).__name__} has no blocks",
             where="model",
-            fix="put its repeated layers into an nn.ModuleList, or name their parent, such as below=['encoder.layers']",
+            fix="put the repeated layers into an nn.ModuleList, or pass their parent, such as below=['encoder.layers']",
         )
     return blocks
 
@@ -48,7 +48,7 @@ def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_repeated(members: Sequence[nn.Module]) -> bool:
-    """True for lists of modules with children; lists of leaves are layers of one block."""
+    """Return True if all members have one class and child modules; a list of leaf modules is part of one block."""
     return len({type(member) for member in members}) == 1 and all(any(member.children()) for member in members)
 
 
@@ -58,7 +58,7 @@ def _named(model: nn.Module, below: Sequence[str]) -> dict[str, nn.Module]:
         raise ToolkitError(
             f"{type(model).__name__} has no module {', '.join(unknown)}",
             where="model",
-            fix=f"name some of its modules, such as {', '.join(name for name, _ in model.named_children())}",
+            fix=f"use names of its modules, such as {', '.join(name for name, _ in model.named_children())}",
         )
     return {name: modules[name] for name in below}
 

@@ -19,20 +19,20 @@ class Callback:
         """Called before the first step, after a resume."""
 
     def on_step(self, state: TrainingState, record: TrainRecord) -> None:
-        """Called after an optimizer step, when its record is written."""
+        """Called after an optimizer step, once its record is written."""
 
     def on_save(self, state: TrainingState, folder: Path | None) -> None:
-        """Called after a checkpoint; `folder` is None while a background save writes it."""
+        """Called after a save; `folder` is None if the save continues in the background."""
 
     def on_validation(self, state: TrainingState, found: Validation) -> None:
         """Called after a validation."""
 
     def on_end(self, state: TrainingState, *, stopped: bool) -> None:
-        """Called after the last step of this attempt; `stopped` if a stop request ended it."""
+        """Called after the last step of this attempt; `stopped` is True if a stop request ended it."""
 
 
 class Callbacks(Callback):
-    """Several callbacks, called in order. An error keeps its type and names its callback."""
+    """Calls several callbacks in order. An exception keeps its type, and a note names the callback."""
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
@@ -65,7 +65,7 @@ class Callbacks(Callback):
 
 @contextmanager
 def _named(callback: Callback, method: str, state: TrainingState) -> Iterator[None]:
-    """Add a note below the traceback, which begins in the callback's own code."""
+    """Add a note with the callback, method and step to an exception."""
     try:
         yield
     except Exception as error:

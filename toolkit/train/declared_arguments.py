@@ -1,4 +1,4 @@
-"""Find the arguments that a job's script declares, from its source text: nothing is imported or run."""
+"""Find the arguments that a job script declares by parsing its source; nothing is imported or run."""
 
 import ast
 import dataclasses
@@ -22,17 +22,18 @@ _CALLED: Mapping[str, Any] = {"Field": Field, "DividedBy": DividedBy}
 
 
 class _UnknownError(Exception):
-    """An expression that only Python itself can evaluate."""
+    """Raised for an expression that cannot be evaluated without running the script."""
 
 
 def declared_arguments(script: Path) -> type | None:
-    """Return the dataclass of `read_arguments(NAME, ...)` in a script, or None without such a class.
+    """Return the dataclass that a script passes to `read_arguments(NAME, ...)`, or None if none is found.
 
-    A field whose type or default is more than names, limits and plain values accepts anything here: the ranks check it.
+    The field types and defaults must consist of known types, limits and literals. Any other field accepts every value
+    here, and only the ranks check it.
     """
     try:
         return _declared(script.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # for example syntax of a newer Python
+    except (OSError, SyntaxError, ValueError):  # for example, the script has syntax of a newer Python
         return None
 
 
@@ -74,7 +75,7 @@ def _read_or(otherwise: Any, node: ast.expr | None, aliases: Mapping[str, ast.ex
 
 
 def _read(node: ast.expr | None, aliases: Mapping[str, ast.expr]) -> Any:
-    """Evaluate an expression of types, limits and plain values."""
+    """Evaluate an expression that consists of types, limits and literals."""
     match node:
         case ast.Name(id=name) if name in _KNOWN:
             return _KNOWN[name]

@@ -1,4 +1,4 @@
-"""Early stopping: ends a run whose validations no longer improve."""
+"""Early stopping: end a run when its validations no longer improve."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from typing import Any, Literal
 class EarlyStop:
     """Counts validations without improvement; pass it to `TrainingState(extra={"early_stop": ...})`.
 
-    Prechelt, Early Stopping - But When?, 1998, criterion UP, compared with the best value instead of the previous one.
-    All ranks get the same values and stop together. NaN never improves.
+    This is criterion UP of Prechelt, Early Stopping - But When?, 1998, relative to the best value instead of the
+    previous one. All ranks get the same values and stop together. NaN is never an improvement.
 
     Args:
         patience: consecutive validations without improvement before the stop.
@@ -26,7 +26,7 @@ class EarlyStop:
     waited: int = 0
 
     def should_stop(self, value: float, step: int) -> bool:
-        """Record the validation after `step` steps; return True if the run must end."""
+        """Record the validation result after `step` steps; return True if the run must end."""
         if self._improves(value):
             self.best, self.best_step, self.waited = value, step, 0
         else:
@@ -35,18 +35,18 @@ class EarlyStop:
 
     @property
     def is_over(self) -> bool:
-        """True if the run must end, also after a resume with less patience than it has used."""
+        """True if the run must end; with a lower patience, a resumed run may be over before its first step."""
         return self.waited >= self.patience
 
     @property
     def why(self) -> str:
-        """Describe the validations that caused the stop."""
-        last = "the last validation was" if self.waited == 1 else f"the last {self.waited} validations were"
+        """Return the reason for the stop, for log messages."""
+        last = "the last validation" if self.waited == 1 else f"the last {self.waited} validations"
         if self.best is None:
-            return f"{last} no number"
+            return f"{last} returned NaN"
         by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        at = f" at step {self.best_step}" if self.best_step is not None else ""
-        return f"{last} not better{by} than {self.best:.4f}{at}"
+        at = f" of step {self.best_step}" if self.best_step is not None else ""
+        return f"{last} did not improve on {self.best:.4f}{at}{by}"
 
     def _improves(self, value: float) -> bool:
         if math.isnan(value):
@@ -57,10 +57,8 @@ class EarlyStop:
         return gain > self.min_delta
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()` of an earlier attempt."""
         self.best, self.waited = state["best"], state["waited"]
         self.best_step = state.get("best_step")  # older checkpoints lack it

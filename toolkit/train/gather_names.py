@@ -1,4 +1,4 @@
-"""Gather names from all ranks: each pipeline stage has different parts of a model."""
+"""Merge dicts of parameter names over all ranks, because each pipeline stage has other parameters."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def of_all_ranks(world: World, own: Mapping[str, T]) -> dict[str, T]:
-    """Return `own` and the values of names that only other ranks have. Collective."""
+    """Return `own` plus the entries that only other ranks have. Collective."""
     if world.size == 1:
         return dict(own)
-    # Usually all ranks have the same names, which an exchange of eight bytes detects.
+    # Usually all ranks have the same names. Comparing eight bytes of a hash then avoids gathering the dicts.
     digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
     mine = torch.tensor([int.from_bytes(digest[:8], "little", signed=True)], device=world.device)
     highest, lowest = mine.clone(), mine.clone()

@@ -1,4 +1,4 @@
-"""Decide what follows a bad step: a loss or gradient norm that is not finite, or a spike. Changes nothing itself."""
+"""Detect bad steps, whose loss or gradient norm is not finite or spikes, and choose the action for the caller."""
 
 import math
 import statistics
@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from toolkit.errors import ToolkitError
 
-_TO_DEVIATION = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
-_SMALLEST_SHARE = 0.01  # of the median: with nearly constant losses a small change is not a spike
-# For the logarithm of norms. Norms of good steps differ by factors, which clipping handles: with 8 deviations a spike is at
-# least eleven times the median.
+_TO_DEVIATION = 1.4826  # ratio of a normal distribution's standard deviation to its median absolute deviation
+_SMALLEST_SHARE = 0.01  # minimum deviation of losses as a fraction of the median; nearly constant losses need one
+# Minimum deviation of the logarithm of gradient norms. Norms of good steps differ by factors, which clipping handles.
+# With 8 deviations, a spike is at least eleven times the median.
 _SMALLEST_FACTOR = 0.3
 _LEAST_STEPS = 8  # good steps before the first check for spikes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The action after a backward pass; `line` is the log message, `why` the reason alone.
+    """The action to take after a backward pass. `line` is the full log message, `why` only the reason.
 
-    `skip`: omit the update of this step and continue with the next samples. `roll_back`: load the last checkpoint, and
+    `skip`: skip the update of this step and continue with the next samples. `roll_back`: load the last checkpoint and
     continue with the samples from `next_sample`.
     """
 
@@ -39,8 +39,8 @@ class LossGuard:
 
     All ranks pass the same numbers in the same order and reach the same verdict. A spike is `deviations` robust
     standard deviations above the median of the last `window` good steps (Hampel, 1974: median and median absolute
-    deviation, which earlier spikes do not shift); norms are compared by their logarithm. PaLM was trained with
-    roll-backs that skip the samples (Chowdhery et al., arXiv 2204.02311, section 5.1).
+    deviation, which earlier spikes do not shift); norms are compared by their logarithm. The training of PaLM rolled
+    back and skipped the samples of a spike, too (Chowdhery et al., arXiv 2204.02311, section 5.1).
 
     Args:
         policy: the action for a bad step; "off" accepts every step.
@@ -77,26 +77,26 @@ class LossGuard:
         self.bad_steps += 1
         if self.bad_steps > self.limit:
             raise ToolkitError(
-                f"{why} at step {step}, after {self.limit} bad steps before",
+                f"{why} at step {step}, and the run has already had the allowed {self.limit} bad steps",
                 where="train.guard_limit",
                 fix="lower train.lr, raise train.warmup_steps, or inspect the samples that the log names; "
-                "a larger train.guard_limit allows more of them",
+                "a larger train.guard_limit allows more bad steps",
             )
         first, after = samples[0], samples[-1] + 1
         which = (
             f"step {step}: {why} (samples {first} to {after - 1}; bad step {self.bad_steps} of {self.limit} allowed)"
         )
         if self.policy == "skip":
-            return Verdict("skip", f"{which}: its update is skipped", after, which)
+            return Verdict("skip", f"{which}: skipping its update", after, which)
         return Verdict(
             "roll_back",
-            f"{which}: rolling back to the last checkpoint, and continuing from sample {after}",
+            f"{which}: rolling back to the last checkpoint and continuing from sample {after}",
             after,
             which,
         )
 
     def _why_loss(self, loss: float) -> str:
-        """Return the fault of this loss, or ""."""
+        """Return why this loss is bad, or "" if it is good."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         limit = self._limit(self._losses, lambda middle: _SMALLEST_SHARE * abs(middle))
@@ -104,13 +104,13 @@ class LossGuard:
 
     def _why_norm(self, norm: float) -> str:
         if not math.isfinite(norm):
-            return f"the gradient's norm is {norm}"
+            return f"the gradient norm is {norm}"
         logarithms = [math.log(one) for one in self._norms if one > 0]
         limit = math.exp(self._limit(logarithms, lambda middle: _SMALLEST_FACTOR))
-        return f"the gradient's norm is {norm:.6g}, a spike above {limit:.6g}" if norm > limit else ""
+        return f"the gradient norm is {norm:.6g}, a spike above {limit:.6g}" if norm > limit else ""
 
     def _limit(self, good: Collection[float], smallest: Callable[[float], float]) -> float:
-        """Return the bound of a spike; the deviation is at least `smallest` of the median."""
+        """Return the value above which a step is a spike; the deviation is at least `smallest(median)`."""
         if len(good) < _LEAST_STEPS:
             return math.inf
         middle = statistics.median(good)
@@ -118,11 +118,10 @@ class LossGuard:
         return middle + self.deviations * max(deviation, smallest(middle))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"losses": list(self._losses), "norms": list(self._norms), "bad_steps": self.bad_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()` of an earlier attempt. A roll-back does not undo the count of its bad step."""
+        """Restore `state_dict()` of an earlier attempt; a roll-back does not lower the count of bad steps."""
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
-        self._norms = deque(state.get("norms", ()), maxlen=self._norms.maxlen)  # none in checkpoints of version 0.1
+        self._norms = deque(state.get("norms", ()), maxlen=self._norms.maxlen)  # missing in checkpoints of version 0.1
         self.bad_steps = max(self.bad_steps, state["bad_steps"])

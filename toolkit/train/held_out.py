@@ -1,4 +1,4 @@
-"""Validation data, and one validation: every sample counts once, for any number of ranks and samples."""
+"""Validation data, and one validation run: every sample counts once for any number of ranks and samples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,18 +18,18 @@ __all__ = ["HeldOut", "Validation", "evaluating", "loss_of", "validate"]
 
 # Returns the samples with these indices, in the form that `measure` expects.
 TakeSamples = Callable[[range], Any]
-# Returns by name one number per sample, as `cross_entropy(..., reduction="none")` does.
+# Returns measurements by name, each with one number per sample, as `cross_entropy(..., reduction="none")` does.
 Measure = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 LOSS = "loss"  # the measurement that early stopping and `checkpoint.best` use
-WEIGHT = "weight"  # a measurement of this name weights the samples in the others, such as the number of tokens
+WEIGHT = "weight"  # a measurement of this name, such as the token count, weights the samples in the means of the others
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Validation data: all samples of a source, and their measurement.
+    """Validation data: a source, all of whose samples are used, and the function that measures them.
 
-    With a pipeline the source returns pairs, as for training, and `measure` calls the model once, with the inputs
-    unchanged.
+    With a pipeline, the source must return (inputs, targets) as for training, and `measure` must call the model exactly
+    once, with the unchanged inputs.
     """
 
     source: Source
@@ -38,7 +38,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Validation:
-    """The mean of each measurement over `samples` samples; with weights the weighted mean, and `weight`, their sum."""
+    """The (weighted) mean of each measurement over `samples` samples, and `weight`, the sum of the sample weights."""
 
     means: dict[str, float]
     samples: int
@@ -46,30 +46,30 @@ class Validation:
 
 
 def loss_of(found: Validation, where: str) -> float:
-    """Return the mean of "loss", which the key `where` uses.
+    """Return the mean of "loss"; the argument `where` names the config key that requires it, for the error.
 
     Raises:
-        ToolkitError: the validation does not measure a loss.
+        ToolkitError: the validation function does not return a loss.
     """
     if LOSS not in found.means:
         raise ToolkitError(
-            f"{where} uses {LOSS!r}, but the validation measures {', '.join(found.means)}",
+            f"{where} requires the measurement {LOSS!r}, but the validation function returns {', '.join(found.means)}",
             where=where,
-            fix=f"measure {LOSS!r} in the job's validation, or omit {where}",
+            fix=f"return {LOSS!r} from the validation function, or omit {where}",
         )
     return found.means[LOSS]
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """The samples of one forward pass, and which of them count."""
+    """The samples of one forward pass (`taken`), and those that count in the result (`counted`)."""
 
     taken: range
     counted: range
 
     @property
     def places(self) -> slice:
-        """The indices among all samples of those that count."""
+        """The positions of the counted samples in the batch."""
         begin = self.counted.start - self.taken.start if self.counted else 0
         return slice(begin, begin + len(self.counted))
 
@@ -87,24 +87,24 @@ def validate(
 ) -> Validation:
     """Measure `samples` samples, split over the ranks of the group; every rank gets the same result.
 
-    Ranks exchange sums and counts, never means. Sums are in float64 of per-sample values, so that the result equals
-    that of one process up to those values. All ranks run equally many forward passes, which a sharded model requires: a
-    rank without further samples repeats sample 0 and does not count it. The model is in evaluation mode. Collective if
-    the process group exists.
+    Ranks exchange sums and counts, not means, and add per-sample values in float64. The result therefore equals that of
+    a single process, except for rounding in the model. All ranks run the same number of forward passes, because a
+    sharded model requires it; a rank that has no samples left repeats sample 0 without counting it. The model is in
+    evaluation mode. Collective if the process group exists.
 
     Args:
-        group: ranks with different samples: the data-parallel ones. Ranks outside hold other parts of one model.
-        alone: this rank measures all samples, as ranks do that hold parts of one model.
-        micro_batch: samples per forward pass; 0 is a rank's whole share.
-        pipeline: passes samples through the stages; `model` is this rank's stage. Samples are pairs whose first item is
-            the input. All passes have one size; padding samples do not count.
+        group: the data-parallel ranks, each with other samples; other ranks have other parts of the same model.
+        alone: True if this rank measures all samples, because all ranks together have one copy of the model.
+        micro_batch: samples per forward pass; 0 runs all samples of the rank in one pass.
+        pipeline: runs samples through the stages; `model` is this rank's stage. Samples are tuples whose first item is
+            the input. All passes have the same size; padding samples do not count.
 
     Raises:
         ToolkitError: there are no samples, or a measurement does not return one number per sample.
     """
     if samples < 1:
         raise ToolkitError(
-            "no sample to validate with", where="validation", fix="pass at least one, or set train.validate_every = 0"
+            "no samples to validate on", where="validation", fix="pass samples, or set train.validate_every = 0"
         )
     rank, ranks = (0, 1) if alone or not dist.is_initialized() else (dist.get_rank(group), dist.get_world_size(group))
     sums: dict[str, Tensor] = {}
@@ -125,7 +125,7 @@ def validate(
 
 
 def _passes(samples: int, micro_batch: int, rank: int, ranks: int) -> list[_Pass]:
-    """Return this rank's forward passes, as many as the rank with the most samples has."""
+    """Return this rank's forward passes; every rank gets as many as the rank with the most samples."""
     own = range(samples * rank // ranks, samples * (rank + 1) // ranks)
     largest = -(-samples // ranks)
     length = micro_batch or largest
@@ -150,7 +150,7 @@ def _measure_together(
     measure: Measure,
     sums: dict[str, Tensor],
 ) -> None:
-    """Run some passes through a pipeline; its last stage adds up the measurements."""
+    """Run forward passes through a pipeline; its last stage sums the measurements."""
     taken = [take_samples(one.taken) for one in passes]
     inputs = [_inputs_of(some) for some in taken]
 
@@ -161,7 +161,7 @@ def _measure_together(
 
 
 class _Passed(nn.Module):
-    """Replaces the model when a pipeline has already processed the inputs."""
+    """Passed to `measure` in place of the model: returns the outputs that the pipeline has already computed."""
 
     def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
         super().__init__()
@@ -170,9 +170,9 @@ class _Passed(nn.Module):
     def forward(self, *given: Any) -> Tensor:
         if len(given) != 1 or given[0] is not self._inputs:
             raise ToolkitError(
-                "the validation calls the model with something other than the first item of its samples",
+                "expected the validation function to call the model with the first item of its samples",
                 where="parallel.pp",
-                fix="call model(inputs) with these inputs as they are, or set parallel.pp = 1",
+                fix="call model(inputs) with the unchanged inputs, or set parallel.pp = 1",
             )
         return self._outputs
 
@@ -181,15 +181,15 @@ def _inputs_of(samples: Any) -> Tensor:
     if isinstance(samples, tuple | list) and samples and isinstance(samples[0], Tensor):
         return samples[0]
     raise ToolkitError(
-        f"expected pairs of inputs and targets, which validation of a pipeline requires, got a {type(samples).__name__}",
+        f"expected (inputs, targets), which validation with a pipeline requires, got a {type(samples).__name__}",
         where="parallel.pp",
-        fix="return a tuple that begins with the inputs from the held-out source, or set parallel.pp = 1",
+        fix="let the held-out source return a tuple whose first item is the inputs, or set parallel.pp = 1",
     )
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside this context, and restore the mode of each module after it."""
+    """Set evaluation mode within this context, and restore the mode of each module on exit."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -200,15 +200,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], one: _Pass) -> None:
-    """Add the counted measurements of a pass; without any, add zeros so that every rank has the same names."""
+    """Add the counted measurements of a pass; if there are none, add zeros so that every rank has the same names."""
     taken = len(one.taken)
     for name, values in measured.items():
         if tuple(values.shape) != (taken,):
             raise ToolkitError(
-                f"{name!r} has the shape {list(values.shape)} for {taken} samples",
+                f"expected {taken} values of {name!r}, one per sample, got shape {list(values.shape)}",
                 where="validation",
-                fix='return one number for each sample, as with reduction="none"; a mean over tokens goes with their '
-                f"number in {WEIGHT!r}",
+                fix='return one number per sample, as with reduction="none"; if these are means over tokens, return '
+                f"the number of tokens as {WEIGHT!r}",
             )
     some = next(iter(measured.values()))
     weights = measured.get(WEIGHT, torch.ones_like(some))[one.places].double()

@@ -1,4 +1,4 @@
-"""Documented module paths of earlier releases: an import returns the module at its present path, and warns once."""
+"""Keep the documented module paths of earlier releases importable, with one warning per path."""
 
 import importlib
 import sys
@@ -9,9 +9,10 @@ from types import MappingProxyType, ModuleType
 
 __all__ = ["MOVED", "install"]
 
-# The documented paths of release 0.1, and where their modules are now.
+# Documented paths of release 0.1 and their current paths.
 MOVED: Mapping[str, str] = MappingProxyType({
     "toolkit.train.adascale": "toolkit.train.optim.adascale",
+    "toolkit.train.data.broken_share": "toolkit.train.data.broken",
     "toolkit.train.compiling": "toolkit.train.memory.compiling",
     "toolkit.train.optimizers": "toolkit.train.optim.optimizers",
     "toolkit.train.precision": "toolkit.train.optim.precision",
@@ -22,14 +23,14 @@ MOVED: Mapping[str, str] = MappingProxyType({
 
 
 class _MovedModules:
-    """A finder and loader: a moved module exists once, under both paths, and so do its classes."""
+    """Import finder and loader that binds an old path to the same module object, so classes are not duplicated."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in MOVED:
             return None
-        # Python shows a FutureWarning by default, also one of a module that the user's script imports.
+        # Python shows a FutureWarning by default, even if an imported module causes it, but no DeprecationWarning.
         warnings.warn(f"{name} is now {MOVED[name]}", FutureWarning, stacklevel=2)
-        return ModuleSpec(name, self)  # type: ignore[arg-type]  # Python asks a loader for these two methods only
+        return ModuleSpec(name, self)  # type: ignore[arg-type]  # Python calls only these two methods
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

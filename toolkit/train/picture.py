@@ -21,7 +21,7 @@ def draw_loss(log: Path, picture: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    lone = "o" if len(records) == 1 else None  # not connected to the previous point
+    lone = "o" if len(records) == 1 else None  # a line through a single point is invisible
     axes.plot([record.step for record in records], [record.loss for record in records], linewidth=1.4, marker=lone)
     for step, record in _takeovers(records):
         if step > 0:
@@ -40,7 +40,7 @@ def draw_loss(log: Path, picture: Path) -> None:
 
 
 def _takeovers(records: list[TrainRecord]) -> Iterator[tuple[int, TrainRecord]]:
-    """Return each attempt's first record, and the step that it resumed from."""
+    """Yield the step from which each attempt resumed, and its first record."""
     yield 0, records[0]
     for before, after in pairwise(records):
         if after.attempt != before.attempt:

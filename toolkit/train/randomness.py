@@ -1,4 +1,4 @@
-"""Random streams of a rank, by name: seed, save, restore.
+"""Seed, save and restore the random number generators of a rank, which toolkit calls streams, by name.
 
 Every rank draws its dropout from its own stream, so a checkpoint contains the streams of each rank.
 """
@@ -19,18 +19,18 @@ from toolkit.errors import ToolkitError
 
 __all__ = ["RandomStreams", "seed_rank"]
 
-# Generators that a job may name as a stream.
+# Generator types that a job may register as a stream.
 Generator = torch.Generator | random.Random | np.random.Generator
 
 GLOBAL_STREAMS = ("cpu", "cuda", "python", "numpy")
 _MASK_64 = 2**64 - 1
-_TWISTER = struct.Struct("<624II?d")  # the Mersenne Twister of Python and numpy: words, place, spare normal number
-_PCG64 = struct.Struct("<QQQQ?I")  # state and increment in halves, spare 32 bits
+_TWISTER = struct.Struct("<624II?d")  # Mersenne Twister of Python and numpy: key, position, cached normal variate
+_PCG64 = struct.Struct("<QQQQ?I")  # state and increment in 64-bit halves, cached 32 bits
 
 
 def seed_rank(seed: int, step: int, rank: int) -> None:
-    """Seed this rank's global streams (torch's, Python's, numpy's) from all three numbers."""
-    torch.manual_seed(_derived(seed, step, rank, "cpu"))  # of all devices
+    """Seed this rank's global streams (torch, Python, numpy) from seed, step and rank."""
+    torch.manual_seed(_derived(seed, step, rank, "cpu"))  # seeds all devices
     random.seed(_derived(seed, step, rank, "python"))
     np.random.seed(_derived(seed, step, rank, "numpy") % 2**32)
 
@@ -42,14 +42,14 @@ def _derived(seed: int, step: int, rank: int, name: str) -> int:
 
 
 class RandomStreams:
-    """Streams of one rank: torch's of the CPU and of the rank's GPU, Python's and numpy's, and those of the job.
+    """Streams of one rank: torch (CPU and the rank's GPU), Python, numpy, and the job's own.
 
     Args:
-        device: of the rank, for torch.
-        named: the job's own: torch.Generator, random.Random, numpy.random.Generator (PCG64).
+        device: the rank's torch device.
+        named: the job's own generators: torch.Generator, random.Random, numpy.random.Generator (PCG64).
 
     Raises:
-        ToolkitError: the name of a global stream, or an unsupported generator.
+        ToolkitError: a name is reserved for a global stream, or a generator type is not supported.
     """
 
     def __init__(self, device: str, named: Mapping[str, Generator] | None = None) -> None:
@@ -64,7 +64,9 @@ class RandomStreams:
         self._streams["numpy"] = _Stream(_of_numpy, _to_numpy, lambda seed: np.random.seed(seed % 2**32))
         for name, generator in (named or {}).items():
             if name in GLOBAL_STREAMS:
-                raise ToolkitError("is the name of a global random stream", where=f"streams.{name}", fix="rename it")
+                raise ToolkitError(
+                    f"{name!r} is the name of a global random stream", where=f"streams.{name}", fix="rename this stream"
+                )
             self._streams[name] = _stream_of(name, generator)
 
     @property
@@ -76,7 +78,7 @@ class RandomStreams:
         return {name: stream.read() for name, stream in self._streams.items()}
 
     def set_states(self, states: Mapping[str, Tensor]) -> None:
-        """Restore `states()` of an earlier attempt; other streams do not change."""
+        """Restore `states()` of an earlier attempt; streams that are not in `states` keep their state."""
         for name, state in states.items():
             self._streams[name].write(state)
 
@@ -101,7 +103,7 @@ def _stream_of(name: str, generator: Any) -> _Stream:
     if isinstance(generator, np.random.Generator) and type(generator.bit_generator) is np.random.PCG64:
         return _Stream(partial(_of_pcg64, generator), partial(_to_pcg64, generator), partial(_seed_pcg64, generator))
     raise ToolkitError(
-        f"is a {type(generator).__module__}.{type(generator).__qualname__}, which cannot be saved",
+        f"toolkit cannot save the state of a {type(generator).__module__}.{type(generator).__qualname__}",
         where=f"streams.{name}",
         fix="use a torch.Generator, a random.Random or numpy.random.default_rng()",
     )
@@ -123,7 +125,7 @@ def _of_python(generator: Any) -> Tensor:
 
 def _to_python(generator: Any, state: Tensor) -> None:
     *words, has_spare, spare = _TWISTER.unpack(_bytes(state))
-    generator.setstate((3, tuple(words), spare if has_spare else None))  # 3 is the version of this state
+    generator.setstate((3, tuple(words), spare if has_spare else None))  # 3 is the version of Python's state format
 
 
 def _of_numpy() -> Tensor:

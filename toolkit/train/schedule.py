@@ -6,17 +6,17 @@ from typing import Any, Literal
 
 Course = Literal["cosine", "linear", "constant", "one_cycle"]
 
-ONE_CYCLE_START = 1 / 25  # of the peak, as in torch's OneCycleLR
+ONE_CYCLE_START = 1 / 25  # initial rate as a fraction of the peak, as in torch's OneCycleLR
 
 
 @dataclass
 class Schedule:
-    """Linear warmup from `start` to `peak`, then decay to `peak * min_ratio` at `steps`, or constant.
+    """Linear warmup from `start` to `peak`, then decay to `peak * min_ratio` at `steps`, or a constant rate.
 
-    `taken`, the optimizer steps performed so far, is the only changing part and is in every checkpoint. The shape comes
-    from the job, so a resumed run may have more steps and follows the new curve. Cosine after warmup: Loshchilov and
-    Hutter, SGDR, arXiv 1608.03983, equation 5 with one cycle. One cycle: Smith and Topin, Super-convergence, arXiv
-    1708.07120, with torch's two cosine halves and constant momentum.
+    Only `taken`, the number of optimizer steps so far, changes and is saved in checkpoints. The curve comes from the
+    job, so a run that resumes with more steps follows the new curve. Cosine: Loshchilov and Hutter, SGDR, arXiv
+    1608.03983, equation 5 with one cycle. One cycle: Smith and Topin, Super-convergence, arXiv 1708.07120, with torch's
+    two cosine halves and constant momentum.
     """
 
     peak: float
@@ -32,7 +32,7 @@ class Schedule:
         return self.rate_at(self.taken)
 
     def rate_at(self, taken: int) -> float:
-        """Return the learning rate of the step after `taken` others."""
+        """Return the learning rate of the step that follows `taken` steps."""
         if self.kind == "one_cycle":
             return self._one_cycle(taken)
         if taken < self.warmup_steps:
@@ -46,7 +46,7 @@ class Schedule:
         return _half_cosine(self.peak, lowest, done)
 
     def _one_cycle(self, taken: int) -> float:
-        """Return the rate; the peak is the last step of the rise, the lowest rate the last step of all."""
+        """Return the one-cycle rate, which peaks at the last warmup step and is lowest at the last step."""
         highest_at = max(0, self.warmup_steps - 1)
         if taken < highest_at:
             return _half_cosine(self.peak * ONE_CYCLE_START, self.peak, taken / highest_at)
@@ -57,11 +57,9 @@ class Schedule:
         self.taken += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"taken": self.taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()` of an earlier attempt."""
         self.taken = state["taken"]
 
 

@@ -1,4 +1,4 @@
-"""Training throughput: the FLOPs of a step, counted, and their share of the GPU's peak."""
+"""Training throughput: the FLOPs of a step, and the fraction of the GPU's peak that they reach (MFU)."""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from toolkit.train.memory.recompute import forget_recompute
 
 @dataclass(frozen=True)
 class _Peak:
-    """TFLOP/s of one device. `half` is for bf16 and fp16, `single` for fp32 without TF32."""
+    """Peak TFLOP/s of one device. `half` is for bf16 and fp16, `single` for fp32 without TF32."""
 
     words: tuple[str, ...]
     half: float
@@ -24,10 +24,10 @@ class _Peak:
     has_bf16: bool = True
 
 
-# The first row whose terms all occur in the device's name applies; more specific rows come first. NVIDIA states most tensor
-# figures with sparsity, which is twice these; its fp32 is that of CUDA cores, AMD's that of matrix cores without rounding.
-# A device of MI250X is one of its two dies. The memory size distinguishes the models of the data sheets from those made for
-# one site, whose chips have more or fewer cores.
+# The first row whose terms all occur in the device name applies, so more specific rows come first. NVIDIA states most
+# tensor figures with sparsity, which doubles them. Its fp32 figure is that of CUDA cores; AMD's is that of matrix cores
+# without rounding. An MI250X appears as two devices, one per die. The memory size distinguishes the models of the data
+# sheets from those made for one site, whose chips have more or fewer cores.
 _PEAKS = (
     _Peak(("GB200",), 2500, 80, "NVIDIA Blackwell data sheet, one GPU of GB200 NVL72"),
     _Peak(("B200",), 2250, 75, "NVIDIA Blackwell data sheet, one GPU of HGX B200"),
@@ -57,9 +57,9 @@ _PEAKS = (
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak FLOP/s of a device in one type; None if unknown, never a guess."""
+    """Return the peak FLOP/s of a device for a dtype, or None if the table has no figure."""
     parts = device_name.upper().replace("-", " ").split()
-    # "SXM2", "SXM4": the number of the form factor adds nothing to that of the model.
+    # SXM2, SXM4 and so on are equal here, because the model implies the version of the form factor.
     words = {"SXM" if part.startswith("SXM") else part for part in parts}
     if "MIG" in words:  # a slice of a GPU
         return None
@@ -74,7 +74,7 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of one micro-batch: matrix products, convolutions and attention; a multiply-add is two."""
+    """FLOPs of one micro-batch: matrix products, convolutions and attention; a multiply-add counts as two."""
 
     forward: int
     backward: int
@@ -96,21 +96,21 @@ class Throughput:
 def count_flops(
     model: nn.Module, micro_batch: tuple[Tensor, Tensor], loss_of: Callable[[Any, Any], Tensor]
 ) -> StepFlops:
-    """Return the model FLOPs of a forward and a backward pass, counted by torch from shapes: nothing is computed.
+    """Return the model FLOPs of a forward and a backward pass, which torch counts on the meta device without computing.
 
     Recomputation is not counted, because model FLOPs are the work of the model itself; causal attention is counted
-    whole (Chowdhery et al., PaLM, arXiv 2204.02311, appendix B). Elementwise work is not counted. Pass the model before
-    it is sharded or wrapped.
+    in full (Chowdhery et al., PaLM, arXiv 2204.02311, appendix B). Elementwise operations are not counted. Pass the
+    model before it is sharded or wrapped.
 
     Raises:
-        ToolkitError: the model does not run on shapes alone.
+        ToolkitError: the model cannot run on the meta device.
     """
     shapes = on_meta(model)
     forget_recompute(shapes)
     counter = FlopCounterMode(display=False)
     inputs, targets = (one.to("meta") for one in micro_batch)
-    fix = "create tensors on the device of the input, and let no branch depend on a value"
-    with on_shapes_alone(model, "cannot be run on shapes alone", where="count_flops", fix=fix), counter:
+    fix = "create tensors on the device of the input, and do not branch on tensor values"
+    with on_shapes_alone(model, "cannot run on the meta device", where="count_flops", fix=fix), counter:
         loss = loss_of(shapes(inputs), targets)
         forward = counter.get_total_flops()
         loss.backward()
@@ -118,7 +118,7 @@ def count_flops(
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose parameters and buffers have shapes and no memory."""
+    """Return a copy of a model with its parameters and buffers on the meta device, where they use no memory."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         empty = torch.empty_like(parameter, device="meta")
@@ -134,9 +134,9 @@ def throughput(
     """Return the throughput of a step of `seconds`.
 
     Args:
-        flops_per_step, tokens_per_step: of all ranks together.
+        flops_per_step, tokens_per_step: totals over all ranks.
         device_name: as from `torch.cuda.get_device_name()`; "" for a CPU, whose peak is unknown.
-        dtype: of the matrix products.
+        dtype: the dtype of the matrix products.
     """
     per_rank = flops_per_step / ranks / seconds
     peak = peak_flops(device_name, dtype)
@@ -144,8 +144,8 @@ def throughput(
 
 
 def no_peak(device_name: str, dtype: torch.dtype) -> str:
-    """Return why records have no MFU on a GPU; "" if they have one, and on CPUs."""
+    """Return why records have no MFU on this GPU; "" if they have one, or on a CPU."""
     if not device_name or peak_flops(device_name, dtype) is not None:
         return ""
     of_type = str(dtype).removeprefix("torch.")
-    return f"no mfu is written: what {device_name} can do at most in {of_type} is not known"
+    return f"the log has no mfu: the peak {of_type} FLOP/s of {device_name} is unknown"

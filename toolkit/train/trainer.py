@@ -1,7 +1,8 @@
-"""Train a model as the job's tables configure it, from parts that also work alone: docs/python.md lists them."""
+"""Train a model as the job file configures it. Custom loops can use the parts that docs/python.md lists."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,15 @@ __all__ = ["Task", "Trainer"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a job trains, and with what.
+    """The model, loss and data of a training job.
 
     Args:
-        build: creates the model, whose parameters get no memory yet.
-        initialise: fills one parameter, at its whole shape, with its first values; buffers keep the constructor's.
-        outline: the order of the model's parts.
-        loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
-        source: of the samples; a finished batch is a pair, inputs and targets.
-        data: what the order of samples depends on (JSON values), so that a resume can detect a change.
+        build: creates the model; toolkit calls it with parameters on the meta device.
+        initialise: sets the initial values of one unsharded parameter; buffers keep the values of the constructor.
+        outline: the structure of the model: its blocks, and the modules before and after them.
+        loss_of: returns the mean loss of a micro-batch from the model's outputs and the targets.
+        source: the training samples; a finished batch is (inputs, targets).
+        data: JSON values that determine the order of samples, so that a resume can detect a change.
         held_out: validation data; None disables validation.
     """
 
@@ -83,7 +84,7 @@ class Trainer:
     """
 
     def __init__(self, world: World, config: ResolvedJob, task: Task, callbacks: Sequence[Callback] = ()) -> None:
-        """Lay out the model and resume the run. Collective."""
+        """Distribute the model over the ranks and resume the run. Collective."""
         train = config.train
         check_combinations(train, config.parallel)
         if train.deterministic:
@@ -95,7 +96,7 @@ class Trainer:
         if train.lr_scaling == "adaptive":
             check_parts(train.batch, train.micro_batch, mesh.data_size)
         self.loader = self._made_loader(mesh)
-        # Of the real size, so that measured times and memory are those of the steps.
+        # A micro-batch of the real size, so that measured times and memory match those of the steps.
         self._trial = self.loader.take_samples(range(train.micro_batch or max(1, train.batch // mesh.data_size)))
         self._device_name = torch.cuda.get_device_name(world.device) if world.device.startswith("cuda") else ""
         self._computed_in = computed_in(world.device, train.precision)
@@ -108,8 +109,8 @@ class Trainer:
         scaler = gradient_scaler(world.device, train.precision)
         self._scaler = scaler if scaler.is_enabled() else None
         self.step = self._made_step()
-        # Different dropout for every share of the batch, and the same for ranks with parts of one model, during the
-        # rehearsal, which draws numbers, and from the first step on.
+        # Data-parallel ranks need different dropout, ranks with parts of the same model need equal dropout. The
+        # rehearsal draws random numbers, so seed again before the first step.
         seed_rank(train.seed, 0, self.model.stream[0])
         self.step.rehearse(self._trial)
         seed_rank(train.seed, 0, self.model.stream[0])
@@ -120,12 +121,17 @@ class Trainer:
         self.saves = self._resumed_saves()
 
     def train(self) -> None:
-        """Train until `train.steps` or a stop request; the last step is in a checkpoint. Collective."""
+        """Train until `train.steps` or a stop request, and save the last step. Collective."""
         world, state = self._world, self.state
         log = None
         if world.rank == 0 and world.run_dir is not None:
             log = TrainLog(world.run_dir / "metrics" / "train.jsonl")
-        with self.loader:
+        with ExitStack() as opened:  # an error closes the logs, too: they report lines that never found room
+            if self.validations:
+                opened.callback(self.validations.close)
+            if log:
+                opened.callback(log.close)
+            opened.enter_context(self.loader)
             self._callbacks.on_begin(state)
             for record in self._steps():
                 record = self._with_speed(record)
@@ -134,19 +140,15 @@ class Trainer:
                 self._tell(record)
                 self._callbacks.on_step(state, record)
             self._callbacks.on_end(state, stopped=bool(world.stop_watch.verdict))
-        if self.validations:
-            self.validations.close()
-        if log:
-            log.close()
-            if not world.stop_watch.verdict:
-                self._draw(log)
+        if log and not world.stop_watch.verdict:
+            self._draw(log)
 
     def _steps(self) -> Iterator[TrainRecord]:
         world, state, loader, place = self._world, self.state, self.loader, self.model.mesh.place
         if self._early_stop is not None and self._early_stop.is_over:
             more = self._early_stop.waited + 1
             self._say(
-                f"the run has stopped early, and performs no step: {self._early_stop.why}; it continues with "
+                f"early stopping has already ended this run: {self._early_stop.why}; to continue it, set "
                 f"train.early_stop_patience = {more} or more"
             )
         counts = self.model.counts_loss and place["pp"] == 0
@@ -166,7 +168,7 @@ class Trainer:
             micro_batch=train.micro_batch,
             settings=LoaderSettings.of(config.data),
             device=self._world.device,
-            broken_limit=None,  # of all ranks: `_steps`
+            broken_limit=None,  # BrokenShare in `_steps` applies the limit over all ranks
         )
 
     def _laid_out(self, mesh: Mesh, topology: Topology) -> DistributedModel:
@@ -193,7 +195,7 @@ class Trainer:
         try:
             flops = count_flops(whole, self._trial, self._task.loss_of)
         except ToolkitError as error:
-            self._say(f"FLOPs are not counted: {error}")
+            self._say(f"cannot count FLOPs: {error}")
             return None
         if said := no_peak(self._device_name, self._computed_in):
             self._say(said)
@@ -213,7 +215,7 @@ class Trainer:
         return replace(record, flops_per_s=speed.flops_per_s, mfu=speed.utilization)
 
     def _prepare_blocks(self, part: Part) -> None:
-        """Recompute, then compile, which torch requires before sharding."""
+        """Wrap blocks for recomputation, then compile them; torch requires this order, and both before sharding."""
         config, below = self._config, (self._task.outline.blocks,)
         train = config.train
         if train.recompute != "none":
@@ -256,9 +258,9 @@ class Trainer:
             return None
         if held_out is None:
             raise ToolkitError(
-                "this job has no held-out samples for validation",
+                "validation requires held-out samples, but this job has none",
                 where="train.validate_every",
-                fix="hold out some (args.held_out = 0.05 in the shipped jobs), or set train.validate_every = 0",
+                fix="hold out some samples (args.held_out = 0.05 in the shipped jobs), or set train.validate_every = 0",
             )
         return Validations(
             self._world,
@@ -293,7 +295,7 @@ class Trainer:
         return Saves(world, self.state, checkpointer, checkpoint, self._measures(), self._saved)
 
     def _measures(self) -> dict[str, Callable[[], float]]:
-        """Return what `checkpoint.best` may name in addition to the training loss."""
+        """Return the metrics that `checkpoint.best` may name in addition to the training loss."""
         validations = self.validations
         if validations is None:
             return {}
@@ -318,9 +320,9 @@ class Trainer:
         try:
             draw_loss(log.path, picture)
         except ImportError:
-            self._say("no picture of the loss: matplotlib is missing; pip install 'toolkit[plot]'")
+            self._say("cannot plot the loss: matplotlib is not installed; run pip install 'toolkit[plot]'")
         else:
-            self._say(f"the loss is drawn in {picture}")
+            self._say(f"plotted the loss: {picture}")
 
     def _say(self, line: str) -> None:
         if self._world.rank == 0:

@@ -1,6 +1,6 @@
 """Check this installation: Python and its libraries, MPI, torch, Slurm, the site, RUNS, and this host's limits.
 
-Checks are independent: a failed one hides no other. Checks that could crash or hang run in their own process.
+Checks are independent: a failed check does not hide another. Checks that could crash or hang run in a child process.
 """
 
 import errno
@@ -25,7 +25,7 @@ from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.site.load import choose_site
 from toolkit.site.proof import checked_in_words
-from toolkit.slurm.commands import Slurm, TimedOutError, slurm_of_site
+from toolkit.slurm.commands import Slurm, TimedOutError, prints_commands, slurm_of_site
 from toolkit.slurm.limits import cluster_settings
 from toolkit.submission.preflight.storage import mount_of
 from toolkit.units import format_bytes_in
@@ -41,7 +41,7 @@ SLOW_ANSWER_S = 5.0
 CLOCK_OFF_S = 2.0
 FREE_BYTES = 2**30
 OPEN_FILES = 4096
-# File systems that only this host sees; /proc/filesystems does not mark them.
+# Types of file systems on local disks, which other hosts do not see; /proc/filesystems does not mark them.
 _OWN_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs")
 _FIRST_GPU = Path("/dev/nvidia0")
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)(?P<extra>\s*;.*extra)?")
@@ -62,7 +62,7 @@ print(json.dumps({"library": MPI.Get_library_version().split(chr(10))[0].strip(c
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A result: `level` is "ok", "warning" or "error"; `fix` says what to do unless it is ok."""
+    """The result of one check. `level` is "ok", "warning" or "error"; `fix` is the remedy unless it is "ok"."""
 
     check: str
     level: str
@@ -74,7 +74,7 @@ class CheckResult:
 
 
 def examine(runs: Path, *, site_name: str | None = None) -> Iterator[CheckResult]:
-    """Yield the results as they arrive."""
+    """Run the checks, and yield each result as soon as it is available."""
     yield _python()
     yield from _libraries()
     yield _mpi()
@@ -85,7 +85,7 @@ def examine(runs: Path, *, site_name: str | None = None) -> Iterator[CheckResult
         yield CheckResult("site", ERROR, _in_words(error), error.fix)
         uses_slurm = shutil.which("sbatch") is not None
         told_by_site = ""
-        slurm = Slurm()
+        slurm = Slurm(echo=prints_commands())
     else:
         yield _site(detected.site, detected.reason)
         uses_slurm = detected.site.scheduler.kind == "slurm"
@@ -93,7 +93,7 @@ def examine(runs: Path, *, site_name: str | None = None) -> Iterator[CheckResult
         slurm = slurm_of_site(detected.site.scheduler)
     if uses_slurm:
         yield from _slurm(slurm)
-    is_told = bool(told_by_site) and runs.absolute().is_relative_to(told_by_site)  # that nodes see it
+    is_told = bool(told_by_site) and runs.absolute().is_relative_to(told_by_site)  # the site declares it shared
     yield from _folder_of_runs(runs, asks_nodes=uses_slurm and not is_told)
     yield from _limits()
 
@@ -107,7 +107,7 @@ def _python() -> CheckResult:
 
 
 def _libraries() -> Iterator[CheckResult]:
-    """Compare the installed libraries with this package's requirements."""
+    """Compare the installed libraries with the requirements of this package."""
     found = []
     for requirement in metadata.requires("toolkit") or ():
         match = _REQUIREMENT.match(requirement)
@@ -121,7 +121,7 @@ def _libraries() -> Iterator[CheckResult]:
             yield CheckResult("libraries", ERROR, f"{name} is not installed", install)
             continue
         if _numbers(version) < _numbers(wanted):
-            yield CheckResult("libraries", ERROR, f"{name} {version} is older than {wanted}", install)
+            yield CheckResult("libraries", ERROR, f"{name} {version} is older than the required {wanted}", install)
         else:
             found.append(f"{name} {version}")
     yield CheckResult("libraries", OK, ", ".join(found))
@@ -134,11 +134,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _mpi() -> CheckResult:
     versions, message = _ask_python(_MPI)
     if versions is None:
-        fix = "load the site's MPI module, or `pip install 'toolkit[mpi]'`; jobs of one rank need none"
-        return CheckResult("mpi", WARNING, f"mpi4py finds no MPI library: {message}", fix)
+        fix = "load the site's MPI module, or `pip install 'toolkit[mpi]'`; jobs with one rank do not need MPI"
+        return CheckResult("mpi", WARNING, f"mpi4py cannot be used: {message}", fix)
     launcher = shutil.which("mpirun")
     return CheckResult(
-        "mpi", OK, f"{versions['library']}, mpi4py {versions['mpi4py']}, mpirun {launcher or 'is not on PATH'}"
+        "mpi", OK, f"{versions['library']}, mpi4py {versions['mpi4py']}, mpirun {launcher or 'not on PATH'}"
     )
 
 
@@ -150,13 +150,13 @@ def _torch() -> Iterator[CheckResult]:
         )
         return
     if versions["cuda"] is None:
-        detail, level, fix = f"{versions['version']}, for CPUs alone", OK, ""
+        detail, level, fix = f"{versions['version']}, without CUDA", OK, ""
         if _FIRST_GPU.exists():
             level, fix = WARNING, "install torch for CUDA: this host has an NVIDIA GPU"
     else:
-        detail = f"{versions['version']}, CUDA {versions['cuda']}, NCCL {versions['nccl'] or 'is missing'}, {versions['gpus']} GPUs here"
+        detail = f"{versions['version']}, CUDA {versions['cuda']}, NCCL {versions['nccl'] or 'missing'}, {versions['gpus']} GPUs here"
         level = OK if versions["nccl"] else WARNING
-        fix = "" if versions["nccl"] else "install a torch with NCCL: GPUs of several ranks need it"
+        fix = "" if versions["nccl"] else "install torch with NCCL: collectives between GPUs need it"
     yield CheckResult("torch", level, detail, fix)
 
 
@@ -168,7 +168,7 @@ def _ask_python(program: str) -> tuple[dict[str, Any] | None, str]:
             timeout=IMPORT_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return None, f"no answer in {IMPORT_TIMEOUT_S:.0f} s"
+        return None, f"no result within {IMPORT_TIMEOUT_S:.0f} s"
     try:
         value: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
@@ -181,53 +181,53 @@ def _site(site: Site, reason: str) -> CheckResult:
     detail = f"{site.name} ({reason}), {checked_in_words(site)}"
     if site.scheduler.kind != "slurm" or checked_in_words(site).startswith("checked"):
         return CheckResult("site", OK, detail)
-    return CheckResult("site", WARNING, detail, "`toolkit site check` proves it")
+    return CheckResult("site", WARNING, detail, "run `toolkit site check` to verify the site file")
 
 
 def _slurm(slurm: Slurm) -> Iterator[CheckResult]:
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         yield CheckResult(
-            "slurm", ERROR, f"not on PATH: {', '.join(missing)}", "load Slurm's module, or install its client"
+            "slurm", ERROR, f"not on PATH: {', '.join(missing)}", "load Slurm's module, or install its client commands"
         )
         return
     without = [name for name in USEFUL if shutil.which(name) is None]
     if without:
         yield CheckResult(
-            "slurm", WARNING, f"not on PATH: {', '.join(without)}", "toolkit cannot report ended jobs and idle nodes"
+            "slurm", WARNING, f"not on PATH: {', '.join(without)}", "install them to report ended jobs and idle nodes"
         )
     try:
         yield _version(slurm)
         yield from _controller(slurm)
     except TimedOutError as error:
         yield CheckResult(
-            "controller", ERROR, error.message, "slurmctld or munged hangs: the site's support can restart it"
+            "controller", ERROR, error.message, "slurmctld or munged hangs: ask site support to restart it"
         )
     except ToolkitError as error:
-        yield CheckResult("controller", ERROR, _in_words(error), error.fix or "ask the site's support")
+        yield CheckResult("controller", ERROR, _in_words(error), error.fix or "ask site support")
 
 
 def _version(slurm: Slurm) -> CheckResult:
     version = slurm.call(["scontrol", "--version"]).strip()
     if _numbers(version)[:2] < OLDEST_SLURM:
         return CheckResult(
-            "slurm", WARNING, f"{version} is older than 22.05, the oldest that is tested", "expect differences"
+            "slurm", WARNING, f"{version} is older than 22.05, the oldest tested version", "upgrade if a feature fails"
         )
     return CheckResult("slurm", OK, f"{version}, {shutil.which('sbatch')}")
 
 
 def _controller(slurm: Slurm) -> Iterator[CheckResult]:
-    """Query the controller; the second query needs this user's identity, which munge proves."""
+    """Query the controller. The second query also tests authentication of this user, usually by munge."""
     began = time.monotonic()
     ping = " ".join(slurm.call(["scontrol", "ping"]).split())
     slurm.call(["squeue", "--me", "--noheader"])
     taken_s = time.monotonic() - began
     if taken_s > SLOW_ANSWER_S:
-        fix = "query less often; a busy controller drops requests"
-        yield CheckResult("controller", WARNING, f"{ping}; it took {taken_s:.1f} s", fix)
+        fix = "query less often: a busy controller drops requests"
+        yield CheckResult("controller", WARNING, f"{ping}; responded after {taken_s:.1f} s", fix)
     else:
         yield CheckResult("controller", OK, f"{ping}; {taken_s:.2f} s")
-    # munge of this host's cluster, which the commands use even for another site.
+    # Slurm commands use the munge of this host's cluster, even for a site with another cluster.
     settings = cluster_settings(replace(slurm, cluster=""))
     if settings.get("AuthType") == "auth/munge":
         yield _munge(settings)
@@ -236,7 +236,7 @@ def _controller(slurm: Slurm) -> Iterator[CheckResult]:
 def _munge(settings: Mapping[str, str]) -> CheckResult:
     socket = re.search(r"socket=([^,\s]+)", settings.get("AuthInfo", ""))
     if shutil.which("munge") is None or shutil.which("unmunge") is None:
-        return CheckResult("munge", OK, "its commands are not here; Slurm has answered with it")
+        return CheckResult("munge", OK, "munge commands not installed, but Slurm has accepted its credentials")
     where = ["-S", socket[1]] if socket else []
     try:
         done = subprocess.run(
@@ -244,16 +244,16 @@ def _munge(settings: Mapping[str, str]) -> CheckResult:
             timeout=MUNGE_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return CheckResult("munge", ERROR, f"no answer in {MUNGE_TIMEOUT_S:.0f} s", "restart munged on this host")
+        return CheckResult("munge", ERROR, f"no response within {MUNGE_TIMEOUT_S:.0f} s", "restart munged on this host")
     status = re.search(r"^STATUS:\s*(.*)$", done.stdout, re.MULTILINE)
     if status is not None and status[1].startswith("Success"):
         return CheckResult("munge", OK, f"created and read a credential{f' at {socket[1]}' if socket else ''}")
-    message = status[1] if status else (done.stderr.strip().splitlines() or ["no answer"])[-1]
-    return CheckResult("munge", ERROR, message, "start munged, and compare its key and the clock with the controller's")
+    message = status[1] if status else (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return CheckResult("munge", ERROR, message, "start munged, and check that key and clock match the controller's")
 
 
 def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
-    """Check RUNS, or the folder that will contain it; `asks_nodes` if the site does not declare it shared."""
+    """Check RUNS, or its first existing parent. `asks_nodes`: nodes use it, and the site does not declare it shared."""
     name = "--runs, TOOLKIT_RUNS or [paths] runs of the site"
     place = next(folder for folder in (runs, *runs.parents) if folder.exists())
     try:
@@ -263,26 +263,26 @@ def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
             os.fsync(probe.fileno())
             off_s = os.fstat(probe.fileno()).st_mtime - time.time()
     except OSError as error:
-        room = "free space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        fix = f"{room}name another folder by {name}"
+        room = "free disk space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        fix = f"{room}choose another folder with {name}"
         yield CheckResult("runs", ERROR, f"{place}: cannot be written: {error.strerror}", fix)
         return
     mount, free = mount_of(place), shutil.disk_usage(place).free
     kind = mount.kind if mount is not None else "unknown file system"
     detail = f"{runs}, {kind}, {format_bytes_in(free, 'GiB', digits=1)} free"
     if free < FREE_BYTES:
-        yield CheckResult("runs", ERROR, detail, f"free space, or choose another folder by {name}")
+        yield CheckResult("runs", ERROR, f"{detail}: too little", f"free disk space, or set another folder with {name}")
     elif asks_nodes and kind in _OWN_DISKS:
         yield CheckResult(
-            "runs", WARNING, f"{detail}: a disk of this host", f"nodes must see it: name a shared folder by {name}"
+            "runs", WARNING, f"{detail}: a local disk of this host", f"choose a shared folder with {name}"
         )
     else:
         yield CheckResult("runs", OK, detail)
     if abs(off_s) > CLOCK_OFF_S:
-        fix = "have this host's clock set (chrony, ntpd): times of files decide who is late"
+        fix = "synchronize this host's clock (chrony, ntpd): toolkit compares file times with it"
         yield CheckResult("clock", WARNING, f"the clock of {place} is {off_s:+.1f} s off this host's", fix)
     else:
-        yield CheckResult("clock", OK, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}, as that of {place}")
+        yield CheckResult("clock", OK, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}, matches the clock of {place}")
 
 
 def _limits() -> Iterator[CheckResult]:
@@ -290,7 +290,7 @@ def _limits() -> Iterator[CheckResult]:
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
         most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
         fix = f"`ulimit -n {OPEN_FILES}`" if most == "unlimited" or hard >= OPEN_FILES else "raise it in limits.conf"
-        yield CheckResult("limits", WARNING, f"open files: {soft} of {most}; many data workers need more", fix)
+        yield CheckResult("limits", WARNING, f"open files: {soft} (hard limit {most}); data workers need more", fix)
     else:
         yield CheckResult("limits", OK, f"open files: {'unlimited' if soft == resource.RLIM_INFINITY else soft}")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -298,7 +298,7 @@ def _limits() -> Iterator[CheckResult]:
     if locked == resource.RLIM_INFINITY:
         yield CheckResult("limits", OK, "locked memory: unlimited")
     elif has_fabric:
-        fix = "`ulimit -l unlimited`, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
-        yield CheckResult("limits", WARNING, f"locked memory: {locked // 1024} KiB, and RDMA pins more", fix)
+        fix = "run `ulimit -l unlimited`, or set PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+        yield CheckResult("limits", WARNING, f"locked memory: {locked // 1024} KiB, but RDMA needs to pin more", fix)
     else:
-        yield CheckResult("limits", OK, f"locked memory: {locked // 1024} KiB; no RDMA device is here that needs more")
+        yield CheckResult("limits", OK, f"locked memory: {locked // 1024} KiB; enough without an RDMA device")

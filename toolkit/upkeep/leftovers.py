@@ -1,7 +1,7 @@
-"""Unused files below RUNS: runs that never started, leftovers of interrupted saves, and old runs.
+"""Find unused files below RUNS: runs that never started, remains of interrupted saves, and old runs.
 
-Never included: files of a run that has not ended, or may not have; a run from which another one continues; anything
-that changed within the last hour.
+Files are kept if their run has not ended or its state is unknown, if another run continues from it, or if they changed
+within the last hour.
 """
 
 import json
@@ -31,7 +31,7 @@ from toolkit.terminal.talk import say
 __all__ = ["Leftover", "find_leftovers", "remove"]
 
 QUIET_S = 3600.0
-# A removal renames the folder to this first, so that a partial run is never read.
+# A folder gets this prefix before its removal, so that no command reads a partly removed run.
 REMOVING = ".removing-"
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _OF_SAVES = {
@@ -58,16 +58,16 @@ class Leftover:
 def find_leftovers(
     runs: Path, *, older_than: timedelta | None = None, keep_checkpoints: bool = False
 ) -> list[Leftover]:
-    """Return removable folders by run, the newest first.
+    """Return the removable folders, those of the newest run first.
 
-    `older_than` adds whole runs that ended before that; with `keep_checkpoints` only those without a checkpoint.
+    `older_than` adds whole runs without changes for that long; `keep_checkpoints` excludes runs that have a checkpoint.
     """
     found = [*_half_made(runs), *_half_removed(runs)]
     old, unknown, young = [], [], 0
     for status in list_runs(runs):
         run = RunDirectory(Path(status.path))
         if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK):
-            continue  # another user's
+            continue  # the folder belongs to another user
         quiet_s = _quiet_s(run)
         if quiet_s < QUIET_S:
             young += older_than is not None and status.state.final and quiet_s > older_than.total_seconds()
@@ -75,7 +75,7 @@ def find_leftovers(
         if status.state is RunState.CREATED:
             never = _never_started(run)
             if never:
-                found.append(_leftover(run.path, run.run_id, "rendered and never started"))
+                found.append(_leftover(run.path, run.run_id, "created, but never started"))
             elif never is None:
                 unknown.append(run.run_id)
         elif status.state is RunState.UNKNOWN:
@@ -104,7 +104,7 @@ def remove(leftover: Leftover) -> None:
     """Remove a folder, unless its run has been resumed.
 
     Raises:
-        ToolkitError: it has; or the files cannot be removed.
+        ToolkitError: the run has been resumed, or the files cannot be removed.
     """
     run = RunDirectory(leftover.path)
     is_run = run.record.exists()
@@ -116,24 +116,24 @@ def remove(leftover: Leftover) -> None:
         shutil.rmtree(gone)
         if is_run:
             run.revived_marker.unlink(missing_ok=True)
-            with suppress(OSError):  # the job has other runs
+            with suppress(OSError):  # raised if the job folder contains other runs
                 run.path.parent.rmdir()
     except FileNotFoundError:
-        return  # another process removed it
+        return  # another process has removed the folder
     except OSError as error:
         raise ToolkitError(
-            f"cannot remove it: {error.strerror}", where=str(error.filename), fix="ask the owner of the folder"
+            f"cannot be removed: {error.strerror}", where=str(error.filename), fix="ask the owner to remove it"
         ) from error
 
 
 def _refuse_living(run: RunDirectory) -> None:
     status = run_status(run)
     if not status.state.final and not (status.state is RunState.CREATED and _never_started(run)):
-        raise ToolkitError(f"is {status.state.value} by now, and stays", where=str(run.path))
+        raise ToolkitError(f"the run is {status.state.value} again, so it is not removed", where=str(run.path))
 
 
 def _half_made(runs: Path) -> Iterator[Leftover]:
-    """Return folders of interrupted submissions: without a record, and not started."""
+    """Yield the folders of interrupted submissions, which have no record and were never started."""
     for name in listed(runs):
         run = run_named(runs, name)
         if not _RUN_ID.fullmatch(name.run_id) or run.may_be_run() or _quiet_s(run) < QUIET_S:
@@ -148,7 +148,7 @@ def _half_removed(runs: Path) -> Iterator[Leftover]:
 
 
 def _never_started(run: RunDirectory) -> bool | None:
-    """True unless a user submitted the script with sbatch; None if Slurm does not respond."""
+    """Return whether the run has no job, not even one that the user submitted; None if Slurm does not respond."""
     job = recorded_job(run)
     if not uses_slurm(job):
         return True
@@ -171,7 +171,7 @@ def _has_checkpoint(run: RunDirectory) -> bool:
 
 
 def _needed_by_others(runs: Path, going: set[str]) -> frozenset[str]:
-    """Return the runs from which a remaining run's job starts, directly or through another one."""
+    """Return the runs in `going` that a remaining run continues from, directly or through other runs."""
     names = {name.run_id: _named_in(run_named(runs, name)) for name in listed(runs)}
     needed: set[str] = set()
     stays = names.keys() - going
@@ -183,20 +183,20 @@ def _needed_by_others(runs: Path, going: set[str]) -> frozenset[str]:
 
 
 def _named_in(run: RunDirectory) -> set[str]:
-    """Return the runs that a run's records name, except in the code's changes and the environment."""
+    """Return the run ids in the records of a run, except those in its code changes and environment."""
     found: set[str] = set()
     for path in (run.record, *run.path.glob("resumed-*.json")):
         try:
             record = read_json(path)
         except (FileNotFoundError, ToolkitError):
-            continue  # no record, or a damaged one, which `status` names
+            continue  # the record is missing, or damaged, which `status` reports
         kept = {key: value for key, value in record.items() if key not in ("code", "environment")}
         found |= set(_RUN_ID.findall(json.dumps(kept)))
     return found - {run.run_id}
 
 
 def _quiet_s(run: RunDirectory) -> float:
-    """Return the seconds since the last change of a run's folders, its last attempts' and its checkpoints'."""
+    """Return the seconds since the last change in the folders of a run, including its last attempts and checkpoints."""
     folders = []
     for part in run.with_tasks():
         attempt = part.last_attempt()
@@ -217,7 +217,7 @@ def _leftover(path: Path, run_id: str, why: str) -> Leftover:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the bytes of the files in a folder; files that vanish meanwhile count nothing."""
+    """Return the size of all files in a folder; files that vanish meanwhile do not count."""
     size = 0
     for place, _, files in os.walk(folder):
         for name in files:

@@ -1,4 +1,4 @@
-"""Verify a site file: a short job in each partition, whose ranks report what they find."""
+"""Verify a site file with a short probe job in each partition, whose ranks report what they find."""
 
 import json
 import os
@@ -32,15 +32,15 @@ from toolkit.submission.create import make_run, submit_new
 
 __all__ = ["Wanted", "check_site"]
 
-LINE = "site-probe: "  # the prefix of reports of jobs/site_probe.py
+LINE = "site-probe: "  # prefix of the lines that jobs/site_probe.py prints
 NODES, RANKS_PER_NODE = 2, 2
 LOOK_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of `site check`: partitions (none means all), account, walltime of the probes, RUNS, and wait time
-    for each.
+    """The options of `site check`: partitions (none means all), account, walltime of the probes, RUNS, and the longest
+    wait for the probes.
     """
 
     partitions: Sequence[str] = ()
@@ -52,7 +52,7 @@ class Wanted:
 
 @dataclass
 class _Begun:
-    """A partition under probe."""
+    """The probe job of one partition."""
 
     probe: Probe
     run: RunDirectory
@@ -61,24 +61,22 @@ class _Begun:
 
     @property
     def shared_file(self) -> Path:
-        """What rank 0 of the probe writes."""
+        """The file that rank 0 of the probe writes for the other ranks."""
         return Path(self.probe.folder) / f".site-probe-{self.probe.token}"
 
 
 def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Proof:
-    """Probe the partitions of a site, all at the same time; `tell` receives the progress.
+    """Probe all partitions of a site concurrently; `tell` receives progress messages.
 
-    Partitions may share nodes, and one may preempt another: a preempted probe restarts when the others have ended, as
-    long as each round completes at least one.
+    Partitions may share nodes, so that probes preempt each other. Preempted probes are submitted again when the others
+    have ended, as long as each round completes at least one probe.
 
     Raises:
-        ToolkitError: the site has no scheduler, or no partition of that name.
+        ToolkitError: the site has no scheduler, or no partition with a requested name.
         NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     if site.scheduler.kind == "local":
-        raise ToolkitError(
-            f"site {site.name} has no scheduler to probe", fix="`toolkit run mpi_hello` tries this machine"
-        )
+        raise ToolkitError(f"site {site.name} has no scheduler to check", fix="`toolkit run mpi_hello` tests this host")
     cluster = cluster_facts(slurm_of_site(site.scheduler))
     found: dict[str, list[Finding]] = {}
     lives: list[PartitionLimits] = []
@@ -93,7 +91,7 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
         for name, findings in ended:
             if findings is not None:
                 found[name] += findings
-            elif len(taken) == len(begun):  # no other probe could have taken its nodes
+            elif len(taken) == len(begun):  # every probe was preempted, so other jobs use the nodes
                 found[name].append(_taken_by_others(site, name))
         lives = [live for live in lives if live.name in taken] if len(taken) < len(begun) else []
     return make_proof(site, slurm=cluster.version, cluster=cluster.name, partitions=found)
@@ -102,24 +100,24 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
 def _taken_by_others(site: Site, name: str) -> Finding:
     return Finding(
         "ranks", "unknown", "other jobs preempted the probe",
-        f"when the cluster is less busy: `toolkit site check {_name_of(site)} --partition {name}`",
+        f"when the cluster is less busy, run `toolkit site check {_name_of(site)} --partition {name}`",
     )  # fmt: skip
 
 
 def _name_of(site: Site) -> str:
-    """Return the name of a site for a command: its name, or its file if the name is ambiguous."""
+    """Return the site argument for a command: its name, or its file if the name refers to another file."""
     known = site_files().get(site.name)
     return site.name if known is not None and known.resolve() == site.file.resolve() else shlex.quote(str(site.file))
 
 
 def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
-    """Return the partitions to probe: those named, else the site file's, else those that are up and open."""
+    """Return the partitions to probe: the requested ones, else the site file's, else all that are up and open."""
     open_ones = [one.name for one in cluster.partitions.values() if one.state == "UP" and not closed_by(one)]
     known = list(site.partitions) or open_ones
     for name in wanted.partitions:
         if name not in known:
             raise NotFoundError(
-                f"partition {name!r} not found at site {site.name}", fix=f"--partition {' or '.join(known)}"
+                f"partition {name!r} not found at site {site.name}", fix=f"use --partition {' or '.join(known)}"
             )
     return list(wanted.partitions) or known
 
@@ -127,9 +125,9 @@ def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
 def _begin(
     site: Site, wanted: Wanted, live: PartitionLimits, findings: list[Finding], tell: Callable[[str], object]
 ) -> _Begun | None:
-    """Submit one partition's probe; a failure to submit is a finding."""
+    """Submit the probe of one partition. A failed submission is recorded as a finding."""
     if live.state != "UP":
-        findings.append(Finding("ranks", "unknown", f"the partition is {live.state}", "repeat when it is up"))
+        findings.append(Finding("ranks", "unknown", f"the partition is {live.state}", "repeat the check when it is up"))
         return None
     limits = site.partitions.get(live.name, PartitionTable())
     most = min(filter(None, (limits.max_nodes, live.max_nodes, live.total_nodes)), default=1)
@@ -158,7 +156,7 @@ def _begin(
 
 
 def _shared_folder(site: Site, runs: Path) -> Path:
-    """Return the folder in which rank 0 writes and the others read: the site's scratch, else RUNS."""
+    """Return the folder that the probe expects to be shared between nodes: the site's scratch, else RUNS."""
     scratch = expand_path(site, "scratch", os.environ)
     return Path(scratch) if scratch else runs
 
@@ -166,9 +164,9 @@ def _shared_folder(site: Site, runs: Path) -> Path:
 def _await_all(
     site: Site, begun: Sequence[_Begun], wanted: Wanted, tell: Callable[[str], object]
 ) -> list[tuple[str, list[Finding] | None]]:
-    """Follow all probes to their ends; cancel late ones, those that can never start, and all on Ctrl-C.
+    """Follow all probes until they end. Cancel those that are late or can never start, and all of them on Ctrl-C.
 
-    Preempted probes have no findings.
+    The findings of a preempted probe are None.
     """
     open_ones: list[_Begun] = list(begun)
     done: list[tuple[str, list[Finding] | None]] = []
@@ -200,27 +198,27 @@ def _in_words(findings: Sequence[Finding] | None) -> str:
     if findings is None:
         return "preempted"
     bad = [finding.check for finding in findings if finding.state in BAD]
-    return f"{', '.join(bad)} not passed" if bad else "passed"
+    return f"failed: {', '.join(bad)}" if bad else "passed"
 
 
 def _give_up(one: _Begun, status: RunStatus, wait_s: float) -> Finding:
     _cancel(one)
-    why = "can never begin" if status.cannot_start else f"had not ended after {wait_s:.0f} s"
+    why = "can never start" if status.cannot_start else f"had not ended after {wait_s:.0f} s"
     return Finding(
-        "ranks", "unknown", f"the probe {why}, and is cancelled: {status.reason}",
-        "repeat when the partition is less busy, with a longer --wait or -A ACCOUNT",
+        "ranks", "unknown", f"the probe {why}, and was cancelled: {status.reason}",
+        "repeat the check when the partition is less busy, with a longer --wait, or with -A ACCOUNT",
     )  # fmt: skip
 
 
 def _cancel(one: _Begun) -> None:
-    with suppress(CheckFailedError):  # it has just ended
+    with suppress(CheckFailedError):  # the run has just ended
         cancel_run(one.run)
 
 
 def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
-    """Return findings from the ranks' reports, or from the run's failure if some are missing.
+    """Return findings from the reports of the ranks, or from the failure of the run if reports are missing.
 
-    A probe with too little time proves nothing; a preempted one has no findings.
+    A probe that ran out of time proves nothing. For a preempted probe, the result is None.
     """
     reports = _reports(one)
     if len(reports) == one.probe.ranks:
@@ -229,7 +227,7 @@ def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
         return None
     if status.state is RunState.TIMEOUT:
         limit, name = format_slurm_time(one.time_s), one.probe.partition
-        message = f"{len(reports)} of {one.probe.ranks} ranks had reported when the probe's {limit} were over"
+        message = f"only {len(reports)} of {one.probe.ranks} ranks had reported at the time limit of the probe, {limit}"
         return [
             Finding(
                 "ranks",
@@ -240,13 +238,13 @@ def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
         ]
     explanation = explain_run(one.run)
     why = " ".join(explanation.why.split())
-    message = f"{len(reports)} of {one.probe.ranks} ranks reported, and the run is {status.state.value}: {why}"
+    message = f"only {len(reports)} of {one.probe.ranks} ranks reported, and the run is {status.state.value}: {why}"
     return [
         Finding(
             "ranks",
             "failed",
             message,
-            "; ".join([*explanation.actions[:1], f"`toolkit explain {one.run.path}` has more"]),
+            "; ".join([*explanation.actions[:1], f"`toolkit explain {one.run.path}` shows details"]),
         )
     ]
 

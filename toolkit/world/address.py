@@ -1,4 +1,4 @@
-"""The address under which other nodes reach this one."""
+"""Choose the network interface and address at which other nodes reach this one."""
 
 import fcntl
 import socket
@@ -29,18 +29,18 @@ def interface_addresses() -> dict[str, str]:
 def choose_interface(wanted: str, *, single_node: bool) -> tuple[str, str]:
     """Return (interface, IPv4 address) for rendezvous and sockets.
 
-    Order: the site's `network.interface`; loopback for a run on one node; the interface of this host's own name; the
-    first that is neither loopback nor virtual.
+    Order: the site's `network.interface`; loopback for a run on one node; the interface to which this host's own name
+    resolves; the first interface that is neither loopback nor virtual.
 
     Raises:
-        ToolkitError: the configured interface does not exist, or none is usable.
+        ToolkitError: the configured interface does not exist, or no interface is usable.
     """
     addresses = interface_addresses()
     if wanted:
         if wanted in addresses:
             return wanted, addresses[wanted]
         raise ToolkitError(
-            f"no interface {wanted!r} with an IPv4 address on {socket.gethostname()}",
+            f"{socket.gethostname()} has no interface {wanted!r} with an IPv4 address",
             where="network.interface",
             fix=f"use one of {', '.join(addresses)}",
         )
@@ -57,12 +57,12 @@ def choose_interface(wanted: str, *, single_node: bool) -> tuple[str, str]:
     raise ToolkitError(
         f"no interface of {socket.gethostname()} reaches other nodes (found {', '.join(addresses) or 'none'})",
         where="network.interface",
-        fix="name the fabric's interface in the site file",
+        fix="set network.interface in the site file to the fabric's interface",
     )
 
 
 def _own_name_address() -> str:
     try:
         return socket.gethostbyname(socket.gethostname())
-    except OSError:  # a host that cannot resolve its own name: try the interfaces
+    except OSError:  # the host cannot resolve its own name; the caller tries the interfaces
         return ""

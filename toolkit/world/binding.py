@@ -1,7 +1,7 @@
-"""Choose the CPUs of a rank: of those assigned to it, the ones next to its GPU that no other rank uses.
+"""Choose the CPUs to which a rank binds: those of its assigned CPUs that are near its GPU and used by no other rank.
 
-Pure arithmetic. A rank never gets more CPUs than were assigned, and never none; if a division would do harm, it keeps
-all of them, with a reason. Hyper-threads of a core stay together.
+This module makes no system calls. A rank never gets more CPUs than were assigned, and always at least one. If a
+smaller set would do harm, it keeps all of them, with a reason. Hyper-threads of a core stay together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ Cpus = frozenset[int]
 
 @dataclass(frozen=True)
 class Processors:
-    """The CPUs of a node: those of each NUMA node by its number (none for memory-only nodes), and those of each core."""
+    """The CPUs of a node, by NUMA node (none for memory-only NUMA nodes) and by core."""
 
     numa_nodes: Mapping[int, Cpus]
     cores: tuple[Cpus, ...]
 
     def cores_of(self, cpus: Cpus) -> list[Cpus]:
-        """Return the cores of `cpus`, restricted to them, by NUMA node; a CPU without a known core is one."""
+        """Return the cores of `cpus`, without other CPUs, in NUMA order; a CPU without a known core is its own core."""
         known = [part for core in self.cores if (part := core & cpus)]
         known += [frozenset({cpu}) for cpu in cpus.difference(*known)]
         node_of = {cpu: number for number, near in self.numa_nodes.items() for cpu in near}
@@ -36,7 +36,7 @@ class Processors:
 
 @dataclass(frozen=True)
 class RankOfNode:
-    """A rank of this node: its assigned CPUs, and the NUMA node of its GPU; None if unknown."""
+    """A rank of this node: its assigned CPUs, and the NUMA node of its GPU; each is None if unknown."""
 
     given: Cpus | None
     near: int | None = None
@@ -44,7 +44,7 @@ class RankOfNode:
 
 @dataclass(frozen=True)
 class Binding:
-    """`cpus` to bind to, the number of threads that use them, and the reason."""
+    """The CPUs to bind to, the number of compute threads for them, and the reason."""
 
     cpus: Cpus
     threads: int
@@ -55,8 +55,8 @@ def bind(local_rank: int, ranks: Sequence[RankOfNode], processors: Processors, *
     """Choose the CPUs of one rank.
 
     Args:
-        ranks: of this node, by local rank; the CPUs of `local_rank` are known.
-        on_gpu: each rank has a GPU, whose NUMA node may be unknown.
+        ranks: the ranks of this node, by local rank; the CPUs of `local_rank` must be known.
+        on_gpu: whether each rank has a GPU; its NUMA node may be unknown.
     """
     given = ranks[local_rank].given
     assert given  # the kernel does not accept an empty set
@@ -69,7 +69,7 @@ def bind(local_rank: int, ranks: Sequence[RankOfNode], processors: Processors, *
     if on_gpu:
         return _next_to_gpu(local_rank, ranks, peers, processors, as_given)
     if len(peers) == 1:
-        alone = "it is the node's only rank" if len(ranks) == 1 else "the launcher assigned them to it alone"
+        alone = "the node has no other rank" if len(ranks) == 1 else "no other rank may use these CPUs"
         return replace(as_given, reason=alone)
     if not peers:
         return replace(as_given, reason="the CPUs of the node's other ranks are unknown")
@@ -78,15 +78,15 @@ def bind(local_rank: int, ranks: Sequence[RankOfNode], processors: Processors, *
         return replace(as_given, reason=f"{len(peers)} ranks share {counted(len(cores), 'core')}")
     nodes = processors.nodes_of(given)
     if len(nodes) < 2:
-        # All CPUs are equally near to memory; the kernel schedules around other work and slow cores.
-        where = "one NUMA node" if nodes else "CPUs of no known NUMA node"
+        # All CPUs are equally near to memory, and without binding, the kernel can avoid busy and slow cores.
+        where = "one NUMA node" if nodes else "CPUs whose NUMA node is unknown"
         return replace(as_given, reason=f"{len(peers)} ranks share {where}")
     share = _share(cores, peers.index(local_rank), len(peers))
     return Binding(_together(share), len(share), f"{len(peers)} ranks divide the CPUs by NUMA node")
 
 
 def unbound(local_rank: int, ranks: Sequence[RankOfNode], processors: Processors) -> Binding:
-    """Keep all assigned CPUs, with as many threads as leave some for the other ranks."""
+    """Keep all assigned CPUs, with a number of threads that leaves cores for the other ranks."""
     given = ranks[local_rank].given
     assert given
     sharing = sum(rank.given is None or bool(rank.given & given) for rank in ranks)
@@ -103,14 +103,14 @@ def _next_to_gpu(
     part = processors.cores_of(as_given.cpus & processors.numa_nodes.get(near, frozenset()))
     said = f"NUMA node {near} is next to its GPU"
     if not part:
-        return replace(as_given, reason=f"{said}, and none of the rank's CPUs is there")
-    # Half of an even share: a few CPUs next to the GPU are not worth the loss of all others.
+        return replace(as_given, reason=f"{said}, but contains none of the rank's CPUs")
+    # With less than half of an even part per NUMA node, CPUs near the GPU are not worth the loss of the others.
     if 2 * len(part) * len(processors.nodes_of(as_given.cpus)) < len(cores):
         few = counted(len(part), "core")
-        return replace(as_given, reason=f"{said}, and only {few} of the {len(cores)} assigned CPUs are there")
+        return replace(as_given, reason=f"{said}, but contains only {few} of the {len(cores)} assigned")
     if not peers or any(ranks[number].near is None for number in peers):
         threads = min(len(part), as_given.threads)
-        return Binding(_together(part), threads, f"{said}; which other ranks use it is unknown")
+        return Binding(_together(part), threads, f"{said}; whether other ranks use it is unknown")
     sharing = [number for number in peers if ranks[number].near == near]
     if len(sharing) > len(part):
         return replace(as_given, reason=f"{said}, and {len(sharing)} ranks share its {counted(len(part), 'core')}")
@@ -119,7 +119,7 @@ def _next_to_gpu(
 
 
 def _share(cores: Sequence[Cpus], place: int, places: int) -> Sequence[Cpus]:
-    """Return one of equal slices, up to a core; slices of equal NUMA nodes end with these, if their numbers allow it."""
+    """Return one of `places` slices equal up to one core; they end at borders between equal NUMA nodes if possible."""
     return cores[place * len(cores) // places : (place + 1) * len(cores) // places]
 
 

@@ -1,4 +1,4 @@
-"""Lists and masks of CPUs in Linux's formats: "0-3,8" and "00000000,0000010f"."""
+"""CPU lists and masks in Linux's formats: "0-3,8" and "00000000,0000010f"."""
 
 import re
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ __all__ = ["LARGEST_CPU", "cpu_list", "read_cpu_list", "read_cpu_mask"]
 
 _LIST = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*", re.ASCII)
 _MASK = re.compile(r"(?:0x)?[0-9a-f]{1,8}(?:,(?:0x)?[0-9a-f]{8})*", re.ASCII)
-LARGEST_CPU = 65535  # Linux has far fewer; a larger number is two joined ones
+LARGEST_CPU = 65535  # Linux supports far fewer; a larger one is malformed, such as two numbers that lack their comma
 
 
 def read_cpu_list(text: str) -> tuple[int, ...] | None:
-    """Return the CPUs of an ascending list, none for an empty string; None if the list is invalid."""
+    """Return the CPUs of an ascending list, () for an empty string; None if the list is invalid."""
     if not text.strip():
         return ()
     if not _LIST.fullmatch(text.strip()):

@@ -1,4 +1,4 @@
-"""The device of a rank, found without torch."""
+"""Choose the device of a rank, without torch."""
 
 import os
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from toolkit.errors import ToolkitError
 
 __all__ = ["visible_gpus"]
 
-_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # one folder per GPU, from NVIDIA's driver
-_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # the devices of AMD's driver
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # one folder per GPU, created by the NVIDIA driver
+_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # one folder per device of the AMD driver
 
 
 def visible_gpus(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs that this process may use: the driver's, restricted by the environment."""
+    """Return the number of GPUs that this process may use: those that the driver reports and the environment allows."""
     nvidia = _listed(_nvidia_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
     return nvidia or _listed(_amd_gpus(), environ.get("ROCR_VISIBLE_DEVICES"))
 
@@ -25,10 +25,10 @@ def _listed(count: int, names: str | None) -> int:
 
 
 def _nvidia_gpus() -> int:
-    """Return NVML's count; 0 without NVIDIA's driver."""
+    """Return the number of GPUs from NVML; 0 without an NVIDIA driver."""
     try:
         import pynvml
-    except ModuleNotFoundError:  # a container without NVML; MIG devices are not listed there
+    except ModuleNotFoundError:  # a container without NVML; this folder does not list MIG devices
         return sum(1 for _ in _NVIDIA_GPUS.glob("*"))
     try:
         pynvml.nvmlInit()
@@ -41,7 +41,7 @@ def _nvidia_gpus() -> int:
 
 
 def _amd_gpus() -> int:
-    """Return the kernel's KFD devices with compute units (a CPU has none); torch calls them cuda too."""
+    """Return the number of KFD devices with compute units, which a CPU lacks; torch names these GPUs cuda, too."""
     count = 0
     for properties in _KFD_NODES.glob("*/properties"):
         words = properties.read_text(encoding="utf-8").split()
@@ -60,7 +60,7 @@ def choose_device(local_rank: int, local_size: int, environ: Mapping[str, str] |
     if gpus == 1 and "SLURM_STEP_GPUS" in (environ or os.environ):
         return "cuda:0"
     raise ToolkitError(
-        f"{local_size} ranks on this node share {gpus} visible GPUs",
+        f"expected one GPU per rank, got {gpus} visible GPUs for {local_size} ranks on this node",
         where="job.ranks_per_node",
         fix=f"set ranks_per_node = {gpus}, or request more GPUs with gpus_per_node",
     )

@@ -1,10 +1,10 @@
-"""Find this rank and the number of ranks from MPI, Slurm, torchrun or nothing, and compare the sources."""
+"""Find the rank of this process and the number of ranks from MPI, Slurm or torchrun, and compare these sources."""
 
 import ctypes
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,40 +23,39 @@ OPEN_MPI_LIBRARY = "libmpi.so.40"  # the soname of Open MPI 4 and 5
 
 
 def launched_by_pmix(environ: Mapping[str, str]) -> bool:
-    """True under `srun --mpi=pmix` and Open MPI's mpirun, which both speak PMIx."""
+    """Return True under `srun --mpi=pmix` and Open MPI's mpirun, which both use PMIx."""
     return "PMIX_RANK" in environ or "OMPI_COMM_WORLD_SIZE" in environ
 
 
-def pin_library(environ: MutableMapping[str, str] | None = None) -> bool:
-    """Pin the library for this process; False if no MPI here can talk to the launcher.
+def pin_library() -> bool:
+    """Set the MPI library that mpi4py loads in this process; return False if none is compatible with the launcher.
 
-    Under PMIx that is Open MPI, if the dynamic linker finds one. The `mpich` wheel speaks only Hydra's PMI and ends the
-    process under PMIx, so it is never tried there. In every other case mpi4py's own search is right.
+    Under PMIx, toolkit selects Open MPI if the dynamic linker finds it. The `mpich` wheel supports only Hydra's PMI and
+    would kill the process, so it is never used there. In all other cases, mpi4py's own search is correct.
     """
-    env = os.environ if environ is None else environ
-    if env.get("MPI4PY_LIBMPI") or not launched_by_pmix(env):
+    if os.environ.get("MPI4PY_LIBMPI") or not launched_by_pmix(os.environ):
         return True
     try:
         ctypes.CDLL(OPEN_MPI_LIBRARY, mode=ctypes.RTLD_LOCAL)
     except OSError:  # no Open MPI on the linker's path
         return not _wheel_installed("mpich")
-    env["MPI4PY_LIBMPI"] = OPEN_MPI_LIBRARY
+    os.environ["MPI4PY_LIBMPI"] = OPEN_MPI_LIBRARY
     return True
 
 
 def check_library(environ: Mapping[str, str]) -> None:
-    """Reject an Open MPI inside an srun step without PMIx, which would print a page and end the process.
+    """Reject Open MPI in an srun step without PMIx, because it would print a page of errors and exit.
 
     Raises:
-        ToolkitError: names the `--mpi` that fits.
+        ToolkitError: this step lacks PMIx; the fix names a suitable `--mpi`.
     """
     library = environ.get("MPI4PY_LIBMPI", "")
     in_step = "SLURM_PROCID" in environ and environ.get("SLURM_STEP_ID", "").isdigit()
     if in_step and library.endswith(OPEN_MPI_LIBRARY) and "PMI_RANK" in environ and not launched_by_pmix(environ):
         raise ToolkitError(
-            "srun speaks PMI-2 and Open MPI expects PMIx: every process would be rank 0 of 1",
+            "srun uses PMI-2, but Open MPI requires PMIx: every process would be rank 0 of 1",
             where=socket.gethostname(),
-            fix='srun --mpi=pmix (site file: launcher.mpi = "pmix"; `srun --mpi=list` lists the choices)',
+            fix='use srun --mpi=pmix (site file: launcher.mpi = "pmix"; `srun --mpi=list` lists the choices)',
         )
 
 
@@ -68,13 +67,13 @@ def _wheel_installed(name: str) -> bool:
     return True
 
 
-# Variables that process managers set for their ranks.
+# Variables that MPI process managers set for their ranks.
 _MPI_SIGNS = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank, by one source."""
+    """The rank, node and sizes of a process, according to one source."""
 
     rank: int
     size: int
@@ -87,10 +86,10 @@ class Place:
 
 
 def discover(environ: Mapping[str, str] | None = None) -> World:
-    """Find this process's place, under toolkit, srun, mpirun, torchrun or alone.
+    """Return the World of this process, which was started by toolkit, srun, mpirun, torchrun or directly.
 
     Raises:
-        ToolkitError: the sources contradict each other, such as an MPI with 1 rank inside a job of 8.
+        ToolkitError: the sources contradict each other, such as MPI with 1 rank in a job with 8.
     """
     env = os.environ if environ is None else environ
     place = _place(env)
@@ -120,21 +119,21 @@ def _place(env: Mapping[str, str]) -> Place:
             return from_mpi(env)
         if not in_slurm_step(env):
             raise ToolkitError(
-                "the launcher speaks PMIx, and the only MPI library here, the mpich wheel, does not",
+                "the launcher uses PMIx, but the only MPI library here, the mpich wheel, does not support it",
                 where=socket.gethostname(),
-                fix="use the mpirun beside this Python, or set MPI4PY_LIBMPI to the launcher's libmpi.so",
+                fix="use the mpirun in the folder of this Python, or set MPI4PY_LIBMPI to the launcher's libmpi.so",
             )
         if env["SLURM_PROCID"] == "0":
-            say("no MPI library here speaks PMIx; toolkit uses Slurm's variables")
+            say("no MPI library here supports PMIx; toolkit uses Slurm's variables")
     if in_slurm_step(env):
         return from_slurm(env)
     if "RANK" in env and "WORLD_SIZE" in env:
         return from_torchrun(env, source="RANK and WORLD_SIZE")
-    return Place(0, 1, 0, 1, 0, 1, "none", "no launcher: alone")
+    return Place(0, 1, 0, 1, 0, 1, "none", "no launcher: a single process")
 
 
 def in_slurm_step(env: Mapping[str, str]) -> bool:
-    """True in a task of srun; batch scripts and salloc's shell also have SLURM_PROCID, but no such step."""
+    """Return True in a task of srun. Batch scripts and the shell of salloc have SLURM_PROCID, but are not tasks."""
     return env.get("SLURM_STEP_ID", "").isdigit() and "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env
 
 
@@ -151,7 +150,7 @@ def from_slurm(env: Mapping[str, str]) -> Place:
     """Read the variables that srun sets for each task."""
     per_node = expand_tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]))
     node = int(env["SLURM_NODEID"])
-    # Nodes of several components are numbered component by component, and the counts follow the order of names.
+    # In a heterogeneous job, SLURM_NODEID counts component by component, but the task counts are in node name order.
     of_components = int(env.get("SLURM_HET_SIZE") or 1) > 1
     local_size = len(env["SLURM_GTIDS"].split(",")) if of_components else per_node[node]
     return Place(
@@ -167,23 +166,23 @@ def expand_tasks_per_node(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise ToolkitError(
-                f"cannot read tasks per node {text!r}",
+                f"{text!r} is not a valid list of tasks per node",
                 where="SLURM_STEP_TASKS_PER_NODE",
-                fix="keep srun's value, such as 2(x3),1",
+                fix="keep the value that srun sets, such as 2(x3),1",
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def from_mpi(env: Mapping[str, str]) -> Place:
-    """Query MPI itself, and compare its answer with the launcher's variables."""
+    """Query MPI, and compare its number of ranks with the launcher's variables."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ToolkitError(
             f"an MPI launcher started this process, but mpi4py cannot load an MPI library: {error}",
             where=socket.gethostname(),
-            fix="set MPI4PY_LIBMPI (site file: launcher.libmpi) to the libmpi.so of the MPI that launches",
+            fix="set MPI4PY_LIBMPI (site file: launcher.libmpi) to the libmpi.so of the launcher's MPI",
         ) from error
     communicator = MPI.COMM_WORLD
     rank, size = communicator.Get_rank(), communicator.Get_size()
@@ -218,9 +217,9 @@ def _nodes_by_host(communicator: Any) -> tuple[int, int, int, int]:
 
 def _wrong_size(place: Place, expected: int, who: str) -> ToolkitError:
     return ToolkitError(
-        f"{place.source} says {place.size} rank{'s' * (place.size != 1)}, {who} has {expected}: "
-        "the MPI library does not understand the launcher's process management interface",
+        f"{place.source} reports {place.size} rank{'s' * (place.size != 1)}, but {who} has {expected}: "
+        "the MPI library does not support the launcher's process management interface",
         where=socket.gethostname(),
-        fix="pass srun the --mpi that this MPI was built for (site file: launcher.mpi; `srun --mpi=list`), "
+        fix="pass srun the --mpi type that this MPI was built for (site file: launcher.mpi; `srun --mpi=list`), "
         "or set launcher.libmpi / MPI4PY_LIBMPI to the MPI that belongs to the launcher",
     )

@@ -1,7 +1,7 @@
-"""Signs that this rank's node or GPU may soon fail, checked once a minute, so that ranks can save in time.
+"""Check once a minute for signs that this rank's node or GPU may soon fail, so that ranks can save in time.
 
-Memory: what remains under the limits of this process's cgroups (versions 1 and 2: kernel.org,
-admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst), else on the node. GPU: NVML's counts of uncorrectable memory errors
+Memory: the free memory under the limits of this process's cgroups (versions 1 and 2: kernel.org,
+admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst), or on the node. GPU: NVML's counts of uncorrectable memory errors
 and of pending row remappings. Each sign is reported once per attempt.
 """
 
@@ -13,17 +13,17 @@ from pathlib import Path
 __all__ = ["HealthWatch", "memories"]
 
 PERIOD_S = 60.0
-LEAST_FREE = 0.03  # share of the limit; below it the kernel soon kills a process, and a save still needs memory
-_UNLIMITED_BYTES = 1 << 60  # version 1 reports a number near 2^63 for no limit
+LEAST_FREE = 0.03  # fraction of the limit; below it, the kernel may soon kill a process, and a save also needs memory
+_UNLIMITED_BYTES = 1 << 60  # cgroup version 1 reports a number near 2^63 for no limit
 
 
 class HealthWatch:
-    """The signs of one rank.
+    """Checks the signs of failure for one rank.
 
     Args:
         gpu: UUID of the rank's GPU for NVML ("GPU-..."), "" for a CPU or another vendor's GPU.
         memory: also check the node's memory, on one rank per node.
-        root: the root of proc and sys.
+        root: the folder that contains proc and sys.
     """
 
     def __init__(self, gpu: str = "", *, memory: bool = True, root: Path = Path("/")) -> None:
@@ -35,7 +35,7 @@ class HealthWatch:
         self._looked_at = float("-inf")
 
     def look(self) -> str:
-        """Return new signs since the last check, or "". Returns at once within the same minute."""
+        """Return new signs since the last check, or ""; checks at most once a minute."""
         now = time.monotonic()
         if now - self._looked_at < PERIOD_S:
             return ""
@@ -47,15 +47,15 @@ class HealthWatch:
 
 
 def low_memory(root: Path = Path("/")) -> str:
-    """What is said of a memory that is nearly used up; "" where there is enough, or nothing is known."""
+    """Return a message if a memory limit is nearly reached, else ""."""
     for what, free, limit in memories(root):
         if free < LEAST_FREE * limit:
-            return f"{what} has {free >> 20} of {limit >> 20} MiB left"
+            return f"{what} has {free >> 20} of {limit >> 20} MiB of memory left"
     return ""
 
 
 def memories(root: Path) -> Iterator[tuple[str, int, int]]:
-    """Return (name, free bytes, limit in bytes) of the cgroups around this process and of the node."""
+    """Yield (name, free bytes, limit in bytes) for the cgroups that contain this process and for the node."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -69,9 +69,9 @@ def memories(root: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _limits(mount: Path, path: str, limit: str, used: str, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Return the limits at all levels: Slurm sets the job's, and often none for the step.
+    """Yield the limits at all levels, because Slurm limits the job and often not the step.
 
-    In a container the path may be the host's, and its own cgroup is the top one.
+    In a container, the path may be a path of the host, and the top folder is the container's own cgroup.
     """
     inside = mount / path.lstrip("/")
     for folder in [inside, *inside.parents]:
@@ -84,7 +84,7 @@ def _limits(mount: Path, path: str, limit: str, used: str, prefix: str) -> Itera
 
 
 class GpuErrors:
-    """New memory errors of one GPU since construction; `uuid` is NVML's."""
+    """Reports new memory errors of a GPU since construction; `uuid` is the UUID from NVML."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
@@ -100,14 +100,14 @@ class GpuErrors:
 
 
 def gpu_counts(uuid: str) -> dict[str, int]:
-    """Return counters that precede a GPU's failure. Empty without NVML; missing counters are omitted."""
+    """Return counters that often increase before a GPU fails. Empty without NVML; missing counters are omitted."""
     try:
         import pynvml
     except ModuleNotFoundError:  # a container without NVML
         return {}
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver of NVIDIA's
+    except pynvml.NVMLError:  # no NVIDIA driver
         return {}
     try:
         found = {}
@@ -123,7 +123,7 @@ def gpu_counts(uuid: str) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a kernel file; none if it does not exist, as for an unused controller."""
+    """Return the lines of a kernel file; [] if it does not exist, for example for an unused controller."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -131,12 +131,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """Return a file's only number; None for a word ("max") or a missing file."""
+    """Return the single number in a file; None if it contains text ("max") or does not exist."""
     text = " ".join(_lines(path))
     return int(text) if text.isdigit() else None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return `name number` lines, as in memory.stat and meminfo."""
+    """Return the numbers by name from `name number` lines, as in memory.stat and meminfo."""
     words = [line.split() for line in _lines(path)]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

@@ -7,15 +7,15 @@ from toolkit.world.facts import World
 
 __all__ = ["Masks", "masks_of_node"]
 
-_MASK_BYTES = 1024  # 8192 CPUs, the most that Linux can be built for (CONFIG_NR_CPUS)
+_MASK_BYTES = 1024  # 8192 CPUs, the maximum that Linux supports (CONFIG_NR_CPUS)
 
 Masks = tuple[frozenset[int] | None, ...]
 
 
 def masks_of_node(world: World, environ: Mapping[str, str]) -> Masks:
-    """Return the CPUs assigned to each; None if unknown, never for this rank.
+    """Return the CPUs assigned to each rank of this node, None if unknown; those of this rank are always known.
 
-    Over MPI it is a collective of all ranks. Nothing else here waits for other ranks.
+    Under MPI, this is a collective of all ranks; otherwise it does not wait for other ranks.
     """
     own = frozenset(os.sched_getaffinity(0))
     if world.discovered_by.startswith("MPI") and world.size > 1:
@@ -24,16 +24,16 @@ def masks_of_node(world: World, environ: Mapping[str, str]) -> Masks:
         return (own,)
     if world.launcher == "srun":
         return from_slurm(own, world.local_rank, world.local_size, environ)
-    return (own,) * world.local_size  # a common parent binds no rank
+    return (own,) * world.local_size  # other launchers do not bind ranks: all inherit the same CPUs
 
 
 def from_slurm(own: frozenset[int], local_rank: int, local_size: int, environ: Mapping[str, str]) -> Masks:
-    """Return srun's binding of its tasks: one mask each, by local number."""
+    """Return the CPUs to which srun bound each task of this node, by local rank."""
     kind = environ.get("SLURM_CPU_BIND_TYPE", "").rstrip(":")
     if kind in ("", "none"):
         return (own,) * local_size
     masks = _read_masks(environ.get("SLURM_CPU_BIND_LIST", "")) if kind == "mask_cpu" else []
-    if masks and masks[local_rank % len(masks)] == own:  # a list that is too short repeats: srun(1), --cpu-bind
+    if masks and masks[local_rank % len(masks)] == own:  # srun repeats a list that is too short: srun(1), --cpu-bind
         return tuple(masks[number % len(masks)] for number in range(local_size))
     return tuple(own if number == local_rank else None for number in range(local_size))
 

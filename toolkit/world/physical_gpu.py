@@ -1,4 +1,4 @@
-"""The physical GPU of a rank's "cuda:<i>", found without torch: CUDA counts only GPUs that the environment shows."""
+"""Map a rank's "cuda:<i>" to a physical GPU without torch; CUDA counts only GPUs that CUDA_VISIBLE_DEVICES lists."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _INDEX = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 @dataclass(frozen=True)
 class PhysicalGpu:
-    """A GPU by its process-independent names: its UUID, and its PCI address as NVML writes it."""
+    """The names of a GPU that do not depend on the process: its UUID, and its PCI address as NVML formats it."""
 
     uuid: str
     bus: str
@@ -22,7 +22,7 @@ def gpus_of_process(environ: Mapping[str, str], library: Any = None) -> list[Phy
     """Return the GPUs that CUDA shows to this process, cuda:0 first; empty if NVML does not report them.
 
     Args:
-        library: the module of nvidia-ml-py, imported if None.
+        library: the module pynvml of nvidia-ml-py; None imports it.
     """
     if library is None:
         try:
@@ -38,14 +38,14 @@ def gpus_of_process(environ: Mapping[str, str], library: Any = None) -> list[Phy
         return []
     try:
         return _shown(nvml, environ)
-    except nvml.NVMLError:  # a GPU has fallen off the bus: CUDA's numbers of the others are unknown
+    except nvml.NVMLError:  # a GPU has fallen off the bus, so the CUDA indices of the others are unknown
         return []
     finally:
         nvml.nvmlShutdown()
 
 
 def gpu_of_device(device: str, gpus: list[PhysicalGpu]) -> PhysicalGpu | None:
-    """Return this process's GPU of a torch device string ("cuda:1"); None for a CPU or an unknown one."""
+    """Return the GPU of a torch device string ("cuda:1"); None for a CPU or an unknown GPU."""
     kind, _, number = device.partition(":")
     if kind != "cuda" or not _INDEX.fullmatch(number) or int(number) >= len(gpus):
         return None
@@ -55,7 +55,7 @@ def gpu_of_device(device: str, gpus: list[PhysicalGpu]) -> PhysicalGpu | None:
 def _shown(nvml: Any, environ: Mapping[str, str]) -> list[PhysicalGpu]:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     all_gpus = [_gpu(nvml, handle) for handle in handles]
-    # NVML numbers by bus; CUDA does so for equal GPUs, or with CUDA_DEVICE_ORDER.
+    # NVML numbers GPUs by PCI bus. CUDA does so only if all GPUs are equal, or as CUDA_DEVICE_ORDER requests.
     by_bus = (
         environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({nvml.nvmlDeviceGetName(one) for one in handles}) < 2
     )
@@ -66,13 +66,13 @@ def _shown(nvml: Any, environ: Mapping[str, str]) -> list[PhysicalGpu]:
     for name in names.split(","):
         gpu = _named(nvml, name.strip(), all_gpus, by_bus=by_bus)
         if gpu is None:
-            break  # CUDA, too, stops at the first invalid entry
+            break  # CUDA also stops at the first invalid entry
         shown.append(gpu)
     return shown
 
 
 def _named(nvml: Any, name: str, gpus: list[PhysicalGpu], *, by_bus: bool) -> PhysicalGpu | None:
-    """Return a GPU by its number, by its UUID or a unique prefix, or by the UUID of one of its MIG devices."""
+    """Return a GPU by its index, by its UUID or a unique prefix of it, or by the UUID of one of its MIG devices."""
     if _INDEX.fullmatch(name):
         return gpus[int(name)] if by_bus and int(name) < len(gpus) else None
     if name.startswith("GPU-"):

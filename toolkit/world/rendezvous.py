@@ -1,4 +1,4 @@
-"""Rendezvous of ranks: rank 0 binds the store's socket, keeps it, and sends the others its address."""
+"""Rendezvous of the ranks: rank 0 opens the socket of torch's store and sends its address to the other ranks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["meet", "start_groups"]
 
 _ENDPOINT_BYTES = 128
-ADDRESS_PATIENCE_S = 300.0  # for rank 0's address; shorter than a stall, whose error could not name what is missing
-COLLECTIVE_TIMEOUT_S = 1800.0  # torch's own default for gloo
+ADDRESS_PATIENCE_S = 300.0  # wait for rank 0's address; shorter than the stall timeout, whose error is less specific
+COLLECTIVE_TIMEOUT_S = 1800.0  # torch's default for gloo
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of the store. `listener` is rank 0's open socket."""
+    """The address of the store. `listener` is the open socket on rank 0."""
 
     host: str
     port: int
@@ -35,11 +35,11 @@ class Endpoint:
 
 
 def meet(world: World, *, interface: str = "", timeout_s: float = ADDRESS_PATIENCE_S) -> Endpoint:
-    """Agree on the store's endpoint: over MPI, else through the run directory, else from the environment."""
+    """Agree on the endpoint of the store: over MPI, else through the run directory, else from the environment."""
     name, address = choose_interface(interface, single_node=world.nodes == 1)
-    # gloo would otherwise resolve the host name, often loopback. A user's or site's value has precedence.
+    # gloo would otherwise resolve the host name, often to loopback. A value from the user or site has precedence.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=" it is a prefix
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=", NCCL treats the name as a prefix
     if world.launcher == "torchrun":
         return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if world.discovered_by.startswith("MPI"):
@@ -59,7 +59,7 @@ def _listen(address: str, port: int = 0) -> Endpoint:
     except OSError as error:
         listener.close()
         raise OwnFailureError(
-            f"cannot listen at {address}:{port}: {error.strerror}",
+            f"cannot listen on {address}:{port}: {error.strerror}",
             where=socket.gethostname(),
             fix="start through `toolkit run` or `toolkit submit`, which choose a free port",
         ) from error
@@ -94,20 +94,20 @@ def _over_files(world: World, address: str, timeout_s: float) -> Endpoint:
             return Endpoint(value["host"], value["port"])
         time.sleep(0.05)
     raise OwnFailureError(
-        f"rank 0 did not write its address in {timeout_s:.0f} s",
+        f"rank 0 did not write its address within {timeout_s:.0f} s",
         where=str(path),
-        fix="see rank 0's log; is this folder shared?",
+        fix="see the log of rank 0, and check that all nodes share this folder",
     )
 
 
 def _from_slurm(world: World, address: str) -> Endpoint:
-    """Without MPI and run directory: the step's first node, and a port derived from the step's id."""
+    """Return an endpoint without MPI or run directory: the first node of the step, and a port from the step id."""
     from toolkit.slurm.hostlist import first_host
 
     nodes = os.environ.get("SLURM_STEP_NODELIST")
     if not nodes:
         raise ToolkitError(
-            f"{world.size} ranks, but nothing to find rank 0 by ({world.discovered_by})",
+            f"{world.size} ranks have no means of finding rank 0 ({world.discovered_by})",
             fix="start through `toolkit run`, srun, mpirun or torchrun",
         )
     step = (os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"])
@@ -118,11 +118,11 @@ def _from_slurm(world: World, address: str) -> Endpoint:
 
 
 def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> dist.Store:
-    """Return torch's store at `endpoint`; the attempt prefixes its keys, so that an earlier attempt's are not read."""
+    """Return torch's store at `endpoint`; its keys have the attempt as prefix, so that earlier attempts are ignored."""
     import torch.distributed as dist
 
     listener = endpoint.listener
-    # torchrun's agent hosts the store already: all its ranks are clients.
+    # The agent of torchrun already hosts the store, so all ranks are clients.
     hosted = world.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = world.rank == 0 and not hosted
     store = dist.TCPStore(
@@ -138,9 +138,9 @@ def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIV
 
 
 def start_groups(world: World, *, interface: str = "", timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
-    """Initialize torch's default process group: gloo for CPU tensors and, with GPUs, NCCL for theirs.
+    """Initialize torch's default process group: gloo for CPU tensors and, on GPUs, NCCL for CUDA tensors.
 
-    `timeout_s` limits a rank's wait in a collective of this group, and at the store.
+    `timeout_s` limits how long a rank waits in a collective of this group, or for the store.
     """
     import torch
     import torch.distributed as dist

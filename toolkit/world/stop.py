@@ -1,4 +1,4 @@
-"""Stop requests of a rank: a flag set by signals or files, agreed upon at step boundaries."""
+"""Stop and save requests of a rank, set by signals or files; the ranks agree on them at step boundaries."""
 
 import os
 import signal
@@ -12,18 +12,19 @@ from toolkit.terminal.talk import say_beside
 
 __all__ = ["SAVE"]
 
-# The request of a rank. The sum over fewer ranks than STOP, like the maximum, still distinguishes all three.
+# The request of a rank. With fewer ranks than STOP, the sum over ranks still distinguishes all three, like the maximum.
 GO_ON, SAVE, STOP = 0, 1, 1 << 24
-CONTROL_PERIOD_S = 5.0  # seconds between checks of a shared file system
+CONTROL_PERIOD_S = 5.0  # seconds between checks of control files, which are on a shared file system
 HEARTBEAT_PERIOD_S = 1.0
 END_PERIOD_S = 60.0
 
 
 @dataclass
 class StopWatch:
-    """The flag of one rank. `verdict` and `save_agreed` are the last agreement of all ranks.
+    """The stop and save requests of one rank. `verdict` (stop) and `save_agreed` are what all ranks last agreed on.
 
-    `save_asked` is why this rank requests a save: "asked" for a file, or the reason of `ask_save`; "" if it does not.
+    `save_asked` is why this rank requests a save: "asked" if `control/save` exists, or the reason from `ask_save`; ""
+    if it requests none.
     """
 
     run: RunDirectory | None = None
@@ -37,10 +38,10 @@ class StopWatch:
     _looked_at: float = float("-inf")
     _beat_at: float = float("-inf")
     _step: int | None = None  # the last step of rank 0
-    _told_step: int | None = None  # the last in the heartbeat
+    _told_step: int | None = None  # the last step in the heartbeat file
 
     def install(self) -> None:
-        """Make USR2 and TERM a stop request. Called before torch is imported, so that no signal is lost."""
+        """Treat SIGUSR2 and SIGTERM as stop requests. Called before torch is imported, so that no signal is lost."""
         for number in (signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -52,13 +53,13 @@ class StopWatch:
         self.save_asked = self.save_asked or why
 
     def look(self, step: int, *, rank: int) -> int:
-        """Return the request of this rank. Rank 0 writes the heartbeat and checks files periodically."""
+        """Return the request of this rank. Rank 0 also writes the heartbeat and checks control files periodically."""
         if rank == 0:
             self._step = step
             for use_files in (lambda: self._beat(step), self._read_control):
                 try:
                     use_files()
-                except OSError as error:  # a pause of a file server must not end a rank
+                except OSError as error:  # a file server that stalls must not end a rank
                     say_beside(f"the run directory does not respond: {error}")
         return STOP if self.asked else SAVE if self.save_asked else GO_ON
 
@@ -72,15 +73,15 @@ class StopWatch:
         return self.verdict
 
     def tell_last_step(self) -> None:
-        """Write rank 0's last step into the heartbeat, which may be a second behind."""
+        """Write rank 0's last step to the heartbeat file, whose content may be a second old."""
         if self._step is not None and self._step != self._told_step:
             try:
                 self._write_heartbeat(self._step)
-            except OSError as error:  # it does not change how this rank ends
+            except OSError as error:  # this failure must not change how the rank exits
                 say_beside(f"the run directory does not respond: {error}")
 
     def time_left(self) -> float:
-        """Return the seconds until the allocation ends; infinite without a limit."""
+        """Return the seconds until the allocation ends, or infinity if it has no time limit."""
         now = time.monotonic()
         if self._ends_at is None:
             self._ends_at = float(os.environ.get("TOOLKIT_ENDS_AT") or 0)
@@ -89,7 +90,7 @@ class StopWatch:
             try:
                 self._ends_at = float(self.attempt.ends_at.read_text(encoding="utf-8"))
             except FileNotFoundError:
-                pass  # the file does not exist until the end changes
+                pass  # the file exists only if the end time of the allocation has changed
             except OSError as error:
                 say_beside(f"the run directory does not respond: {error}")
         return self._ends_at - time.time() if self._ends_at else float("inf")
@@ -100,7 +101,7 @@ class StopWatch:
             self._beat_at = now
             try:
                 self._write_heartbeat(step)
-            except OSError:  # a full disk; the rank still runs and must not count as stalled
+            except OSError:  # for example a full disk; the rank still runs and must not count as stalled
                 os.utime(self.attempt.heartbeat)
                 raise
 
@@ -117,26 +118,24 @@ class StopWatch:
         asked = any(map(self.run.is_asked, ("stop", "cancel")))
         if self.attempt is not None:
             asked = asked or self.attempt.stop_flag.exists()
-            # The supervisor has given up this node: a later attempt has the run.
+            # If a later attempt exists, the supervisor has given up on this node.
             asked = asked or self.run.attempt(self.attempt.number + 1).path.exists()
         self.asked = self.asked or asked  # a signal may have arrived meanwhile
         save = self.run.control / "save"
         if save.exists():
-            save.unlink(missing_ok=True)  # done: the next request is a new one
+            save.unlink(missing_ok=True)  # so that the file can request the next save
             self.ask_save("asked")
 
 
 def largest(asked: int) -> int:
-    """Return the largest request of the ranks, by a MAX-reduce over the default group, or this rank's own without a
-    group.
-    """
+    """Return the largest request of all ranks, by an all-reduce in the default group, or `asked` without a group."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
         return asked
     flag = torch.tensor([asked], dtype=torch.int64)
-    if dist.get_backend() == "nccl":  # a group without gloo can only reduce what is on the GPU
+    if dist.get_backend() == "nccl":  # NCCL can only reduce GPU tensors
         flag = flag.cuda()
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return int(flag.item())

@@ -41,14 +41,14 @@ def test_every_kind_of_difference_is_printed(run):
     assert rows[3:8] == [
         ["gone", "only", "in", "A", "float32", "[3]"],
         ["new", "only", "in", "B", "float32", "[3]"],
-        ["w.shape", "other", "shape", "float32", "[3]", "->", "float32", "[3,", "1]"],
-        ["w.type", "other", "type", "0", "of", "3", "0", "0", "0", "0", "float32", "[3]", "->", "float16", "[3]"],
+        ["w.shape", "different", "shape", "float32", "[3]", "->", "float32", "[3,", "1]"],
+        ["w.type", "different", "type", "0", "of", "3", "0", "0", "0", "0", "float32", "[3]", "->", "float16", "[3]"],
         ["w.value", "differs", "2", "of", "3", "4", "1.33", "4", "1.26", "NaN:", "0", "->", "1"],
     ]
     assert done.stdout.splitlines()[8:] == [
         "lr: 0.5 -> 0.25",
         "state.loss: 1 -> inf",
-        "1 of 6 tensors are equal, 1 only in A, 1 only in B, 1 other shape, 1 other type, 1 differ, 2 values differ",
+        "1 of 6 tensors are equal, 1 only in A, 1 only in B, 1 different shape, 1 different type, 1 differ, 2 values differ",
     ]
     answer = json.loads(typed("diff", f"{run}:30", f"{run}:40", "--json").stdout)
     found = {one["key"]: one for one in answer["differences"]}

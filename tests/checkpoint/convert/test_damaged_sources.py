@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 AGAIN = "copy or fetch the whole file again"
-CUT = "is truncated: the table of contents at its end is missing"
+CUT = "is truncated: the zip central directory at its end is missing"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
-NO_FOLDER = "is a folder with neither a .metadata of dcp.save nor safetensors"
+NO_FOLDER = "expected a folder with safetensors files, or with the .metadata file of dcp.save"
 
 
 @pytest.fixture
@@ -53,24 +53,24 @@ def sources(tmp_path: Path) -> Path:
     ("name", "code", "what", "fix"),
     [
         ("cut.pt", 2, CUT, AGAIN),
-        ("cut.bin", 2, "it is damaged or contains other objects", f"{AGAIN}, or save only the state dict"),
+        ("cut.bin", 2, "the file is damaged or contains other objects", f"{AGAIN}, or save only a state dict"),
         ("empty.pt", 2, "is empty", AGAIN),
-        ("pointer.pt", 2, "is a pointer of Git LFS", "`git lfs pull` in its folder"),
-        ("class.pt", 2, "it contains object", "save only the state dict"),
+        ("pointer.pt", 2, "is a Git LFS pointer", "run `git lfs pull` in its folder"),
+        ("class.pt", 2, "the file contains object", "save only a state dict"),
         ("set.pt", 2, "expected a dict, got a set", "save a dict of names and tensors"),
-        ("inside.pt: a.b", 2, "a value of type builtins.set cannot be stored", "save it as numbers, strings, lists"),
+        ("inside.pt: a.b", 2, "a value of type builtins.set cannot be stored", "save numbers, strings, lists"),
         ("key.pt: a", 2, "expected a string or an integer as a key, got (1, 2)", "save this part with other keys"),
-        ("folder.pt", 2, NO_FOLDER, "name the file to import, as {folder}/folder.pt/inner.pth"),
-        ("missing.pt", 4, "not found", "name an existing file or folder"),
+        ("folder.pt", 2, NO_FOLDER, "pass the file to import, such as {folder}/folder.pt/inner.pth"),
+        ("missing.pt", 4, "not found", "pass an existing file or folder"),
         ("empty.safetensors", 2, "is empty", AGAIN),
-        ("pointer.safetensors", 2, "is a pointer of Git LFS", "`git lfs pull`"),
+        ("pointer.safetensors", 2, "is a Git LFS pointer", "run `git lfs pull`"),
         ("header.safetensors", 2, "truncated: expected a header of 64 bytes, got 22", AGAIN),
         ("cut.safetensors", 2, "incomplete metadata, file not fully covered", AGAIN),
         ("text.safetensors", 2, "is not a valid safetensors file: header too large", AGAIN),
-        ("zip.safetensors", 2, "starts like a file of torch.save", "pass --format torch"),
-        ("folder.safetensors", 2, NO_FOLDER, "name a file, or the folder that contains these"),
-        ("missing.safetensors", 4, "not found", "name an existing file or folder"),
-        ("none", 2, NO_FOLDER, "name a file"),
+        ("zip.safetensors", 2, "looks like a torch.save file", "pass --format torch"),
+        ("folder.safetensors", 2, NO_FOLDER, "pass a file, or a folder with such files"),
+        ("missing.safetensors", 4, "not found", "pass an existing file or folder"),
+        ("none", 2, NO_FOLDER, "pass a file"),
     ],
 )
 def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code: int, what: str, fix: str) -> None:
@@ -85,18 +85,18 @@ def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code
 @pytest.mark.parametrize(
     ("name", "kind", "what", "fix"),
     [
-        ("folder.pt", "torch", "is a folder", "name a file of torch.save in it"),
-        ("good.safetensors", "torch", "starts like a safetensors file", "pass --format safetensors"),
-        ("text.safetensors", "torch", "does not start like a file of torch.save", "name another file\n"),
+        ("folder.pt", "torch", "is a folder", "pass a torch.save file in this folder"),
+        ("good.safetensors", "torch", "looks like a safetensors file", "pass --format safetensors"),
+        ("text.safetensors", "torch", "does not look like a torch.save file", "pass another file\n"),
         (
             "good.pt",
             "dcp",
-            "expected a folder of dcp.save, got a file",
-            "name the folder with .metadata, or omit --format",
+            "expected a dcp.save folder, got a file",
+            "pass the folder with .metadata, or omit --format",
         ),
-        ("good.pt", "safetensors", "starts like a file of torch.save", "pass --format torch"),
-        ("none", "dcp", "contains no .metadata", "name a folder of dcp.save"),
-        ("none", "safetensors", "contains no safetensors file", "name the file or its folder"),
+        ("good.pt", "safetensors", "looks like a torch.save file", "pass --format torch"),
+        ("none", "dcp", "contains no .metadata", "pass a dcp.save folder"),
+        ("none", "safetensors", "contains no safetensors file", "pass the file or its folder"),
     ],
 )
 def test_a_format_that_is_not_the_sources_is_refused(
@@ -118,9 +118,9 @@ def test_a_damaged_folder_of_dcp_is_to_be_fetched_again(toolkit, tmp_path: Path)
     metadata, data = folder / ".metadata", folder / "__0_0.distcp"
     whole = metadata.read_bytes(), data.read_bytes()
     for path, content, what in [
-        (data, whole[1][:100], "names bytes after the end of __0_0.distcp, which may be truncated"),
-        (data, None, "names the file __0_0.distcp, which is missing"),
-        (metadata, whole[0][:-9], "cannot be read safely as metadata of torch.distributed.checkpoint"),
+        (data, whole[1][:100], "refers to bytes after the end of __0_0.distcp, which may be truncated"),
+        (data, None, "refers to the file __0_0.distcp, which is missing"),
+        (metadata, whole[0][:-9], "cannot be read safely as torch.distributed.checkpoint metadata"),
         (metadata, b"", "is empty"),
     ]:
         path.unlink() if content is None else path.write_bytes(content)
@@ -144,7 +144,7 @@ def test_what_this_user_may_not_read_is_said_so(open_folder: Path) -> None:
     for path in (open_folder / "closed.pt", open_folder / "closed.safetensors"):
         path.chmod(0)
         done = typed("import", path, open_folder / "new", unprivileged=True)
-        fix = "Fix: ask its owner for the right to read it (chmod), or name a copy"
+        fix = "Fix: ask its owner for read permission (chmod), or pass a copy"
         assert (done.returncode, done.stderr) == (2, f"toolkit: {path}: cannot be read: Permission denied. {fix}\n")
 
 

@@ -34,9 +34,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
         ("step-00000007", "safetensors", "is a checkpoint"),
         ("step-00000007", "dcp", "is a checkpoint"),
         ("link", "dcp", "is a checkpoint"),
-        ("step-00000008", "safetensors", "is a checkpoint's name"),
-        ("step-00000008", "torch", "is a checkpoint's name"),
-        ("step-00000008.bad-1", "dcp", "is a checkpoint's name"),
+        ("step-00000008", "safetensors", "has a name that is reserved for checkpoints"),
+        ("step-00000008", "torch", "has a name that is reserved for checkpoints"),
+        ("step-00000008.bad-1", "dcp", "has a name that is reserved for checkpoints"),
         ("step-00000009.part-0-1/x.pt", "torch", "is inside the checkpoint step-00000009.part-0-1"),
         ("renamed", "safetensors", "is a checkpoint"),
         ("renamed/manifest.json", "torch", "is inside the checkpoint renamed"),
@@ -72,9 +72,9 @@ def test_no_import_goes_into_a_checkpoint(toolkit, saved: Path, tmp_path: Path) 
     save_file({"w": torch.ones(2)}, source)
     new = tmp_path / "im" / "step-00000005"
     for place, fix in [
-        (new, f"is a checkpoint's name. Fix: name the folder, {tmp_path / 'im'}, and pass --step 5\n"),
-        (saved, f"is a checkpoint. Fix: name a path outside of {saved}\n"),
-        (saved / "deeper", f"is inside the checkpoint step-00000007. Fix: name a path outside of {saved}\n"),
+        (new, f"DEST must not be the folder of one step. Fix: pass {tmp_path / 'im'} as DEST, and --step 5\n"),
+        (saved, f"is a checkpoint. Fix: choose a path outside of {saved}\n"),
+        (saved / "deeper", f"is inside the checkpoint step-00000007. Fix: choose a path outside of {saved}\n"),
     ]:
         done = toolkit("ckpt", "import", source, place)
         assert done.code == 2 and done.err == f"toolkit: {place}: {fix}", done
@@ -116,7 +116,9 @@ def test_a_name_may_be_as_long_as_the_system_takes(toolkit, saved: Path, tmp_pat
 def test_a_checkpoint_of_another_steps_name_is_not_exported(toolkit, saved: Path, tmp_path: Path) -> None:
     """As it is not loaded; who looks at it is told."""
     renamed = saved.rename(saved.with_name("step-00000008"))
-    wrong = f"{renamed}/manifest.json: is of step 7, the folder is named after step 8. Fix: mv {renamed} {saved}\n"
+    wrong = (
+        f"{renamed}/manifest.json: contains step 7, but the folder is named after step 8. Fix: mv {renamed} {saved}\n"
+    )
     done = toolkit("ckpt", "export", renamed.parent, tmp_path / "o.pt")
     assert (done.code, done.err) == (1, f"toolkit: {wrong}") and not (tmp_path / "o.pt").exists()
     for words in (["show", renamed], ["index", renamed]):
@@ -134,7 +136,7 @@ def test_an_ending_and_a_format_that_contradict_are_refused(toolkit, saved: Path
         ("o.pth", "dcp", "torch"),
     ]:
         done = toolkit("ckpt", "export", saved, tmp_path / name, "--format", kind)
-        assert done.code == 2 and f"{name}: has the suffix of {told}, but --format is {kind}. Fix: " in done.err
+        assert done.code == 2 and f"{name}: DEST has the suffix of {told}, but --format is {kind}. Fix: " in done.err
         assert not (tmp_path / name).exists()
 
 
@@ -147,13 +149,22 @@ def test_options_of_no_sense_are_refused_by_their_names(toolkit, saved: Path, tm
             ["import", source, tmp_path / "im", "--step", 2**63],
             f"--step: {2**63} is too large. Fix: choose a number up",
         ),
-        (["import", source, tmp_path / "im", "--under", "."], "--under: '.' has an empty part. Fix: write"),
-        (["import", source, tmp_path / "im", "--under", "a..b"], "--under: 'a..b' has an empty part. Fix: write"),
-        (["import", "", tmp_path / "im"], "SOURCE: is empty. Fix: name one"),
-        (["import", source, ""], "DEST: is empty. Fix: name one"),
-        (["export", saved, "", "--format", "safetensors"], "DEST: is empty. Fix: name one"),
-        (["export", "", tmp_path / "o.pt"], "RUN: is empty. Fix: name one"),
-        (["show", ""], "RUN: is empty. Fix: name one"),
+        (
+            ["import", source, tmp_path / "im", "--under", "."],
+            "--under: '.' has an empty name between its dots. Fix: separate",
+        ),
+        (
+            ["import", source, tmp_path / "im", "--under", "a..b"],
+            "--under: 'a..b' has an empty name between its dots. Fix: separate",
+        ),
+        (["import", "", tmp_path / "im"], "SOURCE: is empty. Fix: pass a path, such as . for the current folder"),
+        (["import", source, ""], "DEST: is empty. Fix: pass a path, such as . for the current folder"),
+        (
+            ["export", saved, "", "--format", "safetensors"],
+            "DEST: is empty. Fix: pass a path, such as . for the current folder",
+        ),
+        (["export", "", tmp_path / "o.pt"], "RUN: is empty. Fix: pass a path, such as . for the current folder"),
+        (["show", ""], "RUN: is empty. Fix: pass a path, such as . for the current folder"),
         ([*sized, "5XB"], "--max-shard-size: '5XB' has the unknown unit 'XB'. Fix: write one of B, or K"),
         ([*sized, "5 parsecs"], "'5 parsecs' has the unknown unit 'parsecs'. Fix: write one of"),
         ([*sized, "5iB"], "'5iB' has the unknown unit 'iB'. Fix: write one of"),

@@ -205,7 +205,13 @@ def test_what_stands_there_is_kept_unless_it_is_to_be_replaced(toolkit, tmp_path
     toolkit.ok("ckpt", "export", tmp_path, out, "--format", kind)
     before = (out / FORMATS[kind]).read_bytes()
     said = toolkit("ckpt", "export", tmp_path, out, "--format", kind)
-    assert said.code == 2 and "already. Fix: name another" in said.err and "replace it with --force" in said.err
+    assert (
+        said.code == 2
+        and "already" in said.err
+        and "Fix: choose another" in said.err
+        and "replace this" in said.err
+        and "with --force" in said.err
+    )
     assert (out / FORMATS[kind]).read_bytes() == before
     save(tmp_path, {"model": {"w": torch.zeros(2), "v": torch.ones(1)}}, 8)
     toolkit.ok("ckpt", "export", tmp_path, out, "--format", kind, "--force")
@@ -263,13 +269,13 @@ def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Pat
         (tmp_path / name).touch()
     for words, code, part in [
         ([saved, tmp_path / "out"], 2, "pass --format safetensors, torch or dcp"),
-        ([saved, tmp_path / "o.safetensors", "--max-shard-size", "1GB"], 2, "name a folder"),
+        ([saved, tmp_path / "o.safetensors", "--max-shard-size", "1GB"], 2, "omit --max-shard-size"),
         ([saved, tmp_path / "o", "--format", "safetensors", "--max-shard-size", "many"], 2, "write 5GB, 500MB or 2GiB"),
-        ([saved, tmp_path / "o.pt", "--dtype", "bfloat16"], 2, "applies only to safetensors, but the format is torch"),
+        ([saved, tmp_path / "o.pt", "--dtype", "bfloat16"], 2, "requires safetensors, but the format is torch"),
         ([saved, tmp_path / "o.pt", "--step", "8"], 4, "choose one of the steps 7"),
-        ([saved, tmp_path, "--format", "torch"], 2, "name a file"),
-        ([saved, tmp_path / "there.pt" / "x.pt"], 2, "Fix: name a path that you can write to"),
-        ([saved, tmp_path / "file", "--format", "dcp"], 2, "is a file. Fix: name a folder"),
+        ([saved, tmp_path, "--format", "torch"], 2, "choose a file"),
+        ([saved, tmp_path / "there.pt" / "x.pt"], 2, "Fix: choose a writable path"),
+        ([saved, tmp_path / "file", "--format", "dcp"], 2, "is a file. Fix: choose a folder"),
         ([tmp_path / "nothing", tmp_path / "o.pt"], 4, "Fix:"),
         ([tmp_path / "there.pt", tmp_path / "o.pt"], 4, "`toolkit ckpt import` converts other files to a checkpoint"),
     ]:
@@ -363,7 +369,7 @@ def meminfo(root: Path, free_kib: int, limit_bytes: int) -> Path:
     [
         ("torch", 7, 100_000, "torch.save needs 8e-06 GB of memory, but the node has 7.17e-06 GB free"),
         ("torch", 100, 8_000, "torch.save needs 8e-06 GB of memory, but the cgroup /job has 7e-06 GB free"),
-        ("dcp", 7, 100_000, "a file of DCP needs 8e-06 GB of memory, but the node has 7.17e-06 GB free"),
+        ("dcp", 7, 100_000, "a DCP file needs 8e-06 GB of memory, but the node has 7.17e-06 GB free"),
     ],
 )
 def test_what_does_not_fit_in_memory_is_refused_before_it_is_read(

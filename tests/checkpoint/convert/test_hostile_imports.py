@@ -66,15 +66,15 @@ def deep(levels: int) -> Any:
 
 def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_path: Path) -> None:
     for name, value, part in [
-        ("evil", {"w": Evil(tmp_path / "made")}, "it contains posix.mkdir"),
-        ("class", {"w": Plain()}, f"it contains {__name__}.Plain"),
+        ("evil", {"w": Evil(tmp_path / "made")}, "the file contains posix.mkdir"),
+        ("class", {"w": Plain()}, f"the file contains {__name__}.Plain"),
         ("list", [torch.ones(1)], "expected a dict, got a list"),
         ("tuple", {"pair": (torch.ones(1), 2)}, "pair[0]: a value of type torch.Tensor cannot be stored"),
         ("size", {"size": torch.Size([1])}, "size: a value of type torch.Size cannot be stored"),
         ("sparse", {"s": torch.eye(3).to_sparse()}, "s is not a dense tensor with data (torch.sparse_coo"),
         ("meta", {"m": torch.empty(2**40, device="meta")}, "m is not a dense tensor"),
-        ("repeated", {"r": torch.ones(1).expand(2**40)}, "repeats the few bytes that are stored"),
-        ("doubled", {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two of its keys are a.b"),
+        ("repeated", {"r": torch.ones(1).expand(2**40)}, "is an expanded view of fewer stored bytes"),
+        ("doubled", {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two values have the key a.b"),
         ("key", {("a", 1): torch.ones(1)}, "expected a string or an integer as a key, got ('a', 1)"),
         ("empty", {"a": {}}, "contains no tensors or values"),
         (
@@ -82,7 +82,7 @@ def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_pa
             {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
             "n is not a dense tensor with data (nested",
         ),
-        ("dimensions", {"d": torch.ones([1] * 33)}, "d: has 33 dimensions; the limit of a checkpoint"),
+        ("dimensions", {"d": torch.ones([1] * 33)}, "d: has 33 dimensions; a checkpoint supports at most 32"),
         (
             "itself",
             holding_itself({"w": torch.ones(1)}, lambda state: state),
@@ -99,8 +99,16 @@ def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_pa
             {"own": (holding_itself([1], lambda values: values),)},
             "a tuple.pt: own: contains a reference to itself",
         ),
-        ("folded", {"w": torch.ones(1), "own": folded(60)}, "contain one another so often that they expand to over"),
-        ("folded tuple", {"own": ((folded(60),),)}, "contain one another so often that they expand to over"),
+        (
+            "folded",
+            {"w": torch.ones(1), "own": folded(60)},
+            "shared references to the same lists or dicts would expand to over",
+        ),
+        (
+            "folded tuple",
+            {"own": ((folded(60),),)},
+            "shared references to the same lists or dicts would expand to over",
+        ),
         (
             "deep",
             {"w": torch.ones(1), "deep": deep(300)},
@@ -125,9 +133,9 @@ def test_broken_and_packed_torch_files_are_refused(toolkit, tmp_path: Path) -> N
             packed.writestr(entry, good.read(entry))
     for name, part in [
         ("cut", "is truncated"),
-        ("text", "does not start like a file of torch.save"),
+        ("text", "does not look like a torch.save file"),
         ("none", "is empty"),
-        ("packed", "is compressed"),
+        ("packed", "is a compressed zip file"),
     ]:
         said = toolkit("ckpt", "import", tmp_path / f"{name}.pt", tmp_path / "new")
         assert said.code == 2 and part in said.err and said.err.count("\n") == 1, (name, said)
@@ -244,8 +252,8 @@ def test_an_index_must_fit_its_files(toolkit, tmp_path: Path) -> None:
             "'u' is in the index but not in x.safetensors",
         ),
         ({"w": "gone.safetensors"}, "gone.safetensors: not found"),
-        ({}, "has no weight_map"),
-        ([], "has no weight_map"),
+        ({}, "contains no weight_map table"),
+        ([], "contains no weight_map table"),
     ]:
         index.write_text(json.dumps({"weight_map": weight_map}))
         said = toolkit("ckpt", "import", tmp_path, tmp_path / "new")
@@ -331,12 +339,15 @@ WRONG = {
     "link": (info_set(relative_path="link.distcp"), "not a regular file"),
     "gone": (info_set(relative_path="gone.distcp"), "is missing"),
     "behind": (info_set(offset=10**9), "after the end"),
-    "negative": (info_set(offset=-1), "expected numbers, got"),
-    "extension": (info_set(transform_descriptors=["zip"]), "through an extension"),
-    "other bytes": (info_set(offset=0, length=2000), "contains something other than the piece of w"),
-    "no storage": (lambda metadata: metadata.storage_data.clear(), "has no storage_data for w"),
-    "no records": (lambda metadata: setattr(metadata, "state_dict_metadata", None), "has no state_dict_metadata"),
-    "key": (lambda metadata: metadata.planner_data.update(w=([],)), "expected a path, got"),
+    "negative": (info_set(offset=-1), "expected non-negative integers, got"),
+    "extension": (info_set(transform_descriptors=["zip"]), "was written with a storage extension"),
+    "other bytes": (info_set(offset=0, length=2000), "expected the piece of w at [0, 0], got other contents"),
+    "no storage": (lambda metadata: metadata.storage_data.clear(), "storage_data has no entry for w"),
+    "no records": (
+        lambda metadata: setattr(metadata, "state_dict_metadata", None),
+        "state_dict_metadata is missing or not a dict",
+    ),
+    "key": (lambda metadata: metadata.planner_data.update(w=([],)), "expected a list of keys and indices, got"),
     "type": (
         lambda metadata: setattr(metadata.state_dict_metadata["w"].properties, "dtype", torch.quint8),
         "torch.quint8",

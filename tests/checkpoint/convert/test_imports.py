@@ -61,7 +61,7 @@ def test_a_run_begins_from_what_was_imported_bit_by_bit(toolkit, tmp_path: Path,
         dcp.save(model, storage_writer=dcp.FileSystemWriter(source), no_dist=True)
     said = toolkit("ckpt", "import", source, tmp_path / "new", "--under", "model", "--step", "12")
     final = tmp_path / "new" / "step-00000012"
-    assert (said.code, said.out) == (0, f"{final}\n") and f"{len(model)} tensors of {source}" in said.err
+    assert (said.code, said.out) == (0, f"{final}\n") and f"imported {len(model)} tensors from {source}" in said.err
     assert verify_fully(final)[1] == []
     assert_same(loaded(final, model), model)
     assert read_manifest(final).step == 12 and (final / "index.h5").exists()
@@ -146,16 +146,24 @@ def test_where_an_import_goes(toolkit, run_directory, tmp_path: Path) -> None:
     (run_directory.attempts / "000").mkdir(parents=True)
     checkpoints = save(tmp_path, {"w": torch.ones(1)})
     for words, code, part in [
-        ([source, run_directory.path], 2, "belongs to a run"),
-        ([source, run_directory.checkpoints], 2, "belongs to a run"),
-        ([source, checkpoints.parent, "--step", "7"], 2, "step-00000007: exists already. Fix: pass --step 8, or name"),
-        ([checkpoints, tmp_path / "new"], 2, "is a checkpoint already"),
+        ([source, run_directory.path], 2, "is in a run directory"),
+        ([source, run_directory.checkpoints], 2, "is in a run directory"),
+        (
+            [source, checkpoints.parent, "--step", "7"],
+            2,
+            "step-00000007: already exists. Fix: pass --step 8, or another folder",
+        ),
+        ([checkpoints, tmp_path / "new"], 2, "is already a checkpoint"),
         ([tmp_path / "nothing", tmp_path / "new"], 4, "not found"),
         ([tmp_path / "nothing.pt", tmp_path / "new", "--format", "torch"], 4, "not found"),
         ([tmp_path / "nothing", tmp_path / "new", "--format", "dcp"], 4, "not found"),
         ([tmp_path, tmp_path / "new", "--format", "dcp"], 4, "contains no .metadata"),
         ([tmp_path, tmp_path / "new", "--format", "torch"], 2, "is a folder"),
-        ([run_directory.path, tmp_path / "new"], 2, "is a folder with neither"),
+        (
+            [run_directory.path, tmp_path / "new"],
+            2,
+            "expected a folder with safetensors files, or with the .metadata file of dcp.save",
+        ),
         ([source, source / "x"], 2, "Not a directory"),
         ([source, tmp_path / "new", "--only", "model"], 4, "contains no keys below 'model'"),
         ([source, tmp_path / "new", "--step", "-1"], 2, "--step"),
@@ -195,7 +203,7 @@ def test_a_source_that_ends_early_leaves_nothing(tmp_path: Path, monkeypatch: py
 
     write = imports.write_checkpoint
     monkeypatch.setattr(imports, "write_checkpoint", cut)
-    with pytest.raises(ToolkitError, match="is truncated in 'b'"):
+    with pytest.raises(ToolkitError, match="is truncated within tensor 'b'"):
         import_checkpoint(source, tmp_path / "new", kind="safetensors")
     assert not list((tmp_path / "new").iterdir())
 

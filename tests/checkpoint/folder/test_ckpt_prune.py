@@ -80,7 +80,7 @@ def test_a_replaced_one_stays_where_the_newer_one_does_not_verify(toolkit, run):
 
 def test_a_step_is_not_pruned_and_the_right_command_is_named(toolkit, run):
     said = toolkit("ckpt", "prune", "last:20", "--keep-last", 1)
-    assert (said.code, said.out) == (2, "") and said.err.endswith("Fix: toolkit ckpt prune last\n")
+    assert (said.code, said.out) == (2, "") and said.err.endswith("Fix: `toolkit ckpt prune last`\n")
     assert steps(run) == [10, 20, 30, 40, 50]
 
 
@@ -166,7 +166,7 @@ def test_a_folder_of_no_run_needs_to_be_told(toolkit, tmp_path):
     toolkit.ok("ckpt", "prune", tmp_path / "alone", "--keep-last", 1)
     assert steps(tmp_path / "alone") == [2] and put_aside.exists()  # somebody may be writing it
     said = toolkit("ckpt", "prune", tmp_path / "alone" / "checkpoints" / "step-00000002", "--keep-last", 1)
-    assert said.code == 2 and "is one checkpoint" in said.err
+    assert said.code == 2 and "expected a run, got a single checkpoint" in said.err
     assert toolkit("ckpt", "prune", tmp_path, "--keep-last", 1).code == 4
 
 

@@ -107,7 +107,7 @@ def test_nothing_good_is_an_error_until_the_user_removes_it(tmp_path):
     for attempt in (0, 1):  # the supervisor's next attempt must not start from zero either
         with pytest.raises(CorruptCheckpointError, match=r"damaged: step-00000001\.bad-0") as caught:
             Checkpointer(tmp_path, replace(ALONE, attempt=attempt)).load({"x": torch.zeros(1)})
-    assert "start from zero" in caught.value.fix
+    assert "start from step 0" in caught.value.fix
     assert checkpoints.latest() is None
     shutil.rmtree(tmp_path / "step-00000001.bad-0")
     assert checkpoints.load({"x": torch.zeros(1)}) is None

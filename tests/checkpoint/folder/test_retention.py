@@ -86,7 +86,13 @@ def test_of_equal_ones_the_first_is_the_best():
     assert set(kept(folders, Retention(1, best=1))) == {0, 4}
 
 
-@pytest.mark.parametrize(("wrong", "said"), [({"last": 0}, "keep_last is 0"), ({"every": -1}, "keep_every is -1")])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"last": 0}, "keep_last: expected at least 1, got 0"),
+        ({"every": -1}, "keep_every: expected at least 0, got -1"),
+    ],
+)
 def test_a_retention_that_keeps_nothing_is_refused(wrong, said):
     with pytest.raises(ToolkitError, match=said):
         Retention(**wrong)

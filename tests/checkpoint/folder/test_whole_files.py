@@ -71,8 +71,8 @@ def test_a_file_that_became_shorter_or_went_away_meanwhile(tmp_path):
     told: list[int] = []
     whole, cut, gone = blocks_of_span(path, range(2 * BLOCK_BYTES + 1), told.append)
     assert whole == digests_of_file(path).blocks[0]
-    assert cut == Unreadable(BLOCK_BYTES + 10, f"ends at byte {BLOCK_BYTES + 10}")
-    assert gone == Unreadable(2 * BLOCK_BYTES, f"ends at byte {2 * BLOCK_BYTES}")
+    assert cut == Unreadable(BLOCK_BYTES + 10, f"ends too early, at byte {BLOCK_BYTES + 10}")
+    assert gone == Unreadable(2 * BLOCK_BYTES, f"ends too early, at byte {2 * BLOCK_BYTES}")
     assert sum(told) == BLOCK_BYTES + 10
     assert blocks_of_span(tmp_path / "none", range(10), told.append) == [Unreadable(0, "is missing")]
 

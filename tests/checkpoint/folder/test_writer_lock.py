@@ -62,7 +62,7 @@ def test_the_second_is_told_who_the_first_is(tmp_path):
         assert f"process {first.pid} on {socket.gethostname()} (attempt 0) has saved here since {since}" in line
         assert (
             refused.value.fix
-            == f"wait until it exits, or choose another folder for this one; `kill {first.pid}` stops it"
+            == f"wait until that process exits, or choose another folder for this one; `kill {first.pid}` stops it"
         )
         assert "step 1 is the last good checkpoint" in line
         wanted = {"x": torch.zeros(3)}
@@ -101,7 +101,7 @@ def test_one_of_another_host_is_named_with_the_file_to_remove(tmp_path):
         ToolkitError, match=r"process 7 on elsewhere \(attempt 0\) has saved here since noon"
     ) as refused:
         save(tmp_path, 1)
-    assert refused.value.fix.endswith(f"if it no longer runs, remove {tmp_path / WRITER}")
+    assert refused.value.fix.endswith(f"if that process no longer runs, remove {tmp_path / WRITER}")
     (tmp_path / WRITER).unlink()
     save(tmp_path, 1)
 

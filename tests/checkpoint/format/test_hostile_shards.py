@@ -79,13 +79,13 @@ def put_a_dataset_in_the_way(file: h5py.File, secret: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (link_the_dataset, "does not find 0 itself"),
-        (link_the_group, "does not find tensors itself"),
-        (link_inside, "does not find 0 itself"),
-        (make_virtual, "elsewhere than the manifest"),
-        (store_externally, "elsewhere than the manifest"),
-        (put_a_group_there, "contains no dataset"),
-        (put_a_dataset_in_the_way, "does not find weight itself"),
+        (link_the_dataset, "finds no hard link 0 for this tensor"),
+        (link_the_group, "finds no hard link tensors for this tensor"),
+        (link_inside, "finds no hard link 0 for this tensor"),
+        (make_virtual, "from other bytes than the manifest states"),
+        (store_externally, "from other bytes than the manifest states"),
+        (put_a_group_there, "contains no HDF5 dataset"),
+        (put_a_dataset_in_the_way, "finds no hard link weight for this tensor"),
     ],
 )
 def test_data_that_lie_elsewhere_are_never_read_and_told(

@@ -149,7 +149,9 @@ def test_errors_of_loading_reach_every_rank(saved):
     answers = run_ranks(2, load_what_cannot_be, folder)
     assert answers[0] == answers[1]
     assert "step-00000002: the checkpoint lacks nothing. Fix: " in answers[0]["key"]
-    assert "the checkpoint has other shapes: plain.even ([16, 8] there, [16, 9] here). Fix: " in answers[0]["shape"]
+    assert (
+        "the checkpoint has other shapes: plain.even (saved: [16, 8], this job: [16, 9]). Fix: " in answers[0]["shape"]
+    )
     assert "is float64 in the checkpoint but int64 in memory" in answers[0]["type"]
     assert "block 0" in answers[0]["damaged"]
 

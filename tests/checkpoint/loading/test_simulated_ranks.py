@@ -171,7 +171,7 @@ def test_parts_that_a_planner_misplaces_are_refused(tmp_path):
             assert bool(said) == is_wrong, (rows, planner, rank, said)
             misplaced += is_wrong
             if said:
-                assert said.startswith("x: expected a part of [") and "SavePlanner()" in said
+                assert said.startswith("x: the plan expects a part of shape [") and "SavePlanner()" in said
     assert misplaced
 
 
@@ -219,7 +219,7 @@ def test_parts_that_a_planner_would_read_from_elsewhere_are_refused(tmp_path):
     dcp.save({"x": rows_of(rows)}, storage_writer=HDF5StorageWriter(folder), no_dist=True)
     refused = [said for said in play(partial(loaded_by, rows, folder), range(6)) if said]
     assert refused
-    assert all("would not read this rank's part" in said and "LoadPlanner(())" in said for said in refused)
+    assert all("a wrong offset for this rank's part" in said and "LoadPlanner(())" in said for said in refused)
 
 
 def boxes_in_turn(ranks: tuple[int, ...]) -> list[int]:

@@ -57,7 +57,7 @@ def test_a_large_tensor_that_the_older_one_lacks_ends_the_attempt_and_the_next_o
     assert ended.value.message == (
         "first may be partly overwritten by the damaged checkpoint step-00000002, and step 1 does not contain the original value"
     )
-    assert ended.value.where == str(tmp_path / "step-00000001") and ended.value.fix.startswith("start again")
+    assert ended.value.where == str(tmp_path / "step-00000001") and ended.value.fix.startswith("start the job again")
     assert (tmp_path / "step-00000002.bad-0").is_dir()
     wanted = full(0, first=torch.full((LARGE,), 7.0))
     loaded = Checkpointer(tmp_path, replace(ALONE, attempt=1)).load(wanted, optional=["first"])
@@ -81,7 +81,7 @@ def test_a_reader_that_cannot_put_the_damaged_one_away_is_told_to(tmp_path, monk
     monkeypatch.setattr(falling_back, "refuse_others", refuse)
     with pytest.raises(OwnFailureError) as ended:
         Checkpointer(tmp_path, ALONE).load(full(0, first=torch.ones(LARGE)), optional=["first"])
-    assert ended.value.fix.startswith("rename step-00000002, which this process may not")
+    assert ended.value.fix.startswith("rename step-00000002 by hand, because this process could not")
 
 
 @pytest.mark.parametrize("source_holds_it", [True, False])
@@ -105,7 +105,10 @@ def test_another_runs_checkpoint_in_place_of_a_damaged_one(tmp_path, source_hold
 def test_tensors_are_as_they_were_where_nothing_is_loaded(tmp_path):
     source = Checkpointer(tmp_path / "elsewhere", ALONE).save(9, full(9), {})
     spoil(Checkpointer(tmp_path, ALONE).save(2, full(2), {}))
-    with pytest.raises(OwnFailureError, match=r"last may be partly overwritten .*step-00000002, and no other contains"):
+    with pytest.raises(
+        OwnFailureError,
+        match=r"last may be partly overwritten .*step-00000002, and no other checkpoint has the original value",
+    ):
         Checkpointer(tmp_path, ALONE).load(full(5), newer_than=source)
     wanted = full(5)
     assert Checkpointer(tmp_path, replace(ALONE, attempt=1)).load(wanted, newer_than=source) is None

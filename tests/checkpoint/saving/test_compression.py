@@ -167,8 +167,8 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
     (f"{PIECE}/4/0", lambda shape: [1502, 700], "has chunks of shape [1502, 700]"),
     (f"{PIECE}/4/0", lambda shape: [1, 1], "the wrong number of chunks"),
     (f"{PIECE}/4/1", lambda places: places[1:], "the wrong number of chunks"),
-    (f"{PIECE}/4/1", lambda places: [*places[:-1], [2**40, 1]], "after the end of"),
-    (f"{PIECE}/4/1", lambda places: [*places[:-1], [1, 2**40]], "after the end of"),
+    (f"{PIECE}/4/1", lambda places: [*places[:-1], [2**40, 1]], "extends beyond the end of"),
+    (f"{PIECE}/4/1", lambda places: [*places[:-1], [1, 2**40]], "extends beyond the end of"),
     (f"{PIECE}/4/1", lambda places: [*places[:-1], places[0]], "overlaps another one"),
     (f"{PIECE}/4/1", lambda places: [*places[:-1], [places[-1][0], 0]], "expected an integer of at least 1"),
     (f"{PIECE}/4/1/0", lambda place: [-1, 1], "expected an integer of at least 0"),
@@ -176,8 +176,8 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
     (f"{PIECE}/4", lambda chunks: [*chunks, 1], "has a missing or invalid key"),
     (f"{PIECE}/3", lambda first: 7, "has both chunks and a byte offset"),
     ("tensors/weights/filters", lambda filters: [], "but its tensor has no filters"),
-    ("tensors/weights/filters", lambda filters: ["lzf"], "are not valid filters of this format"),
-    ("tensors/weights/filters", lambda filters: "deflate", "are not valid filters of this format"),
+    ("tensors/weights/filters", lambda filters: ["lzf"], "is not a valid list of filters of this format"),
+    ("tensors/weights/filters", lambda filters: "deflate", "is not a valid list of filters of this format"),
     ("tensors/zeros", lambda record: {**record, "shape": [2**18, 2**20], "pieces": [[1, [0, 0], [2**18, 2**20], 0, [[2**18, 2**20], [[9, 1]]]]]}, "more than 67108864 bytes"),
 ]  # fmt: skip
 
@@ -242,7 +242,7 @@ def test_hdf5_that_shows_other_chunks_is_told(gzipped: Path) -> None:
         dataset = file["tensors/zeros/0,0"]
         dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(5 << 20), 9))  # too large for its place
     sign(gzipped, manifest)
-    assert any("HDF5 shows it elsewhere" in str(problem) for problem in verify_fully(gzipped)[1])
+    assert any("HDF5 reads this tensor from other bytes" in str(problem) for problem in verify_fully(gzipped)[1])
 
 
 def test_a_missing_library_is_named(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

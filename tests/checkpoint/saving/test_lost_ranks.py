@@ -57,7 +57,7 @@ def test_a_rank_without_a_thread_keeps_no_other_waiting(tmp_path):
     assert first["said"] == second["said"]
     assert (
         "checkpoint of step 2 was not saved: rank 1: cannot start a thread for the save: can't start new thread; "
-        "step 1 is the last good checkpoint. Fix: raise the host's limit of threads"
+        "step 1 is the last good checkpoint. Fix: raise the thread limit of the host"
     ) in first["said"]
     assert second["steps"] == ["step-00000001", "step-00000003"]
 
@@ -112,8 +112,8 @@ def test_ranks_hear_that_another_one_was_killed_while_it_saved(tmp_path, work, s
         assert kind == "RuntimeError" and "onnection" in first
         place = re.escape(str(tmp_path / "checkpoints"))
         assert re.match(
-            rf"{place}: a rank went away \([^().]*[Cc]onnection (closed|reset) by peer\S*( \S+)?\) "
-            r"while step 2 was saved; step 1 is the last good checkpoint\. Fix: `toolkit explain RUN` reports",
+            rf"{place}: lost the connection to a rank \([^().]*[Cc]onnection (closed|reset) by peer\S*( \S+)?\) "
+            r"while step 2 was saved; step 1 is the last good checkpoint\. Fix: run `toolkit explain RUN` for",
             heard["said"].replace("127.0.0.1", "here"),
         ), heard["said"]
         # Who was killed is to blame, and not who tells of it.

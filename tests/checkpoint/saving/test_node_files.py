@@ -46,7 +46,7 @@ def one_rank(rank: int, nodes: list[int], folder: Path) -> None:
     broken = state(4)
     if rank == 3:
         broken["own-3"] = torch.eye(3).to_sparse()
-    with pytest.raises(ToolkitError, match=r"rank 3: own-3: layout torch.sparse_coo cannot be stored"):
+    with pytest.raises(ToolkitError, match=r"rank 3: own-3: tensor layout torch.sparse_coo cannot be stored"):
         checkpoints.save(4, broken, {})
     wanted = {name: torch.zeros(ROWS, 3) for name in whole(0)}
     assert checkpoints.load(wanted).step == 3

@@ -40,7 +40,7 @@ def test_a_digest_is_of_all_bytes_however_few_the_system_gives_at_a_time(file, m
 
 
 def test_a_file_that_ends_before_what_was_written_is_an_error_and_no_digest(file):
-    with file.open("rb") as stream, pytest.raises(OwnFailureError, match="ends at byte 25100, but 900 more"):
+    with file.open("rb") as stream, pytest.raises(OwnFailureError, match="ends at byte 25100, although 900 more"):
         node_file._digest_of(stream.fileno(), 25000, 26000)
 
 

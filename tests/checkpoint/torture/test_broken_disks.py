@@ -87,7 +87,7 @@ def save_then_mend(
         dist.barrier()
     stands = again(lambda: sorted(path.name for path in directory.iterdir() if path.name != WRITER))
     again(lambda: tell({"stands": stands}))
-    end_tracing()
+    again(end_tracing)
     from_rank_zero(world, lambda: subprocess.run(mend, check=True).returncode)
     checkpoints.save(3, tensors_of((3, world.attempt), [world.rank]), json_of((3, world.attempt)))
     tell({"returned": (3, world.attempt)})

@@ -103,6 +103,6 @@ def test_another_steps_checkpoint_under_a_name(in_memory):
     shutil.rmtree(in_memory / "step-00000002")
     shutil.copytree(in_memory / "step-00000001", in_memory / "step-00000002")
     (problem,) = verify_fully(in_memory / "step-00000002")[1]
-    assert str(problem) == "manifest.json: is of step 1, the folder is named after step 2"
+    assert str(problem) == "manifest.json: is of step 1, but the folder is named after step 2"
     assert load_name(in_memory, [0], 1) == (1, 0)
     assert (in_memory / "step-00000002.bad-1").is_dir()

@@ -35,7 +35,7 @@ CHANGING = (
     "ftruncate", "fallocate", "fsync", "fdatasync", "sync_file_range", "msync", "?rename", "?renameat", "renameat2",
     "?mkdir", "mkdirat", "?unlink", "unlinkat", "?rmdir", "?link", "linkat", "symlinkat", "fchmod", "?chmod",
 )  # fmt: skip
-RANKS_END_S = 60.0
+RANKS_END_S = 120.0
 _SURVIVORS_END_S = 2.0
 _PR_SET_PTRACER = 0x59616D61
 Work = Callable[..., None]

@@ -48,12 +48,12 @@ def test_names_and_sizes():
         ({"operations": "all-gather"}, "args.operations", "'all-gather'", "did you mean 'all_gather'"),
         ({"operations": " , "}, "args.operations", "contains no name", "all_reduce"),
         ({"algorithms": "piplined ring"}, "args.algorithms", "piplined", "'pipelined ring'"),
-        ({"operations": "all_gather", "algorithms": "ring"}, "args.algorithms", "'ring' applies to all_reduce only, and operations are all_gather", "remove it, or also measure all_reduce"),
-        ({"operations": "all_gather", "algorithms": "all"}, "args.algorithms", "'all' applies to all_reduce only", "remove it"),
+        ({"operations": "all_gather", "algorithms": "ring"}, "args.algorithms", "'ring' applies only to all_reduce, but the operations are all_gather", "omit the algorithms, or also measure all_reduce"),
+        ({"operations": "all_gather", "algorithms": "all"}, "args.algorithms", "'all' applies only to all_reduce", "omit the algorithms"),
         ({"sizes": "8-64"}, "args.sizes", "'8-64' is not a valid size", "8..16M"),
-        ({"sizes": "64..8"}, "args.sizes", "contains no size", "smaller one first: 8..64"),
-        ({"sizes": "0..1K"}, "args.sizes", "'0..1K' starts with 0", "write 8..1K"),
-        ({"sizes": "0..3"}, "args.sizes", "starts with 0", "write 8..16M"),
+        ({"sizes": "64..8"}, "args.sizes", "contains no size", "smaller size first: 8..64"),
+        ({"sizes": "0..1K"}, "args.sizes", "'0..1K' starts with 0", "set 8..1K"),
+        ({"sizes": "0..3"}, "args.sizes", "starts with 0", "set 8..16M"),
         ({"sizes": "0"}, "args.sizes", "contains no size", "64K"),
         ({"factor": 1}, "args.factor", "expected 2 or more, got 1", "2 or more"),
         ({"iterations": 0}, "args.iterations", "expected 1 or more, got 0", "1 or more"),
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_refused(arguments, where, said, fix):
 
 
 def test_one_rank_is_refused():
-    with pytest.raises(ToolkitError, match="one rank has no peer") as caught:
+    with pytest.raises(ToolkitError, match="expected two or more ranks, got one") as caught:
         BenchRequest().check_world(world(1))
     assert "--ranks 2" in caught.value.fix
 
@@ -82,7 +82,7 @@ def test_sizes_that_ranks_cannot_share_are_refused():
 
 def test_nccl_needs_gpus():
     BenchRequest(backend="nccl").check_world(world(device="cuda:0"))
-    with pytest.raises(ToolkitError, match="nccl needs GPUs"):
+    with pytest.raises(ToolkitError, match="nccl requires GPUs"):
         BenchRequest(backend="nccl").check_world(world())
     with pytest.raises(ToolkitError, match="this machine has none"):
         BenchRequest(backend="nccl").check_gpus(0, 2)
@@ -91,7 +91,7 @@ def test_nccl_needs_gpus():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "backend", "fix"), [(1, "auto", "--backend gloo"), (2, "nccl", "--ranks 2, or --backend gloo")]
+    ("gpus", "backend", "fix"), [(1, "auto", "pass --backend gloo"), (2, "nccl", "pass --ranks 2, or --backend gloo")]
 )
 def test_ranks_that_would_share_a_gpu_are_refused(gpus, backend, fix):
     with pytest.raises(ToolkitError, match="3 ranks would share") as caught:
@@ -112,7 +112,9 @@ def test_an_algorithm_that_the_layout_does_not_allow_is_refused(nodes, ranks, fi
     if fits:
         request.check_layout(nodes, ranks)
         return
-    with pytest.raises(ToolkitError, match="'hierarchical' needs two or more nodes with two or more ranks") as caught:
+    with pytest.raises(
+        ToolkitError, match="'hierarchical' requires two nodes or more with two ranks or more"
+    ) as caught:
         request.check_layout(nodes, ranks)
-    assert caught.value.where == "args.algorithms" and "leader; or `toolkit submit" in caught.value.fix
+    assert caught.value.where == "args.algorithms" and "leader; or run `toolkit submit" in caught.value.fix
     assert "hierarchical" not in caught.value.fix.partition(";")[0]

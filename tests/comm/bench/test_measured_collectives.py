@@ -173,8 +173,8 @@ def test_the_limit_of_one_node_without_gpus_is_a_cores_copy():
         ("dgx-a100", 2, "cuda:0", "node", 200.0),  # 8 ports of 200 Gbit/s
         ("dgx-a100", 2, "cpu", "node", 200.0),
         ("gb200", 2, "cuda:0", "rank", 900.0),  # one NVLink fabric: 18 of 50 GB/s
-        ("pcie-8", 1, "cuda:0", None, "not one NVLink clique"),
-        ("dgx-1", 1, "cuda:0", None, "not one NVLink clique"),
+        ("pcie-8", 1, "cuda:0", None, "not all connected by NVLink"),
+        ("dgx-1", 1, "cuda:0", None, "not all connected by NVLink"),
     ],
 )
 def test_the_limit_of_gpus_and_nodes_is_that_of_their_links(machine, nodes, device, of, gb_per_s):
@@ -202,4 +202,4 @@ def test_a_node_whose_adapters_tell_nothing_leaves_no_limit():
 def test_without_facts_of_nodes_there_is_no_limit_and_it_is_said():
     world = World(0, 0, 2, 1, 0, 2, "n1", "cpu", "local", "test")
     limit, missing = find_limit(world, Topology((), {"n1": (0,), "n2": (1,)}), 1 << 20)
-    assert limit is None and missing == "limit: no node has reported its facts"
+    assert limit is None and missing == "limit: no node has reported its topology"

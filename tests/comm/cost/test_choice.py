@@ -46,7 +46,7 @@ def test_other_nodes_are_measured_anew(ranks, tmp_path):
     pool = ranks(4)
     pool.run(measure, str(tmp_path), ["one", "two"])
     ((source, _, _), *_) = pool.run(measure, str(tmp_path), ["one", "three"])
-    assert "links.json of the run is for other nodes" in source
+    assert "links.json of the run was measured on other nodes" in source
 
 
 def ask_too_early(state):

@@ -88,7 +88,9 @@ def test_nothing_is_advised_where_it_fits(lived, toolkit):
 def test_memory_that_is_almost_used_up(lived, toolkit):
     lived(keys="mem_gb_per_node = 4\n", usage=[{"memory_peak_bytes": int(3.9 * GIB)}])
     (advice,) = json.loads(toolkit.ok("efficiency", "--json"))["advice"]
-    assert advice["flag"] == "--set job.mem_gb_per_node=6" and "beyond it the job is killed" in advice["why"]
+    assert (
+        advice["flag"] == "--set job.mem_gb_per_node=6" and "a job that exceeds its memory is killed" in advice["why"]
+    )
 
 
 def test_no_shorter_walltime_for_a_run_that_needed_several(lived, toolkit):
@@ -125,7 +127,7 @@ def test_gpus_that_were_never_busy(lived, toolkit):
     told = json.loads(toolkit.ok("efficiency", "--json"))
     assert (told["gpus"]["count"], told["gpus"]["idle"], told["gpus"]["utilisation"]) == (4, 2, pytest.approx(0.4))
     assert "--gpus-per-node 2" in [one["flag"] for one in told["advice"]]
-    assert "40% busy (at most 95%), 2 of 4 never; 70.0 of 80.0 GiB of the fullest" in toolkit.ok("efficiency")
+    assert "40% busy (at most 95%), 2 of 4 never; memory at most 70.0 of 80.0 GiB" in toolkit.ok("efficiency")
 
 
 def test_accounting_comes_before_what_the_run_wrote(lived, toolkit, monkeypatch):
@@ -184,7 +186,9 @@ def test_a_run_that_has_not_begun(toolkit):
     (path,) = toolkit.runs.glob("work/*")
     said = toolkit("efficiency", path.name)
     assert (
-        said.code == 1 and f"run {path.name} is created: no start of it has begun. Fix: `toolkit preflight" in said.err
+        said.code == 1
+        and f"run {path.name} was rendered but not submitted, and it has never started. Fix: `toolkit preflight"
+        in said.err
     )
 
 
@@ -241,8 +245,8 @@ def test_an_array_of_which_few_tasks_need_what_all_are_given(array, toolkit):
     for flag in flags:
         toolkit.ok("render", toolkit.folder / "work.toml", "--site", "devcluster", *shlex.split(flag))
     words = toolkit.ok("efficiency", run.run_id)
-    assert "half of 8 tasks at most 10%; task 2 most, 98%" in words
-    assert "half of 8 tasks at most 0.50 GiB; task 2 most, 14.00 GiB" in words
+    assert "median of 8 tasks 10%; maximum 98%, in task 2" in words
+    assert "median of 8 tasks 0.50 GiB; maximum 14.00 GiB, in task 2" in words
 
 
 def test_what_no_task_of_an_array_needs(array, toolkit):
@@ -256,7 +260,7 @@ def test_what_no_task_of_an_array_needs(array, toolkit):
 def test_a_task_that_nobody_sampled_lowers_no_share(array, toolkit):
     run = array((300.0, 10.0), None)
     said = toolkit("efficiency", run.run_id, "--json")
-    assert said.code == 0 and "nothing was sampled of 1 task: its CPU time and memory are unknown" in said.err
+    assert said.code == 0 and "no samples for 1 task: CPU time and memory are unknown" in said.err
     told = json.loads(said.out)
     assert told["cpu_s"]["share"] == 0.75 and told["walltime_s"]["used"] == 100.0
 

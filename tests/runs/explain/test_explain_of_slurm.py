@@ -108,9 +108,9 @@ def test_a_log_that_was_put_elsewhere_is_read_there(toolkit, slurm, tmp_path, mo
     slurm(("8", "FAILED", "NonZeroExitCode", "node1"))
     told = explain(toolkit, run.run_id)
     assert told["symptom"] == "supervisor_failed"
-    assert told["actions"][0].startswith(f"its log is where -o put it: {asked}; where there is none, Slurm could not")
+    assert told["actions"][0].startswith(f"option -o placed its log at {asked}; if there is none, Slurm could not")
     said = toolkit("logs", run.run_id)
-    assert (said.code, f"where -o put it: {asked}" in said.err) == (4, True)
+    assert (said.code, f"option -o placed its log at {asked}" in said.err) == (4, True)
     log = tmp_path / place.replace("%j", "8").replace("%A", "8")
     log.parent.mkdir(exist_ok=True)
     log.write_text("toolkit: this line of the site file failed: module load cuda\n")
@@ -171,9 +171,9 @@ def test_a_submission_that_broke_off_was_not_cancelled_in_the_queue(toolkit, slu
     slurm()
     told = explain(toolkit, run.run_id)
     assert (told["state"], told["symptom"]) == ("lost", "submission_broken")
-    assert told["why"].startswith("the submission of start 0 broke off")
+    assert told["why"].startswith("the submission of start 0 was interrupted")
     assert [one["line"] for one in told["evidence"]] == [told["why"]]
-    assert "nothing of it has begun" in told["actions"][0]
+    assert "it has never started" in told["actions"][0]
     assert "toolkit resume" in told["actions"][0]
 
 
@@ -307,9 +307,9 @@ def test_a_requeue_that_was_asked_for_is_no_preemption_by_others(toolkit, slurm)
     claim_start(run, first=0, job_id="8", host="node1", pid=1, process_started=1)
     attempted(run, 0, cause="preempted", step=None)
     slurm(("8", "RUNNING", "None", "node1"))
-    assert explain(toolkit, run.run_id)["why"] == "other jobs took its nodes"
+    assert explain(toolkit, run.run_id)["why"] == "Slurm preempted it"
     (run.control / "requeue").write_text("2026-11-01T02:30:00.000Z\n2026-11-01T04:00:00.000Z\n")
-    asked = "you asked for it: `toolkit requeue` at 2026-11-01T02:30:00.000Z"
+    asked = "requested with `toolkit requeue` at 2026-11-01T02:30:00.000Z"
     assert explain(toolkit, run.run_id)["why"] == asked
     slurm(("8", "PENDING", "BeginTime", "", "", "1"))
     assert f"it was requeued ({asked})" in explain(toolkit, run.run_id)["why"]
@@ -369,7 +369,7 @@ def test_what_failed_of_an_array_is_resumed_at_once(toolkit, slurm):
         attempted(task, 0, cause="crashed", final=True, state="failed" if number else "completed")
     slurm()
     told = explain(toolkit, run.run_id)
-    again = f"`toolkit resume {run.run_id}` runs those again that are not completed"
+    again = f"`toolkit resume {run.run_id}` resumes the tasks that have not completed"
     assert (told["symptom"], told["actions"][-1]) == ("tasks_failed", again)
     assert f"{run.run_id}_1`" in told["actions"][0]
 

@@ -45,12 +45,12 @@ def test_every_state_of_a_local_run(toolkit, wait_until) -> None:
     began = time.monotonic()
     toolkit.ok("cancel", lives.run_id)
     assert state(toolkit, lives) in ("cancelling", "cancelled")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert toolkit("wait", lives.run_id).code == 143
     assert toolkit("wait", good.run_id).code == 0
     assert toolkit("wait", bad.run_id).code == 4
     again = toolkit("cancel", lives.run_id)
-    assert (again.code, "is cancelled; there is nothing to cancel" in again.err) == (1, True)
+    assert (again.code, "was cancelled; there is nothing to cancel" in again.err) == (1, True)
 
     listed = json.loads(toolkit.ok("history", "--json"))
     for one in listed:
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_run(toolkit, wait_until) -> None:
         waiting = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         first = waiting.stdout.readline()  # it follows now
         waiting.send_signal(signal.SIGINT)
-        said = first + waiting.communicate(timeout=60)[0]
+        said = first + waiting.communicate(timeout=240)[0]
         assert (waiting.returncode, said.splitlines()[-1]) == (
             130,
             f"toolkit: the run continues; `toolkit {words} {run.run_id}` {further}, `toolkit cancel {run.run_id}` ends it",
@@ -274,18 +274,18 @@ def test_what_a_foreign_program_can_be_asked_for(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job("sleep 60"))
     wait_until(lambda: started(run))
     said = toolkit("save", run.run_id)
-    assert (said.code, "saves by itself" in said.err, "world.should_save" in said.err) == (1, True, True), said
+    assert (said.code, "cannot save on request" in said.err, "world.should_save" in said.err) == (1, True, True), said
     assert not (run.control / "save").exists()
     write_json(run.attempt(0).heartbeat, {"step": 7, "time": "t"})  # as a script that calls world.should_stop
     toolkit.ok("save", run.run_id)
-    assert "gets TERM now" in toolkit.ok("stop", run.run_id)
+    assert "receives TERM now" in toolkit.ok("stop", run.run_id)
     toolkit("wait", run.run_id)
     assert state(toolkit, run) == "stopped"
 
 
 def test_a_folder_of_runs_that_is_named_must_be_there(toolkit, monkeypatch) -> None:
     said = toolkit("history", "--runs", toolkit.folder / "none")
-    assert (said.code, "no such folder" in said.err) == (4, True), said
+    assert (said.code, "runs folder not found" in said.err) == (4, True), said
     assert toolkit("status", "--live", "--runs", toolkit.folder / "none").code == 4
     monkeypatch.setenv("TOOLKIT_RUNS", str(toolkit.folder / "later"))  # it comes with the first run
     assert json.loads(toolkit.ok("history", "--json")) == []

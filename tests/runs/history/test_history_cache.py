@@ -130,7 +130,7 @@ def test_a_locked_cache_is_gone_past(toolkit, squeue, ended, monkeypatch):
     said = toolkit("history")
     other.close()
     assert (said.code, said.out) == (0, before)
-    assert "history without its cache" in said.err and "locked" in said.err and said.err.count("\n") == 1
+    assert "continuing without the run index" in said.err and "locked" in said.err and said.err.count("\n") == 1
 
 
 def test_runs_that_cannot_be_written_have_their_cache_at_home(toolkit, squeue, ended, monkeypatch, reads):

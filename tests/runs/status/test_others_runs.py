@@ -28,7 +28,7 @@ def typed(*words: object) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", CALL, *map(str, words)]
     if os.geteuid() == 0:
         argv = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *argv]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(toolkit, runs) -> None:

@@ -67,9 +67,9 @@ def test_no_cluster_waits_for_anothers_job(toolkit, slurm) -> None:
     parent = run_on(toolkit, "far", "parent")
     child = ("render", toolkit.job("true"), "--site", "devcluster", "--after", parent.run_id)
     said = toolkit(*child)
-    assert said.code == 2 and "(job 7;far, site devcluster) is not a job of devcluster's Slurm" in said.err
+    assert said.code == 2 and "(job 7;far, site devcluster) is not a Slurm job of site devcluster" in said.err
     said = toolkit(*child, "-M", "near")
-    assert "is not a job of cluster near" in said.err
+    assert "is not a Slurm job of cluster near" in said.err
     assert "afterok:7" in toolkit.ok(*child, "-M", "far")
 
 
@@ -77,7 +77,7 @@ def test_a_cluster_that_is_not_there_is_refused_before_the_submission(toolkit, s
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-M", "fra")
     assert said.code == 2
     assert (
-        "-M fra:job.cluster: cluster 'fra' not found in this Slurm's accounting. Fix: choose one with -M: near"
+        "-M fra:job.cluster: cluster 'fra' not found in the accounting database. Fix: choose one with -M: near"
         in said.err
     )
     assert not list(toolkit.runs.glob("*/*")) and not slurm.calls("sbatch")
@@ -103,11 +103,14 @@ def test_a_run_in_an_allocation_is_on_its_cluster() -> None:
     assert cluster_here(salloc, None) == cluster_here(salloc, "far") == "far"
     home = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "near"}
     assert cluster_here(home, None) == cluster_here(home, "near") == ""
-    with pytest.raises(ToolkitError, match=r"-M far: the allocation 7 is on cluster near.*omit -M"):
+    with pytest.raises(ToolkitError, match=r"-M far: allocation 7 is on cluster near.*omit -M"):
         cluster_here(home, "far")
 
 
 def test_an_allocation_of_several_components_is_refused(toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
     job = recorded_job(run_on(toolkit, "", "home"))
-    with pytest.raises(ToolkitError, match=r"the allocation 7 has 2 components.*`toolkit submit` a job with a"):
+    with pytest.raises(
+        ToolkitError,
+        match=r"allocation 7 has 2 components, but a foreground run uses only one.*`toolkit submit` a job with a",
+    ):
         check_here(job, {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"})

@@ -95,6 +95,17 @@ def test_each_row_decides_its_own_case(number, monkeypatch):
         assert decide_state(read, answer, processes, **submission).reason == STATES[number].when
 
 
+def test_an_array_has_the_starts_and_attempts_of_its_tasks():
+    def task(number: int, starts: int, attempts: int) -> FolderFiles:
+        claims = {start: StartFiles(StartClaim(start, f"7_{number}", "n1", 11, 1), False) for start in range(starts)}
+        return FolderFiles(RUN.task(number), starts=claims, attempts=tuple(range(attempts)))
+
+    whole = FolderFiles(RUN, {0: "7"}, {0: ()})
+    array = RunFiles(whole, whole, replace(SLURM, array="0-1"), {0: task(0, 2, 3), 1: task(1, 1, 1)}, first_array="0-1")
+    status = decide_state(array, {f"7_{number}": JobFacts(f"7_{number}", "RUNNING") for number in (0, 1)})
+    assert (len(status.tasks or ()), status.starts, status.attempts) == (2, 3, 4)
+
+
 def test_nothing_is_read_to_decide(monkeypatch):
     def refuse(event, _):
         if event in ("open", "os.listdir", "os.scandir", "subprocess.Popen") and watching:

@@ -83,7 +83,7 @@ def test_waiting_in_words(run_directory):
     hold = say(run_directory, state="PENDING", reason="BeginTime", restarts=2, eligible_time="2026-11-21T02:48:01")
     assert hold == (
         RunState.PENDING,
-        "Slurm: PENDING (BeginTime): requeued 2 times, and Slurm holds a requeued job back until 2026-11-21T02:48:01",
+        "Slurm: PENDING (BeginTime): requeued 2 times, and Slurm delays a requeued job until 2026-11-21T02:48:01",
     )
     assert (
         "not before 2026" in say(run_directory, state="PENDING", reason="BeginTime", start_time="2026-11-21T02:48")[1]
@@ -169,6 +169,26 @@ def test_an_array_is_told_by_task(toolkit, squeue):
     squeue(*((f"9_{task}", "COMPLETED", "None") for task in (0, 1, 3, 4, 5)))
     told = json.loads(toolkit.ok("status", "last", "--json"))
     assert (told["state"], told["reason"]) == ("lost", "array 0-5%2: 5 lost, 1 completed")
+
+
+def test_a_task_that_ends_during_the_query_has_its_own_end(toolkit, squeue, monkeypatch):
+    run = submitted(toolkit, "9", "many", array="0-1")
+    squeue()
+    first, last = make_task(run, 0), make_task(run, 1)
+    for task in (first, last):
+        claim(task, job_id=f"9_{task.task_number}")
+    end_attempt(first, state="completed", exit_code=0)
+    query = Slurm.query
+
+    def end_meanwhile(slurm, ids):
+        if last.attempt(0).exit_file.exists():
+            return query(slurm, ids)
+        answer = query(slurm, ids)
+        end_attempt(last, state="completed", exit_code=0)
+        return answer
+
+    monkeypatch.setattr(Slurm, "query", end_meanwhile)
+    assert json.loads(toolkit.ok("status", "last", "--json"))["state"] == "completed"
 
 
 def test_a_task_that_has_not_begun_has_a_status_and_one_that_is_none_has_not(toolkit, squeue):

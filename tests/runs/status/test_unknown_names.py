@@ -27,8 +27,8 @@ def test_its_job_is_named_with_what_ends_it(toolkit, queue, command):
     for name in ("7", "7_1", "9", RUN, RUN[:13], f"train_lm/{RUN}"):
         said = toolkit(command, name)
         assert said.code == 4, said
-        assert f"job 7 (RUNNING) is in the queue, and the directory of its run {RUN} is not here" in said.err
-        assert "Fix: `scancel 7` ends it; where the run lies in another folder, name that one with --runs" in said.err
+        assert f"job 7 (RUNNING) is in the queue, but its run {RUN} is not in this folder" in said.err
+        assert "Fix: `scancel 7` ends it; if the run is in another folder, pass that folder with --runs" in said.err
 
 
 def test_a_job_of_something_else_is_called_so(toolkit, queue):

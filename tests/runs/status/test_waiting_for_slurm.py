@@ -64,7 +64,7 @@ def test_a_result_that_never_comes_is_a_loss(toolkit, squeue, clock):
     run = submitted(toolkit, "7", "never")
     squeue(("7", "COMPLETED", "None"))
     waited = toolkit("wait", run.run_id)
-    assert (waited.code, "waiting for the result" in waited.err) == (125, True)
+    assert (waited.code, "waiting for its result" in waited.err) == (125, True)
     assert follow.RESULT_S <= clock.now < follow.RESULT_S + 5
 
 
@@ -134,8 +134,8 @@ def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, fake_slurm, arr
     fake_slurm.respond("squeue")  # it knows no job with the comment
     fake_slurm.respond("scancel", stderr="scancel: error: Invalid job id\n", code=1)
     said = toolkit.ok("cancel", run.run_id)
-    assert f"run {run.run_id} was asked to save and end (start 1 is being submitted" in said
-    assert "ends before its first rank" in said
+    assert f"run {run.run_id} was asked to save and exit (start 1 is being submitted" in said
+    assert "exits without starting ranks" in said
     assert (run.control / "cancel").exists()
     close_submission(run, 1, "8")
     assert task.is_asked("cancel") and run.task(0).is_asked("cancel")
@@ -147,9 +147,9 @@ def test_a_cancel_says_what_follows(toolkit, squeue, fake_slurm, clock):
     squeue(("9_0", "RUNNING", "None"), ("9_[1]", "PENDING", "None"))
     one, name = f"{run.run_id}_0", run.run_id
     assert toolkit.ok("cancel", name, "--task", "0") == (
-        f"run {one} was asked to save and end; `toolkit wait {one}` waits for it\n"
+        f"run {one} was asked to save and exit; `toolkit wait {one}` waits for it\n"
     )
-    assert toolkit.ok("cancel", name) == f"run {name} was asked to save and end; `toolkit wait {name}` waits for it\n"
+    assert toolkit.ok("cancel", name) == f"run {name} was asked to save and exit; `toolkit wait {name}` waits for it\n"
     assert fake_slurm.calls("scancel") == ["scancel --full 9_0", "scancel --full 9"]
     squeue(("9_[0-1]", "CANCELLED", "None"))
     assert [toolkit("wait", each).code for each in (name, one, f"{name}_1")] == [143, 143, 143]
@@ -164,7 +164,7 @@ def test_several_runs_are_cancelled_and_one_that_cannot_be_keeps_no_other_from_i
     said = toolkit("cancel", first, "nobody", second, "nothing", first)
     assert said.code == 4, said
     assert said.out == "".join(
-        f"run {name} was asked to save and end; `toolkit wait {name}` waits for it\n" for name in (first, second)
+        f"run {name} was asked to save and exit; `toolkit wait {name}` waits for it\n" for name in (first, second)
     )
     refused = said.err.splitlines()
     assert len(refused) == 2 and "'nobody'" in refused[0] and "'nothing'" in refused[1], said
@@ -190,7 +190,7 @@ def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, mo
     clock.at = [(300.0, lambda: squeue(*((job_id, "CANCELLED", "None") for job_id in ids)))]
     said = toolkit("wait", run.run_id)
     assert said.code == 143, said
-    assert said.err.count(f"it cannot start unless it changes: `toolkit explain {run.run_id}`") == int(stuck), said.err
+    assert said.err.count(f"the job cannot start as it is: `toolkit explain {run.run_id}`") == int(stuck), said.err
 
 
 def test_what_was_cancelled_in_the_queue_is_not_said_to_wait(toolkit, squeue):
@@ -212,7 +212,7 @@ def test_a_cancel_that_slurm_does_not_hear_says_what_stands(toolkit, fake_slurm,
     said = toolkit("cancel", run.run_id)
     assert said.code == 3 and run.is_asked("cancel")
     assert (
-        "was asked to save and end, and its ranks do so at their next step; Slurm was not asked to end job 7"
+        "was asked to save and exit, which its ranks do at their next step, but job 7 could not be cancelled in Slurm"
         in said.err
     )
-    assert f"Fix: once Slurm answers, `toolkit cancel {run.run_id}`" in said.err
+    assert f"Fix: once Slurm responds, `toolkit cancel {run.run_id}`" in said.err

@@ -115,7 +115,7 @@ def test_what_a_run_did_with_its_time(toolkit, requeued) -> None:
     assert told["seconds"] == {"waiting": 40, "starting": 23, "steps": 57, "saving": 4, "lost": 4}
     words = [event["words"] for row in told["rows"] for event in row["events"]]
     assert words[0] == "crashed at step 20: killed by SIGKILL (out of memory?); restarted"
-    assert words[1:] == ["asked to save and end: walltime", "walltime at step 41; requeued", "completed at step 56"]
+    assert words[1:] == ["asked to save and exit: walltime", "walltime at step 41; requeued", "completed at step 56"]
 
 
 def test_steps_are_lost_though_the_log_tells_every_tenth(toolkit, run) -> None:

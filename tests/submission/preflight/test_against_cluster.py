@@ -51,17 +51,17 @@ def test_nothing_is_found_where_nothing_is_wrong(resolved, cluster):
     ("keys", "partition", "where", "what", "fix"),
     [
         ("nodes = 5", {}, "job.nodes", "5 nodes, but partition main has 4", "nodes = 4"),
-        ("nodes = 3", {"max_nodes": 2}, "job.nodes", "3 nodes, but partition main gives a job at most 2", "nodes = 2"),
-        ('nodes = "1-3"', {"max_nodes": 2}, "job.nodes", "up to 3 nodes, but partition main gives a job at most 2", 'nodes = "1-2"'),
-        ("nodes = 1", {"min_nodes": 2}, "job.nodes", "1 node, but partition main is for jobs of 2 or more", "nodes = 2, or another partition"),
-        ('time = "2-0"', {}, "job.time", "2-00:00:00, but partition main gives at most 1-00:00:00", 'time = "1-00:00:00"'),
-        ('time = "UNLIMITED"', {}, "job.time", "UNLIMITED, but partition main gives at most 1-00:00:00", 'time = "1-00:00:00"'),
+        ("nodes = 3", {"max_nodes": 2}, "job.nodes", "3 nodes, but partition main allows at most 2", "nodes = 2"),
+        ('nodes = "1-3"', {"max_nodes": 2}, "job.nodes", "up to 3 nodes, but partition main allows at most 2", 'nodes = "1-2"'),
+        ("nodes = 1", {"min_nodes": 2}, "job.nodes", "1 node, but partition main requires at least 2", "nodes = 2, or another partition"),
+        ('time = "2-0"', {}, "job.time", "walltime 2-00:00:00, but partition main allows at most 1-00:00:00", 'time = "1-00:00:00"'),
+        ('time = "UNLIMITED"', {}, "job.time", "walltime UNLIMITED, but partition main allows at most 1-00:00:00", 'time = "1-00:00:00"'),
         ('partition = "mian"', {}, "job.partition", "this cluster has no partition 'mian'", 'partition = "main"'),
         ("", {"state": "INACTIVE"}, "job.partition", "partition main is INACTIVE and accepts no jobs", "choose another with -p"),
-        ("", {"requires_reservation": True}, "job.partition", "partition main accepts no job outside a reservation (ReqResv)", "pass yours with --set job.sbatch=--reservation=NAME, or another with -p"),
+        ("", {"requires_reservation": True}, "job.partition", "partition main accepts no job outside a reservation (ReqResv)", "pass a reservation with --set job.sbatch=--reservation=NAME, or choose another partition with -p"),
         ("", {"is_default": False}, "job.partition", "the cluster has no default partition", "choose one of main with -p"),
-        ("cpus_per_rank = 3", {"max_cpus_per_node": 2}, "job.cpus_per_rank", "3 CPUs per node, but partition main gives at most 2", "cpus_per_rank = 2"),
-        ("mem_gb_per_node = 3", {"max_memory_per_node_mib": 2048.0}, "job.mem_gb_per_node", "3 GiB per node, but partition main gives at most 2", "mem_gb_per_node = 2"),
+        ("cpus_per_rank = 3", {"max_cpus_per_node": 2}, "job.cpus_per_rank", "3 CPUs per node, but partition main allows at most 2", "cpus_per_rank = 2"),
+        ("mem_gb_per_node = 3", {"max_memory_per_node_mib": 2048.0}, "job.mem_gb_per_node", "3 GiB per node, but partition main allows at most 2", "mem_gb_per_node = 2"),
         ('account = "a"', {"allow_accounts": ("b",)}, "job.account", "partition main accepts no jobs of account a", "choose b with -A, or another partition"),
         ('qos = "a"', {"deny_qos": ("a",)}, "job.qos", "partition main accepts no jobs of qos a", "choose another with -q, or another partition"),
     ],
@@ -78,11 +78,11 @@ def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, wh
         ("ranks_per_node = 3\ncpus_per_rank = 4", "", "job.cpus_per_rank", "12 CPUs per node, but the largest node has 8", "cpus_per_rank = 2"),
         ("ranks_per_node = 9", "", "job.cpus_per_rank", "9 CPUs per node, but the largest node has 8", "ranks_per_node = 8"),
         ("mem_gb_per_node = 16", "", "job.mem_gb_per_node", "the job requests 16 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
-        ("gpus_per_node = 5", "", "job.gpus_per_node", "5 GPUs per node, but the node with most has 4", "gpus_per_node = 4"),
-        ("gpus_per_node = 2", TYPED, "gpu.request", "no node here has GPUs of type h100: they have a100", "name a100 in --gres=gpu:h100:2"),
-        ('sbatch = ["--gres=gpu:v100:1"]', "", "job.sbatch", "no node here has GPUs of type v100: they have a100", "name a100 in job.sbatch"),
-        ('sbatch = ["--gres=gpu:1,fpga:2"]', "", "job.sbatch", "this cluster has no generic resource 'fpga': it knows gpu (GresTypes of slurm.conf)", "omit fpga of --gres"),
-        ('constraint = "gold|ib&gold"', "", "job.constraint", "no node here has gold or gold with ib: they have ib, nvme", "fix -C; `sinfo -o '%N %f'` shows each node's"),
+        ("gpus_per_node = 5", "", "job.gpus_per_node", "5 GPUs per node, but no node has more than 4", "gpus_per_node = 4"),
+        ("gpus_per_node = 2", TYPED, "gpu.request", "no node of the partition has GPUs of type h100: they have a100", "use a100 in --gres=gpu:h100:2"),
+        ('sbatch = ["--gres=gpu:v100:1"]', "", "job.sbatch", "no node of the partition has GPUs of type v100: they have a100", "use a100 in job.sbatch"),
+        ('sbatch = ["--gres=gpu:1,fpga:2"]', "", "job.sbatch", "this cluster has no generic resource 'fpga': it has gpu (GresTypes in slurm.conf)", "remove fpga from --gres"),
+        ('constraint = "gold|ib&gold"', "", "job.constraint", "no node of the partition has gold or gold with ib: they have ib, nvme", "correct -C; `sinfo -o '%N %f'` lists the features of each node"),
         ('sbatch = ["--mem-per-cpu=9G"]\ncpus_per_rank = 2', "", "job.mem_gb_per_node", "the job requests 18 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
     ],
 )  # fmt: skip
@@ -94,7 +94,7 @@ def test_no_node_is_so_large(resolved, cluster, keys, site, where, what, fix):
 
 def test_a_partition_that_gives_no_whole_nodes(resolved, cluster):
     finding = one(resolved('sbatch = ["--exclusive"]'), cluster(max_cpus_per_node=4))
-    assert finding.what == "--exclusive takes all of a node's 8 CPUs, but partition main gives at most 4"
+    assert finding.what == "--exclusive requests all 8 CPUs of a node, but partition main allows at most 4"
     assert found(resolved('sbatch = ["--exclusive"]'), cluster(max_cpus_per_node=8)) == []
 
 
@@ -110,10 +110,10 @@ def test_one_node_must_have_all_of_it(resolved, cluster):
     lean = NodeShape(3, "g[1-3]", 8, 16000, {"": 4}, frozenset(), is_usable=True)
     large = NodeShape(1, "m1", 8, 512000, {}, frozenset(), is_usable=True)
     finding = one(resolved("gpus_per_node = 1\nmem_gb_per_node = 100"), cluster([lean, large]))
-    assert finding.what == "1 node with 1 CPU, 100 GiB, 1 GPU each, but there are 0 such"
+    assert finding.what == "1 node with 1 CPU, 100 GiB, 1 GPU each, but 0 such nodes exist"
     finding = one(resolved("nodes = 4\nranks_per_node = 1\ngpus_per_node = 1"), cluster([lean, large]))
     assert (finding.what, finding.fix) == (
-        "4 nodes with 1 CPU, 1 GPU each, but there are 3 such", "nodes = 3, or request less on each",
+        "4 nodes with 1 CPU, 1 GPU each, but 3 such nodes exist", "nodes = 3, or request less on each",
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_nodes_that_are_down_are_waited_for(resolved, cluster):
     assert found(resolved("nodes = 2"), cluster([up, down])) == []
     finding = one(resolved("nodes = 3"), cluster([up, down]))
     assert (finding.severity, finding.fix) == ("warning", "nodes = 2")
-    assert "of the 4 that fit 2 are down, drained or reserved" in finding.what
+    assert "but 2 of the 4 suitable ones are down, drained or reserved" in finding.what
     held = replace(down, is_usable=True, is_reserved=True)
     assert one(resolved("nodes = 3"), cluster([up, held])).severity == "warning"
     assert found(resolved('nodes = 3\nsbatch = ["--reservation=class"]'), cluster([up, held])) == []
@@ -135,11 +135,11 @@ def test_nodes_that_are_down_are_waited_for(resolved, cluster):
 def test_gpus_in_the_clusters_dialect(resolved, cluster):
     job = resolved("gpus_per_node = 1")
     finding = one(job, cluster(settings={"SelectType": "select/cons_res"}))
-    assert finding.what == "--gpus-per-node=1 needs select/cons_tres, and this cluster has select/cons_res"
+    assert finding.what == "--gpus-per-node=1 needs select/cons_tres, but this cluster uses select/cons_res"
     assert found(resolved("gpus_per_node = 1", site='[gpu]\nrequest = "--gres=gpu:{count}"\n'), cluster(settings={"SelectType": "select/cons_res"})) == []  # fmt: skip
     none = [replace(NodeShape(1, "a", 8, 1000, {}, frozenset(), is_usable=True))]
     said = [one.what for one in found(job, cluster(none, settings={"GresTypes": ""}))]
-    assert said[0] == "this cluster knows no GPUs (GresTypes of slurm.conf)"
+    assert said[0] == "this cluster has no GPUs (GresTypes in slurm.conf)"
 
 
 def test_of_several_partitions_one_that_fits_is_enough(resolved, cluster):
@@ -147,14 +147,16 @@ def test_of_several_partitions_one_that_fits_is_enough(resolved, cluster):
     short = replace(both.partitions["main"], name="short", is_default=False, max_time_s=60)
     both = replace(both, partitions={"short": short, **both.partitions})
     assert found(resolved('partition = "short,main"\ntime = "30"'), both) == []
-    assert "partition short gives at most" in one(resolved('partition = "short"\ntime = "30"'), both).what
+    assert "partition short allows at most" in one(resolved('partition = "short"\ntime = "30"'), both).what
 
 
 def test_more_tasks_than_an_array_takes_are_no_hindrance(resolved, cluster):
     finding = one(resolved('array = "0-1001"'), cluster())
     assert finding.severity is Severity.NOTE
-    assert finding.what == "task 1001 is beyond one array, whose numbers stay below 1001 (MaxArraySize)"
-    assert finding.fix == "none is needed: `toolkit submit` makes 2 arrays of one run"
+    assert (
+        finding.what == "the task numbers of a Slurm array must be below 1001 (MaxArraySize), but the last task is 1001"
+    )
+    assert finding.fix == "none is needed: `toolkit submit` splits the run into 2 arrays"
     assert found(resolved('array = "0-1000"'), cluster()) == []
 
 
@@ -182,17 +184,17 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
     ("keys", "limits", "where", "what", "fix"),
     [
         ('account = "maths"', {}, "job.account", "ada may not charge account maths", "choose one of yours with -A: physics"),
-        ('qos = "gold"', {}, "job.qos", "account physics may not use gold", "choose one of normal, long with -q"),
-        ('qos = "lnog"', {}, "job.qos", "account physics requests a QOS that this cluster does not have: lnog", "choose one of normal, long with -q"),
-        ('time = "2:00:00"', {"longest_s": 3600}, "job.time", "0-02:00:00, but QOS normal gives at most 0-01:00:00", 'time = "0-01:00:00"'),
-        ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal gives a job 2", "request less with -N, or choose another account or QOS"),
-        ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal gives all jobs of a user 2", "request less with -c, or choose another account or QOS"),
-        ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal gives all its jobs together 7", "request less with --gpus-per-node, or choose another account or QOS"),
-        ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal gives a node 2", "request less with --set job.mem_gb_per_node=, or choose another account or QOS"),
-        ('array = "0-9"', {"submitted_jobs": 5}, "job.array", "10 jobs, but QOS normal may have 5 in the queue", "submit with -a 0-4, and when these have ended `toolkit resume RUN --set job.array=5-9`"),
-        ("", {"running_jobs": 0}, "job.account", "QOS normal may run no jobs", "choose another with -A or -q"),
-        ("", {"least_for_job": {"node": 2}}, "job.nodes", "1 nodes, but QOS normal is for jobs with 2 or more", "request more with -N"),
-        ('nodes = 2\ntime = "1:00:00"', {"most_for_job_minutes": {"node": 60}}, "job.time", "120 nodes x minutes, but QOS normal gives a job 60", 'time = "0-00:30:00", or request less'),
+        ('qos = "gold"', {}, "job.qos", "account physics may not use QOS gold", "choose one of normal, long with -q"),
+        ('qos = "lnog"', {}, "job.qos", "this cluster has no QOS lnog", "choose one of normal, long with -q"),
+        ('time = "2:00:00"', {"longest_s": 3600}, "job.time", "walltime 0-02:00:00, but QOS normal allows at most 0-01:00:00", 'time = "0-01:00:00"'),
+        ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal allows at most 2 per job", "request less with -N, or choose another account or QOS"),
+        ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal allows at most 2 for all jobs of a user", "request less with -c, or choose another account or QOS"),
+        ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal allows at most 7 for all its jobs together", "request less with --gpus-per-node, or choose another account or QOS"),
+        ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal allows at most 2 per node", "request less with --set job.mem_gb_per_node=, or choose another account or QOS"),
+        ('array = "0-9"', {"submitted_jobs": 5}, "job.array", "10 jobs, but QOS normal allows at most 5 in the queue", "submit with -a 0-4; when these have ended, `toolkit resume RUN --set job.array=5-9`"),
+        ("", {"running_jobs": 0}, "job.account", "QOS normal allows no jobs", "choose another account (-A) or QOS (-q)"),
+        ("", {"least_for_job": {"node": 2}}, "job.nodes", "1 nodes, but QOS normal requires at least 2 per job", "request more with -N"),
+        ('nodes = 2\ntime = "1:00:00"', {"most_for_job_minutes": {"node": 60}}, "job.time", "120 nodes x minutes, but QOS normal allows at most 60 per job", 'time = "0-00:30:00", or request less'),
     ],
 )  # fmt: skip
 def test_what_accounting_allows(resolved, cluster, keys, limits, where, what, fix):
@@ -211,13 +213,13 @@ def test_jobs_that_are_in_the_queue_count(resolved, cluster):
     mine = [QueuedJob("physics", "normal", "main")] * 9
     assert said('array = "0-2"', mine) == said('array = "0-9"', [QueuedJob("maths", "long", "main")] * 9) == []
     assert said('array = "0-9"', mine) == [
-        ("10 jobs beside 9 of yours, but account physics may have 12 in the queue", "submit with -a 0-2, and when these have ended `toolkit resume RUN --set job.array=3-9`")
+        ("10 jobs in addition to 9 of yours, but account physics allows at most 12 in the queue", "submit with -a 0-2; when these have ended, `toolkit resume RUN --set job.array=3-9`")
     ]  # fmt: skip
     assert said("", mine[:1] * 12) == [
-        ("1 job beside 12 of yours, but account physics may have 12 in the queue", "wait, or choose another with -A or -q")
+        ("1 job in addition to 12 of yours, but account physics allows at most 12 in the queue", "wait, or choose another account (-A) or QOS (-q)")
     ]  # fmt: skip
     assert said("", [QueuedJob("maths", "normal", "main")] * 50)[0][0].startswith(
-        "1 job beside 50 of yours, but QOS normal"
+        "1 job in addition to 50 of yours, but QOS normal"
     )
 
 
@@ -235,11 +237,14 @@ def test_the_qos_of_a_job_that_names_none(resolved, cluster):
 
 def test_limits_of_the_association_and_of_the_partitions_qos(resolved, cluster):
     job = resolved("nodes = 3")
-    assert "account physics gives a job 2" in one(job, accounted(cluster, mine=Limits(most_for_job={"node": 2}))).what
+    assert (
+        "account physics allows at most 2 per job"
+        in one(job, accounted(cluster, mine=Limits(most_for_job={"node": 2}))).what
+    )
     partitioned = accounted(cluster, qos="gold")
     limited = {**partitioned.accounting.qos, "gold": Limits(most_for_job={"node": 1})}
     partitioned = replace(partitioned, accounting=replace(partitioned.accounting, qos=limited))
-    assert "QOS gold gives a job 1" in one(job, partitioned).what
+    assert "QOS gold allows at most 1 per job" in one(job, partitioned).what
 
 
 @pytest.mark.parametrize(
@@ -259,10 +264,10 @@ def test_the_account_and_the_qos_that_a_job_is_given_count_as_those_that_it_name
 def test_default_memory_beyond_the_partitions(resolved, cluster):
     told = cluster(default_memory_per_cpu_mib=2000.0, max_memory_per_node_mib=4000.0)
     said = one(resolved("cpus_per_rank = 4"), told)
-    assert "DefMemPerCPU x 4 CPUs is 7.8 GiB per node, but partition main gives at most 3.9" in said.what
+    assert "DefMemPerCPU x 4 CPUs is 7.8 GiB per node, but partition main allows at most 3.9" in said.what
     assert said.fix == "mem_gb_per_node = 3" and found(resolved("cpus_per_rank = 2"), told) == []
     whole = one(resolved('sbatch = ["--exclusive"]'), told)
-    assert "DefMemPerCPU x 8 CPUs is 15.6 GiB per node, but partition main gives at most 3.9" in whole.what
+    assert "DefMemPerCPU x 8 CPUs is 15.6 GiB per node, but partition main allows at most 3.9" in whole.what
 
 
 def test_of_a_limit_that_several_have_the_first_counts(resolved, cluster):
@@ -277,7 +282,7 @@ def test_of_a_limit_that_several_have_the_first_counts(resolved, cluster):
         return replace(told, accounting=replace(told.accounting, qos={**told.accounting.qos, **limits}))
 
     tight = Limits(most_for_job={"node": 2})
-    assert "QOS gold gives a job 2" in one(job, with_qos(gold=tight)).what
+    assert "QOS gold allows at most 2 per job" in one(job, with_qos(gold=tight)).what
     over = Limits(most_for_job={"node": 3}, flags=frozenset({"OverPartQOS"}))
     assert found(job, with_qos(gold=tight, normal=over)) == []
     short = accounted(
@@ -295,7 +300,7 @@ def test_whose_a_reservation_is(resolved, cluster, monkeypatch):
         return found(job, replace(cluster(), reservations=[Reservation("class", later, 2, (), **whose)]))
 
     (refusal,) = of(users=("bob", "eve"))
-    assert (refusal.severity, refusal.what) == ("refusal", "reservation class is for bob, eve, and you are ada")
+    assert (refusal.severity, refusal.what) == ("refusal", "reservation class is only for bob, eve, but you are ada")
     (warning,) = of(users=("bob",), accounts=("physics",))
     assert warning.severity == "warning" and "not for account chem" in warning.what
     for whose in (
@@ -339,7 +344,7 @@ def test_who_has_no_account_is_told_whom_to_ask(resolved, cluster):
     nobody = accounted(cluster)
     nobody = replace(nobody, accounting=replace(nobody.accounting, default_account="", associations=[]))
     finding = one(resolved(""), nobody)
-    assert finding.what == "the job names no account, and ada has no default one"
+    assert finding.what == "the job sets no account, and ada has no default account"
     assert finding.fix == "ask help@here for an account"
 
 
@@ -356,12 +361,12 @@ def test_a_qos_goes_past_the_time_limit_that_the_site_file_names_too(resolved, t
 @pytest.mark.parametrize(
     ("keys", "where", "what", "fix"),
     [
-        ('nodelist = "n[4-5]"', "job.nodelist", "this cluster has no node 'n5'", "choose some of n1, n2, n3, n4 with -w"),
-        ('nodelist = "n2,m1"', "job.nodelist", "node m1 is in no partition of the job", "choose some of n1, n2, n3, n4 with -w, or another partition with -p"),
-        ('nodelist = "n[1-2]"', "job.nodelist", "2 nodes named, and the job takes 1", "nodes = 2, or list fewer with -w"),
-        ('exclude = "n9"', "job.exclude", "this cluster has no node 'n9'", "choose some of n1, n2, n3, n4 with -x"),
-        ('exclude = "n[1-4]"', "job.exclude", "n[1-4] leaves none of n1, n2, n3, n4, and the job takes 1", "list fewer with -x"),
-        ('sbatch = ["-x n[2-4]"]\nnodes = 2', "job.exclude", "n[2-4] leaves 1 node of n1, n2, n3, n4, and the job takes 2", "list fewer with -x, or nodes = 1"),
+        ('nodelist = "n[4-5]"', "job.nodelist", "this cluster has no node 'n5'", "choose from n1, n2, n3, n4 with -w"),
+        ('nodelist = "n2,m1"', "job.nodelist", "node m1 is not in a partition of the job", "choose from n1, n2, n3, n4 with -w, or another partition with -p"),
+        ('nodelist = "n[1-2]"', "job.nodelist", "-w lists 2 nodes, but the job uses 1", "nodes = 2, or list fewer with -w"),
+        ('exclude = "n9"', "job.exclude", "this cluster has no node 'n9'", "choose from n1, n2, n3, n4 with -x"),
+        ('exclude = "n[1-4]"', "job.exclude", "-x n[1-4] leaves none of n1, n2, n3, n4, but the job needs 1", "list fewer with -x"),
+        ('sbatch = ["-x n[2-4]"]\nnodes = 2', "job.exclude", "-x n[2-4] leaves 1 node of n1, n2, n3, n4, but the job needs 2", "list fewer with -x, or nodes = 1"),
     ],
 )  # fmt: skip
 def test_nodes_that_are_named_are_there(resolved, cluster, keys, where, what, fix):
@@ -393,7 +398,7 @@ def test_what_no_partition_takes_is_told_where_the_named_one_is_not_there(resolv
     job = resolved('partition = "nope"\nnodes = 5\ntime = "2-0"\ncpus_per_rank = 9')
     assert [(finding.what, finding.fix) for finding in found(job, here)] == [
         ("this cluster has no partition 'nope'", 'partition = "large" or "main"'),
-        ("2-00:00:00, but partition main gives at most 1-00:00:00, and no other partition accepts it", 'time = "1-00:00:00"'),
+        ("walltime 2-00:00:00, but partition main allows at most 1-00:00:00, and no other partition accepts it", 'time = "1-00:00:00"'),
         ("9 CPUs per node, but the largest node has 8", "cpus_per_rank = 8"),
     ]  # fmt: skip
 

@@ -25,9 +25,9 @@ def shape(job):
 @pytest.mark.parametrize(
     ("time", "what", "fix"),
     [
-        ("1:30", "Slurm reads 1:30 as 1 minute and 30 seconds", 'time = "1:30:00" for hours and minutes, "0:1:30" if that is meant'),
-        ("24:00", "Slurm reads 24:00 as 24 minutes", 'time = "24:00:00" for hours and minutes, "0:24:00" if that is meant'),
-        ("48", "Slurm reads 48 as 48 minutes", 'time = "48:00:00" for hours, "0:48:00" if that is meant'),
+        ("1:30", "Slurm reads 1:30 as 1 minute and 30 seconds", 'time = "1:30:00" for hours and minutes, "0:1:30" if minutes are intended'),
+        ("24:00", "Slurm reads 24:00 as 24 minutes", 'time = "24:00:00" for hours and minutes, "0:24:00" if minutes are intended'),
+        ("48", "Slurm reads 48 as 48 minutes", 'time = "48:00:00" for hours, "0:48:00" if minutes are intended'),
         ("1-30", "Slurm reads 1-30 as 2-06:00:00: the part after the days is hours", "write days-hours:minutes:seconds"),
     ],
 )  # fmt: skip
@@ -46,7 +46,7 @@ def test_ranks_and_gpus(resolved):
 
     assert said(4, 4) == said(4, 0) == []
     assert said(3, 4) == [
-        ("refusal", "3 ranks and 4 GPUs on each node do not divide each other", "ranks_per_node = 4, or gpus_per_node = 3")
+        ("refusal", "3 ranks and 4 GPUs per node: neither number is divisible by the other", "ranks_per_node = 4, or gpus_per_node = 3")
     ]  # fmt: skip
     assert [one[0] for one in (*said(4, 2), *said(1, 4))] == ["note", "note"]
 
@@ -73,10 +73,10 @@ def test_a_folder_of_logs_that_slurm_would_not_make(resolved, tmp_path):
 @pytest.mark.parametrize(
     ("content", "mode", "what", "fix"),
     [
-        (b"#!/bin/bash\r\ntrue\r\n", 0o755, "end as on Windows", "sed -i"),
-        (b"#!/no/such/shell\n", 0o755, "is to be run by /no/such/shell, which is not on this host", "fix its #! line"),
+        (b"#!/bin/bash\r\ntrue\r\n", 0o755, "has Windows line endings", "sed -i"),
+        (b"#!/no/such/shell\n", 0o755, "/no/such/shell, is not on this host", "correct its #! line"),
         (b"#!\n", 0o755, "names no interpreter", 'write "#!/bin/bash"'),
-        (b"echo hello\n", 0o755, "is not a program: it has no #! line", "begin it with a line"),
+        (b"echo hello\n", 0o755, "is not an executable program: it has no #! line", "add a first line"),
         (b"#!/bin/sh\n", 0o644, "is not executable", "chmod +x"),
     ],
 )
@@ -106,10 +106,10 @@ def test_runs_where_only_this_host_sees_them(resolved, cluster, tmp_path, monkey
     job = resolved()
     private = Path("/tmp/runs")
     (finding,) = shared(job, private, cluster())
-    assert (finding.severity, "below /tmp, which other hosts have for themselves" in finding.what) == ("refusal", True)
+    assert (finding.severity, "below /tmp, so other hosts cannot see it" in finding.what) == ("refusal", True)
     assert [one.severity for one in shared(job, private, None)] == ["warning"]
     monkeypatch.setattr(storage, "mount_of", lambda path: Mount(Path("/fast"), "tmpfs", "none"))
-    assert "memory (tmpfs)" in shared(job, Path("/fast/runs"), cluster())[0].what
+    assert "in the memory of this host (tmpfs)" in shared(job, Path("/fast/runs"), cluster())[0].what
     alone = [replace(cluster().shapes[0], nodes=1, names=os.uname().nodename.partition(".")[0])]
     assert shared(job, private, cluster(alone)) == []  # the only node is this host
 
@@ -151,19 +151,27 @@ def test_room_for_the_next_checkpoint(resolved, tmp_path, monkeypatch):
     run.checkpoints.joinpath("step-00000010", "shard.h5").unlink()
     assert found(0)[0][0] == "refusal", "a file system that is full"
     monkeypatch.setattr(storage.os, "access", lambda path, mode: False)  # as root a test may write anywhere
-    assert found(10**12) == [("refusal", "you cannot write here")]
+    assert found(10**12) == [("refusal", "you have no write permission here")]
 
 
 @pytest.mark.parametrize(
     ("line", "severity", "what"),
     [
         ("{device} 500 1000 2000 10 0 0", None, ""),
-        ("{device} 2000* 1000 2000 6days 10 0 0", "refusal", "you have 2000 of 2000 KiB"),
+        ("{device} 2000* 1000 2000 6days 10 0 0", "refusal", "you use 2000 of 2000 KiB"),
         ("{device} 1500* 1000 2000 6days 10 0 0", "warning", "above the soft limit of 1000"),
-        ("{device} 500 0 0 900* 900 900 7days", "refusal", "you have 900 of 900 files"),
+        ("{device} 500 0 0 900* 900 900 7days", "refusal", "you use 900 of 900 files"),
         # As quota 4.06 printed them on an ext4 with limits, where no more could be written.
-        ("{device}     400*    200    3000    none       1       0       0        ", "refusal", "grace is over"),
-        ("{device}       0       0       0              55*     50       0    none", "refusal", "grace is over"),
+        (
+            "{device}     400*    200    3000    none       1       0       0        ",
+            "refusal",
+            "the grace period of the soft limit",
+        ),
+        (
+            "{device}       0       0       0              55*     50       0    none",
+            "refusal",
+            "the grace period of the soft limit",
+        ),
         ("{device}       0    2000    3000              56*     50      60   7days", "warning", "soft limit of 50"),
         ("server:/elsewhere 2000* 1000 2000 6days 10 0 0", None, ""),
     ],

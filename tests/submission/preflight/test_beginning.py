@@ -49,13 +49,13 @@ def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("old", "/old contains checkpoints and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
-        ("old/checkpoints", "and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
-        ("old/checkpoints/step-00000011", "step-00000011. Fix: name an existing one, such as "),
+        ("old", "/old contains checkpoints but is not one itself. Fix: choose one of them, as in source = 'old/checkpoints/step-00000010'"),
+        ("old/checkpoints", "but is not one itself. Fix: choose one of them, as in source = 'old/checkpoints/step-00000010'"),
+        ("old/checkpoints/step-00000011", "step-00000011. Fix: choose an existing one, such as "),
         ("other", "/other is not a checkpoint: it has no manifest.json. Fix: pass the path of a step-... folder; "),
-        ("file", "/file is a file, and a checkpoint is a folder. Fix: "),
+        ("file", "expected a checkpoint folder, got the file "),
         ("cut/step-00000007", "/cut/step-00000007 is damaged: shard-00000-of-00001.h5: is missing; shard-"),
-        ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a valid manifest. Fix: name another; "),
+        ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a valid manifest. Fix: choose another one; "),
     ],
 )  # fmt: skip
 def test_a_source_that_is_no_checkpoint_is_refused_with_the_fix(toolkit, sources, source: str, said: str) -> None:
@@ -107,7 +107,7 @@ def test_data_that_are_not_there_are_refused_by_each_command_and_leave_no_run(to
     said = toolkit(command, toolkit.job("true", more='[data]\npaths = ["corpus/*.txt", "corpse/*.txt"]\n'))
     assert (said.code, said.out) == (2, "")
     assert said.err == (
-        f"toolkit: {toolkit.folder}/work.toml:4:data.paths: nothing here matches 'corpse/*.txt'. Fix: name files that this "
+        f"toolkit: {toolkit.folder}/work.toml:4:data.paths: no file on this host matches 'corpse/*.txt'. Fix: list files that this "
         f"host and every node can read; relative patterns start at {toolkit.folder}\n"
     )
     assert not toolkit.runs.exists()
@@ -129,16 +129,16 @@ def test_data_of_other_hosts_and_of_jobs_before_are_left_to_the_ranks(toolkit, d
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--set", "args.sizes=8..x"), "--set args.sizes=8..x:args.sizes: 'x' is not a valid size. Fix: write 8..16M"),
+        (("--set", "args.sizes=8..x"), "--set args.sizes=8..x:args.sizes: 'x' is not a valid size. Fix: set 8..16M"),
         (
             ("--set", "args.iteration=3"),
             "args.iteration: this job has no argument 'iteration'. Fix: write 'iterations'",
         ),
         (("--set", "args.factor=two"), "args.factor: 'two' is rejected: input should be a valid integer"),
-        (("-n", "1"), "one rank has no peer"),
+        (("-n", "1"), "expected two or more ranks, got one"),
         (
             ("--set", "args.algorithms=hierarchical"),
-            "'hierarchical' needs two or more nodes with two or more ranks each",
+            "'hierarchical' requires two nodes or more with two ranks or more each",
         ),
     ],
 )
@@ -183,8 +183,8 @@ def test_a_codec_that_is_not_installed_is_refused_with_what_to_install(toolkit, 
     filters._zstandard.cache_clear()
     said = toolkit(command, job)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert ":4:checkpoint.compression: zstd compression of checkpoints requires zstandard, and " in said.err
-    assert f"{sys.executable}, which the ranks run in, too, does not have it. Fix: install the extra: pip" in said.err
+    assert ":4:checkpoint.compression: zstd compression of checkpoints requires zstandard, but " in said.err
+    assert f"{sys.executable}, which also runs the ranks, does not have it. Fix: install the extra: pip" in said.err
     toolkit.ok("render", job_with(toolkit, 'compression = "gzip"'))
 
 
@@ -224,5 +224,5 @@ def test_what_was_imported_is_refused_before_the_ranks_refuse_it(toolkit) -> Non
     toolkit.ok("render", trained(toolkit, f'source = "{model}"\ntake = "weights"'))
     said = toolkit("render", trained(toolkit, f'source = "{bare}"\ntake = "weights"'))
     assert said.code == 2
-    assert "has no tensors below `model`. Fix: import it again, with --under model" in said.err
+    assert "has no tensors below `model`. Fix: import the file again with --under model" in said.err
     toolkit.ok("render", job_with(toolkit, f'source = "{bare}"'))  # what a script takes of it is its own business

@@ -22,7 +22,7 @@ def test_a_component_that_no_node_can_hold_is_named(resolved, cluster) -> None:
 def test_components_of_one_partition_need_its_nodes_together(resolved, cluster, nodes: int, refused: bool) -> None:
     job = resolved("", TWO.format(nodes))
     found = list(check_sums(job, [request_of(one) for one in job.components], cluster()))
-    said = ["2 + 3 = 5 nodes in partition main, which has 4, and no node is in two components"] if refused else []
+    said = ["2 + 3 = 5 nodes in partition main, which has 4: components cannot share nodes"] if refused else []
     assert [one.what for one in found] == said
     assert all(one.where.endswith("work.toml:7:component[1].nodes") for one in found)
 

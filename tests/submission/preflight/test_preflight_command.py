@@ -51,10 +51,10 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_made(toolkit, slurm, m
     said = call(toolkit, "submit", "-N", 3, "-t", "2-0", "-c", 999)
     assert said.code == 2
     assert said.err.splitlines() == [
-        "toolkit: -t 2-0:job.time: 2-00:00:00, but partition main gives at most 0-10:00:00. Fix: time = \"0-10:00:00\"",
+        "toolkit: -t 2-0:job.time: walltime 2-00:00:00, but partition main allows at most 0-10:00:00. Fix: time = \"0-10:00:00\"",
         "toolkit: -N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2",
         "toolkit: -c 999:job.cpus_per_rank: 999 CPUs per node, but the largest node has 8. Fix: cpus_per_rank = 8; "
-        "--force submits it all the same",
+        "--force submits it anyway",
     ]  # fmt: skip
     assert not toolkit.runs.exists()
 
@@ -93,7 +93,7 @@ def test_force_submits_and_says_what_it_passed_over(toolkit, slurm):
     said = call(toolkit, "submit", "-N", 3, "--force")
     assert said.code == 0 and "is job 8" in said.out
     assert (
-        "toolkit: passed over (--force): -N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2" in said.err
+        "toolkit: overridden (--force): -N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2" in said.err
     )
     # The limits of the site file can be out of date, too.
     assert call(toolkit, "submit", "-c", 9).code == 2
@@ -116,9 +116,9 @@ def test_a_session_that_can_never_start_is_refused(toolkit, slurm, fake_slurm):
     fake_slurm.respond("salloc", stderr="salloc: error: it was asked\n", code=1)
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3)
     what = "-N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2"
-    assert (said.code, said.err) == (2, f"toolkit: {what}; --force requests them all the same\n")
+    assert (said.code, said.err) == (2, f"toolkit: {what}; --force requests them anyway\n")
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3, "--force")
-    assert said.code == 3 and f"toolkit: passed over (--force): {what}\n" in said.err and "it was asked" in said.err
+    assert said.code == 3 and f"toolkit: overridden (--force): {what}\n" in said.err and "it was asked" in said.err
     assert not toolkit.runs.exists()
 
 
@@ -140,7 +140,7 @@ def test_the_answer_of_preflight(toolkit, slurm):
     said = call(toolkit, "preflight", "-t", "24:00")
     assert said.code == 0 and not toolkit.runs.exists()
     assert said.out.startswith("warning  walltime      -t 24:00:job.time: Slurm reads 24:00 as 24 minutes.")
-    assert "nothing is in its way" in said.out
+    assert "submit would accept this job" in said.out
     said = call(toolkit, "preflight", "-N", 3, "--json")
     told = json.loads(said.out)
     assert (said.code, told["good"], told["not_answered"]) == (1, False, [])
@@ -155,13 +155,13 @@ def test_a_cluster_that_does_not_answer_is_said_and_gone_past(toolkit, slurm):
     slurm("sinfo")
     said = call(toolkit, "submit", "--gpus-per-node", 8)
     assert said.code == 0
-    assert "toolkit: not looked at, nodes: sinfo: Unable to contact slurm controller" in said.err
+    assert "toolkit: could not check nodes: sinfo: Unable to contact slurm controller" in said.err
     said = call(toolkit, "submit", "-c", 9)  # what the site file knows is refused all the same
     assert said.code == 2 and "9 CPUs per node, but partition main of devcluster has 8" in said.err
     slurm("scontrol")
     said = call(toolkit, "submit", "-N", 3)
     assert said.code == 0
-    assert "toolkit: not looked at, the cluster: scontrol: Unable to contact slurm controller" in said.err
+    assert "toolkit: could not check the cluster: scontrol: Unable to contact slurm controller" in said.err
 
 
 def test_few_questions_are_asked(toolkit, fake_slurm, slurm):

@@ -62,8 +62,8 @@ def test_the_error_of_a_script_that_quotes_one_is_written_without_it(toolkit, mo
     ("reference", "said", "fix"),
     [
         ("env", "OF_SHELL is not set in this shell", "export OF_SHELL"),
-        ("file:/nowhere/at/all", "cannot read /nowhere/at/all", "write the secret into that file"),
-        ("file:{open}", "others may read", "chmod 600"),
+        ("file:/nowhere/at/all", "cannot read /nowhere/at/all", "write the secret into this file"),
+        ("file:{open}", "other users may read", "chmod 600"),
         ("hf_abcdefghijklmnop", "not a valid reference", '"file:/PATH"'),
         ("command:'x", "not a valid reference", '"command:COMMAND"'),
     ],
@@ -126,11 +126,11 @@ def test_a_command_line_is_kept_without_them() -> None:
 @pytest.mark.parametrize(
     ("url", "said", "fix"),
     [
-        (None, "HOOK was not set", 'export HOOK, or write webhook = "file:~/.hook"'),
+        (None, "HOOK was not set", 'export HOOK, or set webhook = "file:~/.hook"'),
         ("", "HOOK was not set", "export HOOK"),
-        ("s3cret-w0rd.example/x", "expected an http URL in HOOK", "https://"),
-        ("ftp://s3cret-w0rd.example", "expected an http URL in HOOK", "https://"),
-        ("https://host:s3cret-w0rd/", "expected an http URL in HOOK", "https://"),
+        ("s3cret-w0rd.example/x", "expected an http or https URL in HOOK", "https://"),
+        ("ftp://s3cret-w0rd.example", "expected an http or https URL in HOOK", "https://"),
+        ("https://host:s3cret-w0rd/", "expected an http or https URL in HOOK", "https://"),
     ],
 )
 def test_a_webhook_that_leads_nowhere_is_refused(toolkit, monkeypatch, url: str | None, said: str, fix: str) -> None:

@@ -107,7 +107,7 @@ def test_more_tasks_than_a_user_may_have_are_refused_with_those_that_fit(toolkit
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-a", "0-9", "-p", "main")
     assert said.code == (0 if fits else 3), said
     if not fits:
-        assert "-a 0-8, and when these have ended `toolkit resume RUN --set job.array=9`" in said.err
+        assert "-a 0-8; when these have ended, `toolkit resume RUN --set job.array=9`" in said.err
 
 
 def test_a_submission_that_broke_off_finds_its_parts_again(toolkit, cluster, squeue):

@@ -61,7 +61,7 @@ def test_what_a_program_is_not_told_of_is_said(toolkit):
     said = toolkit("render", job, *sweep, "--sweep", "env.vars.SEED=1,2")
     (warned,) = (line for line in said.err.splitlines() if "TOOLKIT_RESOLVED_JOB" in line)
     assert warned.startswith("toolkit: warning: --sweep args.layers=2: ")
-    assert warned.endswith("Fix: sweep a variable, env.vars.LAYERS")
+    assert warned.endswith("Fix: sweep an environment variable instead, env.vars.LAYERS")
     assert "TOOLKIT_RESOLVED_JOB" not in toolkit("render", "train_lm", *sweep).err
 
 
@@ -107,8 +107,8 @@ def test_a_file_and_an_option_are_combined(rendered, toolkit):
         (["--sweep", "lr"], ("write --sweep train.lr=",)),
         (["--sweep", "job.nodes=1,2"], ("same for all tasks", "--set job.nodes=VALUE")),
         (["--sweep", "restart.warn_s=1,2"], ("same for all tasks",)),
-        (["--sweep", "train.lr=1", "--sweep", "train.lr=2"], ("a second time",)),
-        (["--sweep", "args.a={x=1}", "--sweep", "args.a.x=2"], ("a second time",)),
+        (["--sweep", "train.lr=1", "--sweep", "train.lr=2"], ("is swept twice, first by",)),
+        (["--sweep", "args.a={x=1}", "--sweep", "args.a.x=2"], ("is swept twice, first by",)),
         (["--sweep", "parallel.shard=1,3"], ("task 1 (parallel.shard=3)", "does not divide 1 rank")),
         (["--sweep", "train.batch=2,0"], ("task 1 (train.batch=0)", "--sweep train.batch=0", "at least 1")),
         (["--sweep", "train.lr=1,2", "-a", "0-2"], ("the sweep has 2 tasks", "from 0 to 1")),
@@ -128,26 +128,26 @@ def test_a_wrong_sweep_is_refused_with_its_place(rendered, toolkit, options, sai
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("g.csv", "train.lr\n1,2\n", "g.csv:2: has 2 cells"),
-        ("g.csv", "args.a,args.a.b\n1,2\n", "g.csv:1: has args.a.b beside args.a, and one is a part of the other"),
+        ("g.csv", "train.lr\n1,2\n", "g.csv:2: expected 1 cells, one per key in the first line, got 2"),
+        ("g.csv", "args.a,args.a.b\n1,2\n", "g.csv:1: sets both args.a.b and args.a, but one contains the other"),
         ("g.jsonl", '{"train.lr": 1, "train": {"lr": 2}}', "g.jsonl:1: has two values for train.lr"),
-        ("g.jsonl", '{"train.lr": 1, "train.lr": 2}', "g.jsonl:1: not JSON: 'train.lr' occurs twice"),
+        ("g.jsonl", '{"train.lr": 1, "train.lr": 2}', "g.jsonl:1: not valid JSON: 'train.lr' occurs twice"),
         ("g.jsonl", '{"args..x": 1}', "g.jsonl:1: expected table.key, got 'args..x'"),
-        ("g.toml", '"args.a" = [1]\nargs.a.b = [2]\n', "g.toml: has args.a.b beside args.a"),
+        ("g.toml", '"args.a" = [1]\nargs.a.b = [2]\n', "g.toml: sets both args.a.b and args.a"),
         ("g.csv", "train.lr\nx\n", "g.csv:2:train.lr: 'x' is not a valid value for this key"),
         ("g.csv", "lr\n1\n", "g.csv:1: expected table.key, got 'lr'"),
-        ("g.csv", "train.lr\n", "has no task"),
-        ("g.csv", 'train.lr\n"1', "not CSV"),
+        ("g.csv", "train.lr\n", "expected at least one task, got none"),
+        ("g.csv", 'train.lr\n"1', "not valid CSV"),
         (
             "g.jsonl",
             '{"train.lr": 1}\n{bad',
-            "g.jsonl:2: not JSON: Expecting property name enclosed in double quotes: column 2.",
+            "g.jsonl:2: not valid JSON: Expecting property name enclosed in double quotes: column 2.",
         ),
-        ("g.jsonl", '{"train.lr": 1}\n[1]', "g.jsonl:2: has no values"),
+        ("g.jsonl", '{"train.lr": 1}\n[1]', "g.jsonl:2: task without values"),
         ("g.jsonl", '{"lr": 1}', "write train.lr or args.lr"),
         ("g.toml", "train.lr = 3\n", "g.toml:1:train.lr: expected a list of values, got 3"),
-        ("g.toml", "args.x = [1]\n[[task]]\nargs.y = 1\n", "[[task]] and other keys"),
-        ("g.toml", "", "has no task"),
+        ("g.toml", "args.x = [1]\n[[task]]\nargs.y = 1\n", "expected only [[task]] tables or only lists, got both"),
+        ("g.toml", "", "expected at least one task, got none"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(rendered, toolkit, name, text, said):
@@ -184,9 +184,9 @@ def test_tasks_are_named_by_their_values(rendered, toolkit, squeue):
     rows = toolkit.ok("status", run.run_id, "--tasks").splitlines()
     assert "train.lr=9.0, args.layers=4" in rows[6]
     explained = toolkit.ok("explain", run.run_id)
-    assert "all 2 that failed have train.lr=9.0, and no other" in explained
+    assert "all 2 failed tasks have train.lr=9.0, and no completed task has" in explained
     assert "task 4 (train.lr=9.0, args.layers=2)" in explained
-    assert "with train.lr=9.0, args.layers=2 is failed" in toolkit.ok("explain", f"{run.run_id}_4")
+    assert "with train.lr=9.0, args.layers=2 failed" in toolkit.ok("explain", f"{run.run_id}_4")
 
 
 def test_values_that_a_good_task_has_too_explain_nothing():

@@ -33,7 +33,7 @@ def check(text: str, version=(2, 27, 7)) -> dict[str, str]:
         ("NCCL_NVLS_ENABLE=1 NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_NVLS_ENABLE", "share a GPU"),
         ("NCCL_GRAPH_STREAM_ORDERING=0 NCCL_GRAPH_MIXING_SUPPORT=1", "NCCL_GRAPH_STREAM_ORDERING", "not supported"),
         ("NCCL_OOB_NET_IFNAME==mlx5_1", "NCCL_OOB_NET_IFNAME", "without NCCL_OOB_NET_ENABLE=1"),
-        ("NCCL_ALGO=NVLS NCCL_NVLS_ENABLE=0", "NCCL_ALGO", "NCCL_NVLS_ENABLE=0 disables that"),
+        ("NCCL_ALGO=NVLS NCCL_NVLS_ENABLE=0", "NCCL_ALGO", "NCCL_NVLS_ENABLE=0 disables NVLS"),
         ("NCCL_DEBUG_SUBSYS=NET NCCL_DEBUG=WARN", "NCCL_DEBUG_SUBSYS", "no effect without NCCL_DEBUG=INFO"),
         ("NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/log", "NCCL_DEBUG_FILE", "overwrite the same file"),
         (

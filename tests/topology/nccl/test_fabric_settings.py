@@ -32,14 +32,16 @@ def test_a_node_with_a_slow_adapter_beside_fast_ones():
     for setting in fabric_settings(NODE, {}):
         assert setting.reason and setting.source.startswith("https://")
     (adapters,) = (one for one in fabric_settings(NODE, {}) if one.name == "NCCL_IB_HCA")
-    assert "mlx5_2:1 (25 Gbit/s) beside adapters of 400 Gbit/s" in adapters.reason
+    assert "mlx5_2:1 (25 Gbit/s): slower than other adapters (400 Gbit/s)" in adapters.reason
 
 
 def test_what_is_set_is_kept_and_said_so():
     settings = fabric_settings(NODE, {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": ""})
     kept = {setting.name: setting for setting in settings if setting.kept is not None}
     assert kept.keys() == {"NCCL_IB_HCA", "NCCL_DEBUG"}
-    assert kept["NCCL_IB_HCA"].line.startswith("NCCL_IB_HCA=mlx5 is already set, and kept; otherwise =mlx5_0,mlx5_1")
+    assert kept["NCCL_IB_HCA"].line.startswith(
+        "NCCL_IB_HCA=mlx5 is already set, so toolkit does not set =mlx5_0,mlx5_1"
+    )
 
 
 @pytest.mark.parametrize(

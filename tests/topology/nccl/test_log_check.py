@@ -41,10 +41,14 @@ def test_as_planned():
     [
         (("NET/IB : No device found.",), "NCCL found no adapter that it may use", "/dev/infiniband"),
         (("Failed to open libibverbs.so[.1]",), "libibverbs cannot be loaded", "also in the container"),
-        (("NCCL_IB_DISABLE set by environment to 1.",), "NCCL_IB_DISABLE=1 disables it", "remove NCCL_IB_DISABLE"),
+        (
+            ("NCCL_IB_DISABLE set by environment to 1.",),
+            "NCCL_IB_DISABLE=1 disables InfiniBand and RoCE",
+            "remove NCCL_IB_DISABLE",
+        ),
         (("NCCL_NET set by environment to Socket.",), "NCCL_NET=Socket forces sockets", "remove NCCL_NET"),
         (("NCCL_IB_HCA set to =mlx5_9", "NET/IB : No device found."), "may use (NCCL_IB_HCA==mlx5_9)", "NCCL_IB_HCA"),
-        ((), "the log contains no reason", "NCCL_DEBUG_SUBSYS"),
+        ((), "the log does not contain the reason", "NCCL_DEBUG_SUBSYS"),
     ],
 )
 def test_sockets_in_place_of_adapters(lines, why, fix):
@@ -60,8 +64,8 @@ def test_adapters_that_are_missing_or_too_many():
         "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_9:1/IB [RO]; OOB ib0:10.0.0.1<0>", "Using network IB",
         plan=Plan("IB", ("mlx5_0", "mlx5_1"), devices_named=True),
     )  # fmt: skip
-    assert missing.startswith("wrong: 1 of 2 planned adapters are not used: mlx5_1")
-    assert more.startswith("wrong: adapters that are not planned are used: mlx5_9 / NCCL_IB_HCA==mlx5_0,mlx5_1")
+    assert missing.startswith("wrong: 1 of 2 expected adapters are not used: mlx5_1")
+    assert more.startswith("wrong: unexpected adapters are used: mlx5_9 / NCCL_IB_HCA==mlx5_0,mlx5_1")
 
 
 def test_a_choice_that_somebody_made_is_a_note_where_nobody_named_the_adapters():
@@ -72,8 +76,8 @@ def test_a_choice_that_somebody_made_is_a_note_where_nobody_named_the_adapters()
     )
     (said,), _ = check(*lines)
     assert (
-        said.startswith("note: 3 of 4 planned adapters are not used")
-        and "fix NCCL_IB_HCA==mlx5_0, which chose them" in said
+        said.startswith("note: 3 of 4 expected adapters are not used")
+        and "fix NCCL_IB_HCA==mlx5_0, which selected these adapters" in said
     )
 
 
@@ -85,9 +89,9 @@ def test_gpu_direct():
     (said,), _ = check(*lines, plan=Plan("IB", gpu_direct=True))
     assert said.startswith("wrong: GPUDirect RDMA")
     (said,), _ = check("Using network IB", USING, plan=Plan("IB", gpu_direct=True))
-    assert said.startswith("wrong: no line shows whether GPUDirect RDMA is used")
+    assert said.startswith("wrong: the log does not show whether GPUDirect RDMA is used")
     (said,), _ = check("Using network IB", USING, hop(0, 7, 8, "send", 1), plan=Plan("IB", gpu_direct=False))
-    assert said.startswith("wrong: GPUDirect RDMA is used, but expected not to be")
+    assert said.startswith("wrong: GPUDirect RDMA is used, but was expected not to be")
 
 
 def test_rails():
@@ -95,7 +99,10 @@ def test_rails():
     (said,), _ = check(*lines)
     assert said.startswith("note: 1 of 1 connections cross rails, for instance channel 0, rank 7 to 8: NIC 1 to NIC 2")
     assert check(*lines, plan=Plan("IB", rails=True))[0][0].startswith("wrong: 1 of 1")
-    assert "both ends of no connection" in check(USING, "Using network IB", plan=Plan("IB", rails=True))[0][0]
+    assert (
+        "does not show both ends of any connection"
+        in check(USING, "Using network IB", plan=Plan("IB", rails=True))[0][0]
+    )
 
 
 def test_one_node_needs_no_network():
@@ -105,7 +112,7 @@ def test_one_node_needs_no_network():
 
 def test_a_log_that_is_cut_says_so():
     (said,), _ = check("P2P Chunksize set to 131072")
-    assert said.startswith("wrong: no line shows which network is used, and IB is expected")
+    assert said.startswith("wrong: expected network IB, but no line names the network in use: the log is incomplete")
 
 
 def test_what_nccl_warns_of_and_a_way_that_ends_at_the_node():
@@ -114,7 +121,7 @@ def test_what_nccl_warns_of_and_a_way_that_ends_at_the_node():
     )
     assert [said.partition(" / ")[0] for said in findings] == [
         "wrong: NCCL warns: Call to ibv_modify_qp failed",
-        "wrong: ranks meet over docker0, which does not reach other nodes",
+        "wrong: the ranks connect over docker0, which does not reach other nodes",
     ]
 
 
@@ -127,7 +134,7 @@ def test_numbers_without_end_are_passed_over():
 
 def test_traffic_over_tcp_without_a_plan_is_a_note():
     (said,), _ = check("NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket", plan=Plan())
-    assert said.startswith("note: traffic between nodes uses TCP over [0]eth0")
+    assert said.startswith("note: traffic between nodes uses TCP on [0]eth0")
 
 
 REAL = {
@@ -136,9 +143,9 @@ REAL = {
         [],
         "GPUDirect RDMA is used",
     ),
-    "003": (Plan("IB"), ["no line shows which network is used"], ""),
+    "003": (Plan("IB"), ["expected network IB, but no line names the network in use: the log is incomplete"], ""),
     "005": (Plan(), [], ""),
-    "007": (Plan("IB"), ["NET/Socket is used and IB is expected: NCCL found no adapter", "invalid device pointer"], ""),
+    "007": (Plan("IB"), ["NET/Socket is used but IB is expected: NCCL found no adapter", "invalid device pointer"], ""),
     "009": (Plan("OFI"), [], "network OFI"),
     "011": (Plan("AWS Libfabric"), [], "network OFI"),
     "013": (Plan("IB", tuple(f"mlx5_{n}" for n in range(8)), True), [], "adapters mlx5_0"),

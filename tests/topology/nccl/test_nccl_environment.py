@@ -35,9 +35,9 @@ def test_what_env_prints_with_zeros(tmp_path):
 
 def test_a_file_that_sets_nothing_is_refused(tmp_path):
     (tmp_path / "a").write_text("hello\n")
-    with pytest.raises(ToolkitError, match=r"no line sets a variable\. Fix: write NAME=VALUE"):
+    with pytest.raises(ToolkitError, match=r"expected NAME=VALUE lines, got none\. Fix: write one NAME=VALUE"):
         environment.of_file(tmp_path / "a")
-    with pytest.raises(ToolkitError, match="cannot be read: Is a directory"):
+    with pytest.raises(ToolkitError, match="cannot read the file: Is a directory"):
         environment.of_file(tmp_path)
     (tmp_path / "empty").write_text("")
     assert environment.of_file(tmp_path / "empty") == []

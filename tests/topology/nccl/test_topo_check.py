@@ -77,7 +77,7 @@ def test_json_has_the_keys_of_the_page(check):
 
 
 def test_this_environment(check, monkeypatch):
-    assert check().out.endswith("0 variables of environment, 0 wrong, 0 to note\n")
+    assert check().out.endswith("0 variables in environment, 0 wrong, 0 to note\n")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     said = check("--nccl", "2.27.7")
     assert said.code == 0 and said.out.startswith("note: NCCL_DEBUG=INFO  [environment]")
@@ -88,7 +88,7 @@ def test_this_environment(check, monkeypatch):
 
 def test_what_is_set_is_kept_and_said_so(check, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert "for ranks: GLOO_SOCKET_IFNAME=lo is already set, and kept" in check("--settings").out
+    assert "for ranks: GLOO_SOCKET_IFNAME=lo is already set, so toolkit does not set eth0" in check("--settings").out
 
 
 def test_a_log_as_planned(check):
@@ -118,21 +118,21 @@ def test_a_run(check, toolkit):
     run_id = toolkit.ok("render", toolkit.job("true", more=more)) and next(toolkit.runs.glob("*/*")).name
     said = check("--run", run_id, "--nccl", "2.27.7")
     assert said.code == 1 and said.out.startswith("wrong: NCCL_ALGO=Rng  [record.json: env.vars]")
-    assert "2 variables of" in said.out
+    assert "2 variables in" in said.out
 
 
 @pytest.mark.parametrize(
     ("words", "why", "code"),
     [
-        (("--env-file", "none"), "none: cannot be read: No such file", 2),
-        (("--env-file", "job.env", "--run", "last"), "--env-file and --run both name what to check", 2),
-        (("--nccl", "new"), "--nccl: expected a version of NCCL, got 'new'. Fix: write it as 2.21.5", 2),
-        (("--expect-net", "IB"), "what to expect is given, and no log. Fix: pass --log FILE", 2),
+        (("--env-file", "none"), "none: cannot read the file: No such file", 2),
+        (("--env-file", "job.env", "--run", "last"), "--env-file cannot be combined with --run", 2),
+        (("--nccl", "new"), "--nccl: expected an NCCL version, got 'new'. Fix: write the version as 2.21.5", 2),
+        (("--expect-net", "IB"), "the --expect options require a log. Fix: pass --log FILE", 2),
         (("--log", "job.env"), "job.env:1: expected the output of NCCL", 1),
         (("--log", "none"), "none: cannot be read", 2),
         (("--facts", "job.env"), "job.env: line 1: expected JSON", 2),
         (("--facts", "bad.json"), "bad.json: ", 2),
-        (("--facts", "unknown.json"), "the adapters are unknown in this file: ibstat: No such file", 2),
+        (("--facts", "unknown.json"), "the file does not contain the adapters of a node: ibstat: No such file", 2),
         (("--facts", "odd.json"), "odd.json: ", 2),
         (("--run", "last"), "no runs found", 4),
     ],

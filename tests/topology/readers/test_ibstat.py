@@ -109,9 +109,9 @@ def test_reading_ends_at_the_first_damaged_line(old, new, line, ports):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("28.10.2002", "28.10.202", "line 4: Firmware version is not read"),
-        ("of ports: 1", "of ports: 2", "line 1: mlx5_0 has 2 ports, but 1 printed"),
-        ("\t\tLMC: 0\n", "", "line 8: port 1 is without LMC"),
+        ("28.10.2002", "28.10.202", "line 4: invalid value of Firmware version"),
+        ("of ports: 1", "of ports: 2", "line 1: expected 2 ports of mlx5_0, got 1"),
+        ("\t\tLMC: 0\n", "", "line 8: port 1 has no LMC"),
     ],
 )
 def test_damage_of_an_adapter_is_named(old, new, said):

@@ -36,4 +36,4 @@ def test_what_stands_before_every_line_goes(text, lines):
 
 def test_a_text_without_a_last_line_end_is_named():
     assert lines_of("a\nb\n")[1] == lines_of("")[1] == lines_of("a\n  ")[1] == ()
-    assert lines_of("a\n\x1b[1mbc")[1] == ("line 2: has no line end, so that it may be cut: 'bc'",)
+    assert lines_of("a\n\x1b[1mbc")[1] == ("line 2: no newline at the end, so it may be truncated: 'bc'",)

@@ -104,7 +104,7 @@ def test_offline_processors_and_columns_that_are_not_printed():
     assert (facts.cpus, facts.cores, facts.numa_nodes, warnings) == (3, 2, 1, ())
     facts, warnings = parse_lscpu("CPU CORE\n0 0\n1 1\n")
     assert (facts.cpus, facts.cores, facts.sockets, facts.numa_nodes) == (2, 2, None, None)
-    assert warnings == ("line 1: there is no column NODE, SOCKET",)
+    assert warnings == ("line 1: no column NODE, SOCKET",)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "nothing of it\n", "CPU is fast: yes\n", "available: 2 nodes (0-1)\n"])
@@ -116,11 +116,19 @@ def test_what_is_no_lscpu_is_refused(text):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("  3    1      1    3 3:3:3:1", "  3    1           3 3:3:3:1", "line 5: expected the row of processor 3"),
-        ("  3    1      1    3 3:3:3:1", "  3    1      x    3 3:3:3:1", "line 5: expected the row of processor 3"),
-        ("  3    1      1    3 3:3:3:1", "  3    0      1    3 3:3:3:1", "line 9: processors of one core differ"),
-        (TABLE.splitlines(keepends=True)[4], "", "line 5: expected the row of processor 3"),
-        (TABLE.splitlines(keepends=True)[8], "", "line 8: processors of one core differ, or rows are lost"),
+        ("  3    1      1    3 3:3:3:1", "  3    1           3 3:3:3:1", "line 5: expected the row of CPU 3"),
+        ("  3    1      1    3 3:3:3:1", "  3    1      x    3 3:3:3:1", "line 5: expected the row of CPU 3"),
+        (
+            "  3    1      1    3 3:3:3:1",
+            "  3    0      1    3 3:3:3:1",
+            "line 9: the CPUs of a core have different sockets",
+        ),
+        (TABLE.splitlines(keepends=True)[4], "", "line 5: expected the row of CPU 3"),
+        (
+            TABLE.splitlines(keepends=True)[8],
+            "",
+            "line 8: the CPUs of a core have different sockets or nodes, or rows are missing",
+        ),
     ],
 )
 def test_a_damaged_row_makes_all_facts_of_a_table_unknown(old, new, said):
@@ -132,11 +140,16 @@ def test_a_damaged_row_makes_all_facts_of_a_table_unknown(old, new, said):
 @pytest.mark.parametrize(
     ("old", "new", "said", "key"),
     [
-        ("Socket(s):           2\n", "Socket(s):           x\n", "line 17: no number in 'x' of Socket(s)", "sockets"),
-        ("Socket(s):           2\n", "", "line 16: no line Socket(s)", "cores"),
-        ("Socket(s):           2\n", "Socket(s):           1\n", "line 17: 16 processors, but sockets, cores", "cores"),
-        ("0-3,8-11", "8-11,0-3", "line 13: expected the processors of NUMA node 0, got '8-11,0-3'", "node0_cpus"),
-        ("0-3,8-11", "0-3,8-13", "line 14: NUMA nodes 0 and 1 share processors", "node0_cpus"),
+        (
+            "Socket(s):           2\n",
+            "Socket(s):           x\n",
+            "line 17: expected a number for Socket(s), got 'x'",
+            "sockets",
+        ),
+        ("Socket(s):           2\n", "", "line 16: expected a number for Socket(s), got no line", "cores"),
+        ("Socket(s):           2\n", "Socket(s):           1\n", "line 17: 16 CPUs, but sockets x cores", "cores"),
+        ("0-3,8-11", "8-11,0-3", "line 13: expected the CPUs of NUMA node 0, got '8-11,0-3'", "node0_cpus"),
+        ("0-3,8-11", "0-3,8-13", "line 14: NUMA nodes 0 and 1 share CPUs", "node0_cpus"),
         ("per core:  2\n", "per core:  2", "line 7: expected one key and its value", "threads_per_core"),
     ],
 )

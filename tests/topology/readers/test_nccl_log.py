@@ -59,7 +59,7 @@ def test_of_several_communicators_the_largest_counts():
 
 def test_a_last_line_without_its_end_is_not_read():
     _, warnings = answer_nccl_log(LOG + "n3:1:1 [0] NCCL INFO Using netw")
-    assert warnings[0].startswith("line 15: has no line end")
+    assert warnings[0].startswith("line 15: no newline at the end")
 
 
 @pytest.mark.parametrize("text", ["", "Hello\n", "NCCL is a library\n"])
@@ -71,9 +71,9 @@ def test_what_is_no_log_is_refused(text):
 @pytest.mark.parametrize(
     ("old", "new", "said", "key"),
     [
-        ("[1]mlx5_3:1/IB ", "[2]mlx5_3:1/IB ", "line 3: not the devices of NET/IB", "nics"),
-        ("2 coll channels, 0", "2 coll channels 0", "line 12: not the numbers of channels", "coll_channels"),
-        ("set by environment to", "by environment to", "line 2: not a variable of the environment", "env"),
+        ("[1]mlx5_3:1/IB ", "[2]mlx5_3:1/IB ", "line 3: expected the devices of NET/IB", "nics"),
+        ("2 coll channels, 0", "2 coll channels 0", "line 12: expected the numbers of channels", "coll_channels"),
+        ("set by environment to", "by environment to", "line 2: expected an environment variable", "env"),
         ("n2:200:240 [0] NCCL INFO Using network IB", "n2:200:240 [0] NCCL INFO Using network Socket",
          "line 14: lines differ in the network", "net"),
     ],

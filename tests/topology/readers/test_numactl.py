@@ -64,14 +64,24 @@ def test_what_is_no_numactl_is_refused(text):
 @pytest.mark.parametrize(
     ("old", "new", "said", "key"),
     [
-        ("12 13 14 15", "12 13 14 15 15", "line 5: the processors of node 1 do not ascend", ("nodes", "1", "cpus")),
-        ("12 13 14 15", "12 13 1\n4 15", "line 5: the processors of node 1 do not ascend", ("nodes", "1", "cpus")),
-        ("4 5 6 7", "3 4 5 6 7", "line 5: nodes 0 and 1 share processors", ("nodes", "0", "cpus")),
-        ("size: 64500 MB", "size: 64500", "line 6: node 1 has no size in MB", ("nodes", "1", "size_mb")),
-        ("free: 100 MB", "free: 64501 MB", "line 5: node 1 has more free memory", ("nodes", "1", "size_mb")),
-        ("  1:  21  10  40", "  1:  21  10  41", "line 15: from node 8 to 1 it is 40, back 41", ("distances", 1, 2)),
-        ("  1:  21  10  40", "  1:  21  10", "line 14: 2 distances of node 1 for 3 nodes", ("distances", 1, 0)),
-        ("  1:  21  10  40", "  1:  10  21  40", "line 14: the distances of node 1 have not 10", ("distances", 1, 1)),
+        ("12 13 14 15", "12 13 14 15 15", "line 5: expected ascending CPUs of node 1", ("nodes", "1", "cpus")),
+        ("12 13 14 15", "12 13 1\n4 15", "line 5: expected ascending CPUs of node 1", ("nodes", "1", "cpus")),
+        ("4 5 6 7", "3 4 5 6 7", "line 5: nodes 0 and 1 share CPUs", ("nodes", "0", "cpus")),
+        ("size: 64500 MB", "size: 64500", "line 6: no size in MB for node 1", ("nodes", "1", "size_mb")),
+        ("free: 100 MB", "free: 64501 MB", "line 5: the free memory of node 1 exceeds", ("nodes", "1", "size_mb")),
+        (
+            "  1:  21  10  40",
+            "  1:  21  10  41",
+            "line 15: distance 40 from node 8 to 1, but 41 back",
+            ("distances", 1, 2),
+        ),
+        ("  1:  21  10  40", "  1:  21  10", "line 14: expected 3 distances of node 1, got 2", ("distances", 1, 0)),
+        (
+            "  1:  21  10  40",
+            "  1:  10  21  40",
+            "line 14: expected distance 10 from node 1 to itself",
+            ("distances", 1, 1),
+        ),
     ],
 )
 def test_a_damaged_line_gives_no_fact_and_is_named(old, new, said, key):

@@ -68,14 +68,14 @@ def test_a_row_that_does_not_fit_leaves_its_links_to_the_rows_of_the_other_devic
         TWO_PAIRS.replace("GPU0\t X \t", "GPU0\t"),
     ):
         matrix, warnings = parse_nvidia_smi_topo(damaged)
-        assert warnings == ("line 2: row GPU0: 5 link cells do not fit 6 columns",)
+        assert warnings == ("line 2: row GPU0: 5 link cells do not match 6 columns",)
         assert (matrix.gpu_links[0][1:], matrix.nic_links) == (whole.gpu_links[0][1:], whole.nic_links)
         assert matrix.cpu_affinity == whole.cpu_affinity
 
 
 def test_unknown_links_and_what_follows_from_them():
     facts, warnings = answer(TWO_PAIRS.replace("GPU1\tNV4", "GPU1\tNV2"))
-    assert warnings == ("line 1: GPU0 to GPU1 reads NV4, GPU1 to GPU0 reads NV2: both are ignored",)
+    assert warnings == ("line 1: GPU0 to GPU1 is NV4, but GPU1 to GPU0 is NV2; both are ignored",)
     assert facts["gpu_pair_link_counts"] is facts["nvlink_maximal_cliques"] is facts["one_nvlink_clique"] is None
     assert facts["closest_nics"]["GPU0"] == {"level": "NODE", "nics": ["mlx5_2"]}
 
@@ -125,7 +125,7 @@ def test_the_legend_names_devices_or_says_which_it_lacks():
 
 def test_a_second_matrix_is_not_read():
     twice, warnings = parse_nvidia_smi_topo(OLD + OLD)
-    assert warnings == ("line 5: a second matrix, not read",) and len(twice.gpus) == 2
+    assert warnings == ("line 5: a second matrix, which is ignored",) and len(twice.gpus) == 2
 
 
 def test_a_log_and_a_terminal_add_nothing():

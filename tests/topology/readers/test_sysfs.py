@@ -91,10 +91,10 @@ def test_what_grep_prints_has_no_blank():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("400 Gb/sec (4X NDR)", "400 Gb/s", "line 6: no rate of a port"),
-        ("4: ACTIVE", "ACTIVE", "line 7: no state of a port"),
-        ("InfiniBand\n", "Infini\n", "line 4: no link layer of a port"),
-        ("ports/1/state: 4: ACTIVE\n", "ports/1: x\n", "line 4: port 1 of mlx5_0 has no file state"),
+        ("400 Gb/sec (4X NDR)", "400 Gb/s", "line 6: expected the rate of a port"),
+        ("4: ACTIVE", "ACTIVE", "line 7: expected the state of a port"),
+        ("InfiniBand\n", "Infini\n", "line 4: expected the link layer of a port"),
+        ("ports/1/state: 4: ACTIVE\n", "ports/1: x\n", "line 4: file state of port 1 of mlx5_0 not found"),
     ],
 )
 def test_damage_of_a_port_is_named(old, new, said):

@@ -32,14 +32,20 @@ def test_a_cluster_without_switches_names_the_node_alone():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (ADDRESS, "line 1: without SLURM_TOPOLOGY_ADDR_PATTERN"),
-        (PATTERN, "line 1: without SLURM_TOPOLOGY_ADDR "),
+        (ADDRESS, "line 1: SLURM_TOPOLOGY_ADDR_PATTERN not found"),
+        (PATTERN, "line 1: SLURM_TOPOLOGY_ADDR not found"),
         (ADDRESS.replace("core.", "") + PATTERN, "line 1: address 'leaf[1-2].n7' has 2 parts"),
-        (ADDRESS + PATTERN.replace("switch.node", "swtch.node"), "line 2: 'swtch' is not a kind of level"),
-        (ADDRESS + PATTERN.replace(".node", ".switch"), "does not end in a named node"),
-        (ADDRESS.replace("]", "") + PATTERN, "line 1: not an address"),
+        (
+            ADDRESS + PATTERN.replace("switch.node", "swtch.node"),
+            "line 2: expected switch, block or node as a level, got 'swtch'",
+        ),
+        (ADDRESS + PATTERN.replace(".node", ".switch"), "expected an address that ends with a node name"),
+        (ADDRESS.replace("]", "") + PATTERN, "line 1: expected an address"),
         (ADDRESS + PATTERN + ADDRESS.replace("n7", "n8"), "line 3: SLURM_TOPOLOGY_ADDR is also on line 1"),
-        ((ADDRESS + PATTERN).replace("SLURM_TOPOLOGY_ADDR=", "SLUM_TOPOLOGY_ADDR="), "line 1: not a variable"),
+        (
+            (ADDRESS + PATTERN).replace("SLURM_TOPOLOGY_ADDR=", "SLUM_TOPOLOGY_ADDR="),
+            "line 1: expected a SLURM_TOPOLOGY_ADDR variable",
+        ),
     ],
 )
 def test_damage_is_named_and_nothing_is_read(text, said):
@@ -52,4 +58,4 @@ def test_other_texts_are_refused():
     for text in ("", "\n\nHello\n"):
         with pytest.raises(CheckFailedError):
             parse_topology_address(text)
-    assert "may be cut" in parse_topology_address((ADDRESS + PATTERN)[:-1])[1][0]
+    assert "may be truncated" in parse_topology_address((ADDRESS + PATTERN)[:-1])[1][0]

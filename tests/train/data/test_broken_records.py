@@ -95,7 +95,7 @@ def test_the_next_good_record_stands_in_whatever_the_number_of_ranks(kind, size,
     skipped = [text for text in said if text.startswith("skipped")]
     # Of each rank the first is told: with three, those of 5 and 6 are of one rank, that of 28 of another.
     assert len(skipped) == (1 if size == 1 else 2), said
-    assert skipped[0].startswith("skipped 1 of ") and "samples read; the last is broken: " in skipped[0]
+    assert skipped[0].startswith("skipped 1 of ") and "samples read; the last broken one: " in skipped[0]
 
 
 def test_skips_are_said_now_and_then_and_too_many_of_them_are_an_error():
@@ -105,11 +105,11 @@ def test_skips_are_said_now_and_then_and_too_many_of_them_are_an_error():
         skips.add(10, ["f:1: bad"] * 10)
     check_share(0.2, skips.read, skips.skipped, lambda: skips.last)
     assert said == [
-        "skipped 1 of 10 samples read; the last is broken: f:1: bad",
-        "skipped 101 of 110 samples read; the last is broken: f:1: bad",
+        "skipped 1 of 10 samples read; the last broken one: f:1: bad",
+        "skipped 101 of 110 samples read; the last broken one: f:1: bad",
     ]
     with pytest.raises(
-        ToolkitError, match=r"201 of 201 samples read are broken, more than a share of 0.2; the last: f:1: bad"
+        ToolkitError, match=r"201 of 201 samples are broken, more than the allowed fraction 0.2; the last: f:1: bad"
     ):
         check_share(0.2, 201, 201, lambda: skips.last)
     assert FEWEST_JUDGED == 1000
@@ -133,7 +133,7 @@ def test_a_loader_judges_what_it_reads_or_leaves_that_to_the_loop(limit):
         if limit is None:
             next(loader.batches())
         else:
-            with pytest.raises(ToolkitError, match="3 of 29 samples read are broken"):
+            with pytest.raises(ToolkitError, match="3 of 29 samples are broken"):
                 next(loader.batches())
         assert (loader.skips.read, loader.skips.skipped) == (29, 3)
 
@@ -151,7 +151,7 @@ def test_data_of_which_nothing_can_be_read_is_an_error_with_skip_as_well():
         def __getitem__(self, position):
             raise OSError("the disk is gone")
 
-    with pytest.raises(ToolkitError, match="100 records in a row are broken; the last: OSError: the disk is gone"):
+    with pytest.raises(ToolkitError, match="100 consecutive records are broken; the last: OSError: the disk is gone"):
         MapSource(Nothing(1000), broken="skip").take(np.arange(2))
 
 
@@ -163,7 +163,7 @@ def test_samples_that_make_no_batch_are_no_traceback():
     with (
         Loader(MapSource(Ragged()), batch=4, seed=0, settings=LoaderSettings(0)) as loader,
         pytest.raises(
-            ToolkitError, match=r"4 samples do not form a batch: .*PadSamples\(\) pads sequences to one length"
+            ToolkitError, match=r"cannot collate 4 samples into a batch: .*PadSamples\(\) pads sequences to one length"
         ),
     ):
         next(loader.batches())

@@ -14,7 +14,7 @@ def test_a_resume_says_how_many_samples_are_read_and_dropped():
     source = IterableSource(Stream(), tell=said.append)
     assert source.take(np.arange(40, 44)).tolist() == [11, 12, 13, 14]
     assert [text[: text.index(" (")] for text in said] == [
-        "read and dropped 40 samples of the stream to come to sample 40"
+        "read and dropped 40 samples of the stream to reach sample 40"
     ]
     source.take(np.arange(48, 52))
     assert len(said) == 1, "what is the other ranks' is no news"
@@ -58,7 +58,7 @@ def test_epochs_of_several_lengths_are_refused():
         def __iter__(self):
             return iter(range(self.count))
 
-    with pytest.raises(ToolkitError, match="this epoch has 4 samples, the one before 3"):
+    with pytest.raises(ToolkitError, match="expected 3 samples as in the previous epoch, got 4"):
         IterableSource(Growing()).take(np.arange(9))
 
 
@@ -80,4 +80,4 @@ def test_one_worker_is_enough_for_a_stream():
     with Loader(IterableSource(Stream()), batch=4, seed=0, settings=LoaderSettings(3), tell=said.append) as loader:
         assert next(loader.batches()).tolist() == [0, 1, 2, 3]
         assert len(loader._ahead._processes) == 1
-    assert said == ["3 workers are asked for, and this source is read by 1"]
+    assert said == ["this source supports at most 1 of the 3 requested workers"]

@@ -95,7 +95,7 @@ def test_a_folder_that_takes_no_files_leaves_the_index_to_the_cache(tmp_path, mo
 def test_compressed_files_are_refused_with_the_fix(name, command, tmp_path):
     path = tmp_path / name
     path.write_bytes(gzip.compress(b"1\n"))
-    with pytest.raises(ToolkitError, match=rf"is compressed \(gzip\).* Fix: {command} {path}"):
+    with pytest.raises(ToolkitError, match=rf"got a compressed file \(gzip\).* Fix: run {command} {path}"):
         JsonLinesSource([path])
 
 
@@ -103,7 +103,7 @@ def test_files_that_are_missing_or_empty_are_named(tmp_path):
     with pytest.raises(NotFoundError, match=r"none.jsonl: file not found"):
         JsonLinesSource([tmp_path / "none.jsonl"])
     for files in ([written(tmp_path / "a.jsonl", "\n\n")], []):
-        with pytest.raises(ToolkitError, match="no line has a record"):
+        with pytest.raises(ToolkitError, match="expected 1 or more records, got none"):
             JsonLinesSource(files)
 
 

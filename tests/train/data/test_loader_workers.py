@@ -193,7 +193,7 @@ def test_the_fastest_number_of_workers_is_kept_and_told(monkeypatch):
     reader = BatchReader(MapSource(Slow()), 0)
     settings = choose_loader_settings(reader, Plan(4), candidates=(0, 2), budget_s=1.6, tell=said.append)
     assert settings == LoaderSettings(2, prefetch=2)
-    assert said[0].startswith("batches are read by 2 worker processes, ") and " by 0)" in said[0]
+    assert said[0].startswith("batches are read by 2 worker processes, ") and " with 0)" in said[0]
     quick = choose_loader_settings(
         BatchReader(MapSource(Numbers()), 0), Plan(4), candidates=(0, 1), budget_s=0.2, tell=said.append
     )

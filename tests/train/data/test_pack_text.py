@@ -85,13 +85,13 @@ def test_mistakes_of_a_tokenizer_name_the_file_and_leave_nothing(files, tmp_path
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     output = tmp_path / "all.tokens"
     mistakes = {
-        "large": r"0.txt \(bytes 0 to 480\): the token 70000 does not fit uint16. Fix: pack with --dtype uint32",
+        "large": r"0.txt \(bytes 0 to 480\): the token 70000 does not fit in uint16. Fix: pack with --dtype uint32",
         "failing": r"0.txt \(bytes 0 to 480\): the tokenizer failed: KeyError: 'no such word'",
     }
     if processes == 1:
         mistakes |= {"negative": "the token -1 does not fit", "nested": r"int64 of shape \(1, 2\)"}
     else:
-        mistakes = {"failing": mistakes["failing"], "dying": r"a tokenizing process died"}
+        mistakes = {"failing": mistakes["failing"], "dying": r"a tokenizing process was killed"}
     for name, said in mistakes.items():
         with pytest.raises(ToolkitError, match=said):
             pack(files, output, Packing(f"tokens_of_words:{name}"), processes=processes)
@@ -100,10 +100,10 @@ def test_mistakes_of_a_tokenizer_name_the_file_and_leave_nothing(files, tmp_path
 
 def test_names_that_are_no_tokenizer_are_refused_before_anything_is_written(files, tmp_path):
     for name, said in {
-        "words": "is neither bytes nor module:name",
-        "no_such_module:encode": "cannot be loaded: ModuleNotFoundError",
-        "tokens_of_words:none": "cannot be loaded: AttributeError",
-        "tokens_of_words:number": "cannot be called",
+        "words": 'expected "bytes" or "module:name"',
+        "no_such_module:encode": "cannot load the tokenizer: ModuleNotFoundError",
+        "tokens_of_words:none": "cannot load the tokenizer: AttributeError",
+        "tokens_of_words:number": "expected a function",
     }.items():
         with pytest.raises(ToolkitError, match=said):
             pack(files, tmp_path / "all.tokens", Packing(name))
@@ -120,14 +120,14 @@ def test_an_older_file_stays_until_the_new_one_is_whole(files, tmp_path):
     output = tmp_path / "all.tokens"
     pack(files[:1], output)
     before = output.read_bytes()
-    with pytest.raises(ToolkitError, match=r"the file exists already. Fix: pass --force"):
+    with pytest.raises(ToolkitError, match=r"the file already exists. Fix: pass --force"):
         pack(files, output)
     with pytest.raises(ToolkitError, match="the tokenizer failed"):
         pack(files, output, Packing("tokens_of_words:failing"), replace=True)
     assert output.read_bytes() == before
     pack(files, output, replace=True)
     assert output.read_bytes() != before
-    with pytest.raises(ToolkitError, match="is both input and output"):
+    with pytest.raises(ToolkitError, match="the file is both input and output"):
         pack([output], output, replace=True)
 
 
@@ -143,7 +143,7 @@ def test_what_a_killed_one_left_is_taken_over_and_a_living_one_is_not_disturbed(
     while not part.exists():
         time.sleep(0.02)
     time.sleep(0.1)
-    with pytest.raises(ToolkitError, match="is being written by another process"):
+    with pytest.raises(ToolkitError, match="another process is writing this file"):
         pack(files, output)
     packing.send_signal(signal.SIGKILL)
     packing.wait()
@@ -196,14 +196,14 @@ def test_a_vocabulary_that_is_not_named_is_said_with_the_fix(toolkit, files, mon
     argv = ("data", "pack", files[0], "-o", "words.tokens", "--tokenizer", "tokens_of_words:lengths", "--processes", 1)
     said = toolkit(*argv)
     assert (said.code, said.out) == (0, "words.tokens: 80 tokens (uint16) of 1 file, 224 bytes\n")
-    unnamed = "toolkit: the file does not state its vocabulary, and train_lm cannot train on it. Fix: pack it with --vocabulary N"
+    unnamed = "toolkit: the file does not state its vocabulary size, which train_lm needs. Fix: pack the file again with --vocabulary N"
     assert said.err.startswith(unnamed)
     assert toolkit("data", "show", "words.tokens").err.startswith(unnamed)
     assert toolkit(*argv, "--vocabulary", 100, "--force").err == ""
 
 
 def test_a_tokenizer_that_makes_nothing_of_a_text_leaves_no_file(files, tmp_path):
-    with pytest.raises(ToolkitError, match="returned no token for this text"):
+    with pytest.raises(ToolkitError, match="returned no tokens for this text"):
         pack(files, tmp_path / "all.tokens", Packing("tokens_of_words:nothing"))
     assert not beside(tmp_path / "all.tokens")
 

@@ -33,11 +33,11 @@ def test_sequences_of_vectors_and_of_numpy_are_taken():
 
 def test_what_does_not_fit_together_is_refused():
     for wrong in ([torch.ones(2), torch.ones(2, 2)], [torch.ones(2), torch.ones(2).int()], [torch.tensor(1)]):
-        with pytest.raises(ToolkitError, match="the sequences do not fit together"):
+        with pytest.raises(ToolkitError, match="expected sequences that differ only in length, got"):
             pad_to_multiple(wrong)
-    with pytest.raises(ToolkitError, match="no sequence to pad"):
+    with pytest.raises(ToolkitError, match="no sequences to pad"):
         pad_to_multiple([])
-    with pytest.raises(ToolkitError, match="no length is a multiple of 0"):
+    with pytest.raises(ToolkitError, match="multiple: expected 1 or more, got 0"):
         pad_to_multiple([[1]], 0)
 
 

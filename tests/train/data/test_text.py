@@ -48,5 +48,5 @@ def test_targets_are_the_following_bytes_and_windows_join_without_gap():
 
 def test_text_that_holds_no_window_is_refused():
     assert Windows(b"12345", context=4).count == 1
-    with pytest.raises(ToolkitError, match=r"4 bytes of text are shorter than a window of 4 bytes"):
+    with pytest.raises(ToolkitError, match=r"expected at least one window of 4 bytes, got 4 bytes of text"):
         Windows(b"1234", context=4)

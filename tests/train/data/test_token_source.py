@@ -47,12 +47,12 @@ def test_a_raw_file_needs_its_type(tmp_path):
     path = tmp_path / "raw.bin"
     np.arange(7, dtype=np.uint32).tofile(path)
     assert TokenSource([path], 3, dtype="uint32").count == 2
-    with pytest.raises(ToolkitError, match=r"has no header of a token file. Fix: pass dtype="):
+    with pytest.raises(ToolkitError, match=r"the file does not start with a token file header. Fix: pass dtype="):
         TokenSource([path], 3)
-    with pytest.raises(ToolkitError, match="'int64' is not a token type"):
+    with pytest.raises(ToolkitError, match="unsupported token type 'int64'"):
         TokenSource([path], 3, dtype="int64")
     path.write_bytes(b"odd")
-    with pytest.raises(ToolkitError, match="3 bytes are not a whole number of uint16"):
+    with pytest.raises(ToolkitError, match="expected a whole number of uint16 tokens, got 3 bytes"):
         TokenSource([path], 3, dtype="uint16")
 
 
@@ -60,10 +60,10 @@ def test_damaged_files_are_named(tmp_path):
     path = token_file(tmp_path / "a.tokens", range(10))
     whole = path.read_bytes()
     damages = {
-        "it has 83 bytes, and its 10 tokens need 84": whole[:-1],
-        "its header is truncated": whole[:20],
-        "of another version": b"TKTOKEN2" + whole[8:],
-        "tokens of 3 bytes": whole[:8] + b"\x03" + whole[9:],
+        "expected 84 bytes for 10 tokens, got 83": whole[:-1],
+        "the header is truncated": whole[:20],
+        "has another version": b"TKTOKEN2" + whole[8:],
+        "expected 2 or 4 bytes per token in the header, got 3": whole[:8] + b"\x03" + whole[9:],
     }
     for said, data in damages.items():
         path.write_bytes(data)
@@ -71,17 +71,17 @@ def test_damaged_files_are_named(tmp_path):
             read_header(path)
         assert told.value.where == str(path) and "toolkit data pack" in told.value.fix
     with pytest.raises(
-        NotFoundError, match=r"file not found. Fix: name a token file, or create one: toolkit data pack"
+        NotFoundError, match=r"file not found. Fix: pass a token file, or create one: toolkit data pack"
     ):
         read_header(tmp_path / "none")
-    with pytest.raises(ToolkitError, match="holds uint16, not uint32"):
+    with pytest.raises(ToolkitError, match="expected uint32 tokens, got uint16"):
         map_tokens(token_file(path, range(10)), "uint32")
 
 
 def test_files_without_a_window_are_refused(tmp_path):
-    with pytest.raises(ToolkitError, match="1 files have no window of 10 tokens"):
+    with pytest.raises(ToolkitError, match="none of 1 files has 11 tokens, which a window and its last target require"):
         TokenSource([token_file(tmp_path / "a", range(10))], 10)
-    with pytest.raises(ToolkitError, match="have no window"):
+    with pytest.raises(ToolkitError, match="none of 1 files has 2 tokens"):
         TokenSource([token_file(tmp_path / "b", [])], 1)
 
 

@@ -105,9 +105,11 @@ def test_volumes_have_their_channels_last_too():
 
 
 def test_what_has_no_blocks_or_convolutions_is_refused():
-    with pytest.raises(ToolkitError, match=r"Linear has no blocks, which are needed for train\.compile"):
+    with pytest.raises(
+        ToolkitError, match=r"train\.compile requires a model with repeated blocks, and Linear has no blocks"
+    ):
         compile_blocks(nn.Linear(2, 2))
-    with pytest.raises(ToolkitError, match=r"train\.channels_last: Linear has no convolution"):
+    with pytest.raises(ToolkitError, match=r"train\.channels_last: Linear has no 2-D or 3-D convolution"):
         use_channels_last(nn.Linear(2, 2))
 
 

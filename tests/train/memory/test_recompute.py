@@ -159,12 +159,15 @@ def test_it_can_be_asked_for_twice_and_undone():
 
 
 def test_what_cannot_be_done_is_refused_with_the_fix():
-    with pytest.raises(ToolkitError, match="Linear has no blocks, which are needed for activation checkpointing"):
+    with pytest.raises(
+        ToolkitError, match="activation checkpointing requires a model with repeated blocks, and Linear has no blocks"
+    ):
         recompute(nn.Linear(2, 2), settings("every"))
     with pytest.raises(ToolkitError, match="pass loss_of and micro_batch to recompute"):
         recompute(gpt(), settings("large", recompute_above_mb=1.0))
     with pytest.raises(
-        ToolkitError, match=r"train\.activation_budget_gb: activations take .* when the 3 blocks"
+        ToolkitError,
+        match=r"train\.activation_budget_gb: expected activations of at most .* even if all 3 blocks are recomputed",
     ) as refused:
         recompute(gpt(), settings("budget", activation_budget_gb=1e-5), loss_of=loss_of, micro_batch=BATCH)
     enough = float(refused.value.fix.split()[3])

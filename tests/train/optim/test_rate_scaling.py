@@ -38,7 +38,7 @@ def test_a_linearly_scaled_rate_warms_up_from_the_references_own():
 
 def test_a_rule_without_a_reference_is_refused_with_the_key():
     with pytest.raises(
-        ToolkitError, match=r"train\.lr_scaling.*batch for which `lr` was chosen.*train\.lr_reference_batch"
+        ToolkitError, match=r"train\.lr_scaling.*batch size for which `lr` was chosen.*train\.lr_reference_batch"
     ):
         job(lr_scaling="linear")
     with pytest.raises(ToolkitError, match=r"train\.lr_reference_batch: AdaScale requires a batch of at least"):
@@ -78,17 +78,19 @@ def test_moments_agree_with_the_papers_with_one_part_a_reference_batch():
 
 
 def test_one_part_has_no_variance():
-    with pytest.raises(ToolkitError, match=r"train\.lr_scaling: AdaScale compares .* two or more ranks"):
+    with pytest.raises(
+        ToolkitError, match=r"train\.lr_scaling: AdaScale requires two or more micro-batches .* two or more ranks"
+    ):
         moments_of(1.0, 1.0, 1, 4)
 
 
 @pytest.mark.parametrize(
     ("batch", "micro_batch", "ranks", "said"),
     [
-        (10, 0, 4, "train.batch: AdaScale .* a batch of 10 does not divide over 4 ranks. Fix: batch = 8 or 12"),
-        (3, 0, 4, "Fix: batch = 4 or 4"),
-        (24, 5, 2, "train.micro_batch: .* 5 does not divide the 12 samples of a rank. Fix: micro_batch = 4"),
-        (24, 16, 2, "train.micro_batch: .* Fix: micro_batch = 12"),
+        (10, 0, 4, "train.batch: AdaScale .* a batch of 10 is not divisible by 4 ranks. Fix: set batch = 8 or 12"),
+        (3, 0, 4, "Fix: set batch = 4 or 4"),
+        (24, 5, 2, "train.micro_batch: .* 12 samples per rank are not divisible by 5. Fix: set micro_batch = 4"),
+        (24, 16, 2, "train.micro_batch: .* Fix: set micro_batch = 12"),
         (8, 8, 1, "train.lr_scaling: .*, got one. Fix: use two or more ranks"),
     ],
 )

@@ -126,7 +126,7 @@ def test_4_then_2_then_8_ranks_read_every_sample_once_and_stop_at_the_same_step(
     assert [record.world for record in records] == [4] * 6 + [2] * 6 + [8] * 8
     assert [record.samples for record in records] == [8 * step for step in range(1, 21)]
     assert "saved by 4 ranks\n" in said_by(tmp_path, 0, attempt=1)
-    assert "saved by 2 ranks; ranks from 2 on draw new random streams\n" in said_by(tmp_path, 0, attempt=2)
+    assert "saved by 2 ranks; ranks 2 and higher use new random streams\n" in said_by(tmp_path, 0, attempt=2)
     assert [said_by(tmp_path, rank, attempt=2) for rank in range(1, 8)] == [""] * 7
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 

@@ -151,10 +151,13 @@ def test_a_metric_of_another_step_is_not_this_ones(tmp_path):
     [
         (
             {"best": "los"},
-            r"checkpoint\.best: this job does not measure 'los', only loss, accuracy\. Fix: write 'loss'",
+            r"checkpoint\.best: this job does not measure 'los', only loss, accuracy\. Fix: set checkpoint\.best to 'loss'",
         ),
-        ({"best": "f1"}, r"this job does not measure 'f1', only loss, accuracy\. Fix: write 'loss' or 'accuracy'"),
-        ({"keep_best": 2}, r"checkpoint\.keep_best: keep_best is 2 and no metric is named"),
+        (
+            {"best": "f1"},
+            r"this job does not measure 'f1', only loss, accuracy\. Fix: set checkpoint\.best to 'loss' or 'accuracy'",
+        ),
+        ({"keep_best": 2}, r"checkpoint\.keep_best: keep_best = 2 requires a metric in checkpoint\.best, got none"),
     ],
 )
 def test_a_metric_that_nobody_measures_is_refused(tmp_path, settings, said):

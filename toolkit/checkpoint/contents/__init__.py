@@ -1,1 +1,1 @@
-"""The contents of a checkpoint, read tensor by tensor without torch: tree, norms, differences."""
+"""Inspects the contents of checkpoints without torch, one tensor at a time: tree, norms, differences."""

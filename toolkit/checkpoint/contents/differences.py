@@ -1,4 +1,4 @@
-"""Compares two checkpoints: tensor by tensor, number by number, and all other values."""
+"""Compares two checkpoints: the tensors element by element, and all other values."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +18,16 @@ __all__ = [
     "value_differences", "value_keys",
 ]  # fmt: skip
 
-MISSING = object()  # the value of a key that one side does not have
+MISSING = object()  # the value of a key that one checkpoint lacks
 
 
 @dataclass(frozen=True)
 class NumberDifference:
-    """How the numbers of two tensors of one shape differ.
+    """How the elements of two tensors with the same shape differ.
 
-    `differing` counts elements with other bits, or, of two types, with other values. `largest` is the largest |b - a|,
-    `largest_relative` the largest |b - a| / max(|a|, |b|), `norm` the 2-norm of b - a and `relative_norm` the same over
-    the larger norm of the two. These exclude NaNs; a difference to infinity is infinity.
+    `differing` counts elements with different bits, or with different values if the types differ. `largest` is the
+    largest |b - a|, `largest_relative` the largest |b - a| / max(|a|, |b|), `norm` the 2-norm of b - a, `relative_norm`
+    that norm divided by the larger norm of a and b. These exclude NaNs; a difference to infinity counts as infinity.
     """
 
     elements: int
@@ -42,7 +42,7 @@ class NumberDifference:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor that differs: only_in_a, only_in_b, shape, type (with `numbers`), values, or damaged (with `why`)."""
+    """A differing tensor. `what`: only_in_a, only_in_b, shape, type or values (with `numbers`), damaged (see `why`)."""
 
     key: str
     what: str
@@ -54,7 +54,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """One value of `objects` or `state` that differs; `MISSING` on a side without it."""
+    """One value of `objects` or `state` that differs; `MISSING` for a checkpoint that lacks it."""
 
     key: str
     a: Any
@@ -64,10 +64,10 @@ class ValueDifference:
 def tensor_differences(
     a: StoredTensors, b: StoredTensors, keys: Sequence[str], read: Callable[[int], None] = lambda count: None
 ) -> Iterator[TensorDifference]:
-    """The tensors of `keys` that differ, in their order; each key must be in one of the checkpoints.
+    """Yield the tensors among `keys` that differ, in this order; each key must be in at least one of the checkpoints.
 
-    Calls `read` with the number of bytes read since its last call. Memory is bounded by a few slices of `SLICE_BYTES`,
-    or by a few rows if a row is larger.
+    Calls `read` with the number of bytes read since its last call. Uses memory for a few slices of `SLICE_BYTES`, or
+    for a few rows if a row is larger.
     """
     for key in keys:
         one, other = a.manifest.tensors.get(key), b.manifest.tensors.get(key)
@@ -86,12 +86,12 @@ def tensor_differences(
 
 
 def keys_of(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[str]:
-    """The keys of tensors in either checkpoint that match the patterns, in natural order."""
+    """Return the keys of tensors in either checkpoint that match the patterns, in natural order."""
     return sorted((key for key in {*a.tensors, *b.tensors} if matches(key, patterns)), key=in_order)
 
 
 def value_keys(manifest: Manifest) -> list[str]:
-    """The keys of all values other than tensors, as in `value_differences`."""
+    """Return the keys of all non-tensor values, in the form of `value_differences`."""
     return ["".join(path) for path in _values_of(manifest)]
 
 
@@ -118,7 +118,7 @@ class _Sums:
         self.difference.add(distance)
         larger = np.maximum(np.abs(of_one), np.abs(of_other))
         with np.errstate(invalid="ignore", divide="ignore"):
-            relative = float(np.fmax.reduce(distance / larger))  # ignores NaN, such as 0 / 0
+            relative = float(np.fmax.reduce(distance / larger))  # fmax ignores NaN, which 0 / 0 results in
         self.largest_relative = max(self.largest_relative, 0.0 if math.isnan(relative) else relative)
 
     def gathered(self) -> NumberDifference:
@@ -138,7 +138,7 @@ class _Sums:
 
 
 def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int], None]) -> NumberDifference | None:
-    """How the numbers of one tensor differ; None if types and all bits, which are faster to compare, are equal."""
+    """Return how the elements of one tensor differ, or None if types and bits are equal, which is checked first."""
     one_type, other_type = a.manifest.tensors[key].dtype, b.manifest.tensors[key].dtype
     equal_bytes = 0
     if one_type == other_type:
@@ -164,7 +164,7 @@ def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int]
 
 
 def _bits(elements: np.ndarray) -> np.ndarray:
-    """Elements as unsigned integers of the same bits, those of 16 bytes as two."""
+    """Return the elements as unsigned integers with the same bits; elements of 16 bytes become two integers."""
     return elements.reshape(-1).view(np.dtype(f"u{min(elements.itemsize, 8)}"))
 
 
@@ -181,19 +181,19 @@ def _other_values(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """|other - one| as float64. Integers are subtracted as integers: float64 cannot tell 2^60 from 2^60 + 1."""
+    """Return |other - one| as float64. Subtracts integers as integers, as float64 cannot represent 2^60 + 1."""
     if one.dtype == other.dtype and one.dtype.kind in "iu":
         unsigned = np.dtype(f"u{one.itemsize}")
-        # Modulo 2^bits the larger minus the smaller is the distance, whatever the signs.
+        # Modulo 2^bits, the larger minus the smaller number is the distance, regardless of their signs.
         forth, back = other.view(unsigned) - one.view(unsigned), one.view(unsigned) - other.view(unsigned)
         return np.where(other > one, forth, back).astype(np.float64)
     wide = np.complex128 if one.dtype.kind == "c" or other.dtype.kind == "c" else np.float64
-    with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity is NaN and counted as NaN
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity is NaN, and counts as NaN
         return np.abs(reals(other.astype(wide) - one.astype(wide)))
 
 
 def value_differences(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[ValueDifference]:
-    """The differences of all values other than tensors, by their keys, and of the state, below `state`."""
+    """Return the differences of all non-tensor values, sorted by key; training state keys start with `state`."""
     one, other = _values_of(a), _values_of(b)
     paths = sorted({*one, *other}, key=lambda path: in_order("".join(path)))
     return [
@@ -204,7 +204,7 @@ def value_differences(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) ->
 
 
 def _values_of(manifest: Manifest) -> dict[tuple[str, ...], Any]:
-    """Every value except dicts and lists of dicts or lists, by the parts of its path: a key may contain a dot."""
+    """Return all leaf values by the parts of their paths, as keys may contain dots. A list of scalars is one leaf."""
     values: dict[tuple[str, ...], Any] = {}
     rest: list[tuple[tuple[str, ...], Any]] = [((key, ""), record.value) for key, record in manifest.objects.items()]
     if manifest.state:
@@ -223,5 +223,5 @@ def _values_of(manifest: Manifest) -> dict[tuple[str, ...], Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether type and repr are equal: 1, 1.0 and True differ, and NaN equals itself."""
+    """Return whether type and repr are equal, so that 1, 1.0 and True differ and NaN equals itself."""
     return type(one) is type(other) and repr(one) == repr(other)

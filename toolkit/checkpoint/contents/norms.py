@@ -1,4 +1,4 @@
-"""Statistics of the numbers of a tensor: norm, largest, and counts of zeros, NaN and infinities."""
+"""Computes statistics of a tensor: norm, largest magnitude, and counts of zeros, NaNs and infinities."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
 
 __all__ = ["Norms", "norms_of"]
 
-SLICE_BYTES = 32 * 1024 * 1024  # read at once
-CHUNK = 32 * 1024  # elements that are processed at once: as float64 they fit into a core's cache
-_SAFE_SQUARES = (1e-200, 1e200)  # a sum of squares between these has no significant error
+SLICE_BYTES = 32 * 1024 * 1024  # the most bytes to read at once
+CHUNK = 32 * 1024  # elements to process at once; as float64 they fit into the cache of a core
+_SAFE_SQUARES = (1e-200, 1e200)  # a sum of squares in this range has neither underflow nor overflow
 
 
 @dataclass(frozen=True)
 class Norms:
-    """`norm` (the square root of the sum of squares) and `largest` (absolute) are of the finite elements."""
+    """Statistics of a tensor. `norm` (2-norm) and `largest` (largest magnitude) include only finite elements."""
 
     elements: int
     norm: float
@@ -35,7 +35,7 @@ class Magnitudes:
         self.norm = self.largest = 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """Add one-dimensional float64 values; signs are ignored."""
+        """Add one-dimensional float64 values; their signs have no effect."""
         self.elements += values.size
         self.zeros += int(np.count_nonzero(values == 0))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -47,7 +47,7 @@ class Magnitudes:
             self._add_unusual(values)
 
     def _add_unusual(self, values: np.ndarray) -> None:
-        """Add values that are all zero, contain NaN or infinities, or have squares outside the range of float64."""
+        """Add values that are all zero, contain NaN or infinities, or whose squares leave the range of float64."""
         self.nans += int(np.count_nonzero(np.isnan(values)))
         self.infinities += int(np.count_nonzero(np.isinf(values)))
         finite = np.abs(values[np.isfinite(values)])
@@ -62,12 +62,12 @@ class Magnitudes:
 
 
 def _squares(values: np.ndarray) -> float:
-    """The sum of squares. Not np.dot: BLAS would use all processors, which costs more than it saves."""
+    """Return the sum of squares. Avoids np.dot, because starting BLAS threads on all CPUs costs more than it saves."""
     return float(np.einsum("i,i->", values, values))
 
 
 def norms_of(stored: StoredTensors, name: str, read: Callable[[int], None] = lambda count: None) -> Norms:
-    """Read and check a tensor and compute its norms; memory is bounded by `SLICE_BYTES`, or by one row.
+    """Read and check a tensor and compute its norms, with at most `SLICE_BYTES` or one element in memory.
 
     Calls `read` with the number of bytes read since its last call. Raises CorruptCheckpointError for a damaged block.
     """
@@ -81,14 +81,14 @@ def norms_of(stored: StoredTensors, name: str, read: Callable[[int], None] = lam
 
 
 def chunks(part: np.ndarray) -> Iterator[np.ndarray]:
-    """A contiguous array as one-dimensional parts of at most `CHUNK` elements."""
+    """Yield a contiguous array in one-dimensional parts of at most `CHUNK` elements."""
     flat = part.reshape(-1)
     for first in range(0, flat.size, CHUNK):
         yield flat[first : first + CHUNK]
 
 
 def reals(numbers: np.ndarray) -> np.ndarray:
-    """The numbers as float64; absolute values of complex numbers, NaN if a part is NaN."""
+    """Return the numbers as float64; for complex numbers their absolute values, or NaN if either part is NaN."""
     if not np.iscomplexobj(numbers):
         return numbers.astype(np.float64)
     real, imaginary = numbers.real.astype(np.float64), numbers.imag.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The tensors of one checkpoint as numpy arrays, read with checks, without torch and without ranks."""
+"""Reads tensors of one checkpoint as numpy arrays and checks their digests, in one process without torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toolkit.checkpoint.loading.wanted import WantedBox, reads_of
 
 __all__ = ["StoredTensors"]
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset in the global tensor, and shape
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # the offset of a part in the global tensor, and its shape
 
 
 class StoredTensors:
-    """A context manager that reads boxes of a checkpoint's tensors and checks each 4 MiB block of them once."""
+    """A context manager that reads boxes of the tensors in a checkpoint and checks each 4 MiB block once."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -40,12 +40,12 @@ class StoredTensors:
         self._shards = {}
 
     def read(self, name: str) -> np.ndarray:
-        """A whole tensor at its global shape, of its element's `memory` type; errors as in `box`."""
+        """Return a whole tensor at its global shape, with the `memory` type of its element; errors as in `box`."""
         record = self.manifest.tensors[name]
         return self.box(name, (0,) * len(record.shape), record.shape)
 
     def box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """The part of a tensor at `offset` with `shape`; CorruptCheckpointError if damaged, else OwnFailureError."""
+        """Read a box at `offset`. Raises CorruptCheckpointError if damaged, OwnFailureError if it cannot be read."""
         record = self.manifest.tensors[name]
         whole = np.empty(tuple(shape), element(record.dtype, where=name).memory)
         for piece in record.pieces:
@@ -60,7 +60,7 @@ class StoredTensors:
         return whole
 
     def boxes(self, name: str, most_bytes: int = 64 * 1024 * 1024) -> Iterator[tuple[Box, np.ndarray]]:
-        """A tensor in contiguous parts: see `runs`."""
+        """Yield a tensor in contiguous boxes, as `runs` splits it, each with its data."""
         record = self.manifest.tensors[name]
         for offset, shape in runs(record.shape, element(record.dtype).size_bytes, most_bytes):
             yield (offset, shape), self.box(name, offset, shape)
@@ -72,7 +72,7 @@ class StoredTensors:
 
 
 def runs(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Box]:
-    """Contiguous boxes of a tensor in C order, each of at most `most_bytes` or one element."""
+    """Split a tensor into contiguous boxes in C order, each of at most `most_bytes` or one element."""
     if 0 in shape:
         return
     if not shape:
@@ -91,7 +91,7 @@ def runs(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """The intersection of two boxes; None if it is empty."""
+    """Return the intersection of two boxes, or None if it is empty."""
     starts, extents = [], []
     for at, count, begin, size in zip(*one, *other, strict=True):
         start = max(at, begin)
@@ -105,19 +105,19 @@ def intersection(one: Box, other: Box) -> Box | None:
 
 @dataclass(frozen=True)
 class SmallFloat:
-    """A float of 8 bits: its sign if `signed`, then its exponent, then its mantissa."""
+    """An 8-bit float format: one sign bit if there is one left, then the exponent bits, then the mantissa bits."""
 
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    nan: tuple[int, ...]  # bytes that mean NaN
-    infinity: int | None = None  # the byte of plus infinity
+    nan: tuple[int, ...]  # the bytes that represent NaN
+    infinity: int | None = None  # the byte that represents plus infinity
 
     def value(self, byte: int) -> float:
-        """The number that one byte represents.
+        """Return the number that one byte represents.
 
-        Formats: e4m3fn and e5m2 of OCP 8-bit floating point 1.0, e8m0fnu of OCP Microscaling 1.0, fnuz of Noune et al.
-        2022, arXiv:2206.02915.
+        Sources: OCP 8-bit floating point 1.0 for e4m3fn and e5m2, OCP Microscaling 1.0 for e8m0fnu, Noune et al. 2022
+        (arXiv:2206.02915) for fnuz.
         """
         if byte in self.nan:
             return float("nan")
@@ -129,7 +129,7 @@ class SmallFloat:
         exponent = magnitude >> self.mantissa_bits
         fraction = (magnitude & ((1 << self.mantissa_bits) - 1)) / (1 << self.mantissa_bits)
         if self.mantissa_bits and not exponent:
-            return float(sign * fraction * 2.0 ** (1 - self.bias))  # subnormal
+            return float(sign * fraction * 2.0 ** (1 - self.bias))  # a subnormal number
         return float(sign * (1 + fraction) * 2.0 ** (exponent - self.bias))
 
 
@@ -149,7 +149,7 @@ def _values(dtype: str) -> np.ndarray:
 
 
 def as_numbers(dtype: str, stored: np.ndarray) -> np.ndarray:
-    """C-contiguous elements in a float, complex or integer type that numpy computes with; bool as 0 and 1."""
+    """Convert C-contiguous elements to a float, complex or integer type for numpy; bool becomes 0 and 1."""
     if dtype == "bfloat16":
         wide = stored.astype(np.uint32)
         wide <<= 16

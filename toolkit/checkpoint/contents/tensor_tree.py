@@ -16,33 +16,33 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
-    """Whether a key matches a pattern (`*.weight`), or is below one (`model.blocks`); always true without patterns."""
+    """Return True if a key matches a glob (`*.weight`) or prefix (`model.blocks`), or if there are no patterns."""
     return not patterns or any(
         key == pattern or key.startswith(f"{pattern}.") or fnmatchcase(key, pattern) for pattern in patterns
     )
 
 
 def refuse_unknown(patterns: Sequence[str], keys: Collection[str]) -> None:
-    """Raise a NotFoundError for the first pattern without matches, which is probably a typing error."""
+    """Raise a NotFoundError for the first pattern without matches, because it is probably a typo."""
     for pattern in patterns:
         if not any(matches(key, [pattern]) for key in keys):
             known = ", ".join(sorted({key.partition(".")[0] for key in keys}))
-            raise NotFoundError(f"no key matches {pattern!r}", where="--only", fix=f"keys start with: {known}")
+            raise NotFoundError(f"no key matches {pattern!r}", where="--only", fix=f"begin with one of: {known}")
 
 
 def in_order(key: str) -> list[tuple[int, int, str]]:
-    """A sort key for natural order: numbers in a key compare as numbers."""
+    """Return a sort key for natural order, in which numbers within keys compare as numbers."""
     parts = _NUMBER.split(key)
     return [(1, int(part), "") if index % 2 and len(part) < 20 else (0, 0, part) for index, part in enumerate(parts)]
 
 
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
-_MOST_PARTS = 64  # of a key; a deeper tree does not help a reader
+_MOST_PARTS = 64  # the depth limit of the tree, beyond which the rest of a key is one part
 
 
 @dataclass
 class Branch:
-    """One part of the keys: the tensor with exactly this key, if any, and the branches below."""
+    """A node of the key tree: the tensor with exactly this key, if any, and the branches below it."""
 
     key: str
     record: TensorRecord | None = None
@@ -52,7 +52,7 @@ class Branch:
 
 
 def tree_of(tensors: Collection[tuple[str, TensorRecord]]) -> Branch:
-    """The root of the tree; every branch counts the tensors below it and their bytes."""
+    """Build the tree and return its root; each branch contains the number and size of the tensors below it."""
     root = Branch("")
     for key, record in sorted(tensors, key=lambda item: in_order(item[0])):
         branch = root
@@ -68,9 +68,9 @@ def tree_of(tensors: Collection[tuple[str, TensorRecord]]) -> Branch:
 
 
 def groups(branch: Branch, *, alike: bool) -> Iterator[tuple[str, list[Branch]]]:
-    """The branches below a branch, by label; a single one below shares its label: "attention.weight".
+    """Yield (label, branches) below a branch; an only child is merged into the label: "attention.weight".
 
-    With `alike` numbered branches with equal tensors form a group, as "[0-31]" or "rank-[00000-00007]".
+    With `alike`, consecutive numbered branches with equal tensors form one group: "[0-31]", "rank-[00000-00007]".
     """
     run: list[str] = []
     shapes = {name: _signature(below) for name, below in branch.below.items()} if alike else {}
@@ -101,7 +101,7 @@ def _group(branch: Branch, names: list[str]) -> tuple[str, list[Branch]]:
 
 
 def _signature(branch: Branch) -> tuple[object, ...]:
-    """Types, shapes and numbers of pieces of all tensors at and below a branch, by name."""
+    """Return the types, shapes and piece counts of all tensors at and below a branch, by name."""
     record = branch.record
     own = None if record is None else (record.dtype, record.shape, len(record.pieces))
     return own, tuple((name, _signature(below)) for name, below in branch.below.items())

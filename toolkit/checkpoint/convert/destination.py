@@ -1,7 +1,7 @@
-"""The destination of an export: written beside its final path, synced to the disk, and renamed when it is complete.
+"""The destination of an export, which is written next to its final path, synced to disk, and renamed when complete.
 
-`replace` permits replacing a file of that name, and in a folder the files that an export may have written. Others (a
-model's `config.json`) remain. Nothing is written into a checkpoint.
+`replace` permits overwriting a file of that name, and in a folder the files that an export may have written. Other
+files, such as a model's `config.json`, remain. Exports into a checkpoint are rejected.
 """
 
 import errno
@@ -24,37 +24,37 @@ _NOT_WRITABLE = (
     errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP,
 )  # fmt: skip
 _MANIFEST_PREFIX = f'{{"format": "{FORMAT}"'.encode()
-_NAME_CHARACTERS = 40  # of at most four bytes each: a file's own name may have all 255 bytes already
+_NAME_CHARACTERS = 40  # temporary names are shortened, because the file name may already have the maximum length
 
 
 def resolve_destination(named: Path) -> Path:
-    """The path with links followed; ToolkitError for a pipe, a device, or a path in or named like a checkpoint."""
+    """Resolve the links of a path. Raises ToolkitError for a pipe, device, or path in or named like a checkpoint."""
     with writing_to(named):
         if named.exists() and not named.is_file() and not named.is_dir():
-            raise ToolkitError("is not a regular file", where=str(named), fix="name another file")
+            raise ToolkitError("is not a regular file", where=str(named), fix="choose another file")
         try:
             resolved = named.resolve()
         except RuntimeError:
-            raise ToolkitError("is a link to itself", where=str(named), fix="name another path") from None
+            raise ToolkitError("is a link to itself", where=str(named), fix="choose another path") from None
         refuse_checkpoint(named)
     return resolved
 
 
 def refuse_checkpoint(final: Path) -> None:
-    """Raise a ToolkitError for a checkpoint, committed or not, a path inside one, or the name of one."""
+    """Raise a ToolkitError if a path is a checkpoint, committed or not, is inside one, or is named like one."""
     resolved = final.resolve()
     for folder in (final, resolved, *resolved.parents):
         if not _is_checkpoint(folder):
             continue
         if folder in (final, resolved) and not final.exists():
             fix = f"choose another name, such as {final.with_name(final.name.replace('step-', 'export-'))}"
-            raise ToolkitError("is a checkpoint's name", where=str(final), fix=fix)
+            raise ToolkitError("has a name that is reserved for checkpoints", where=str(final), fix=fix)
         problem = "is a checkpoint" if folder in (final, resolved) else f"is inside the checkpoint {folder.name}"
-        raise ToolkitError(problem, where=str(final), fix=f"name a path outside of {folder}")
+        raise ToolkitError(problem, where=str(final), fix=f"choose a path outside of {folder}")
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """By its name or its manifest's contents: other programs also write files named manifest.json."""
+    """Return whether a folder is a checkpoint, by its name or manifest; other programs also write a manifest.json."""
     if step_of(folder) is not None or aside_of(folder) is not None:
         return True
     manifest = folder / MANIFEST
@@ -64,13 +64,13 @@ def _is_checkpoint(folder: Path) -> bool:
         with manifest.open("rb") as file:
             is_ours = file.read(len(_MANIFEST_PREFIX)) == _MANIFEST_PREFIX
         return is_ours or any(folder.glob("shard-*-of-*.h5"))
-    except PermissionError:  # it may be one
+    except PermissionError:  # this may be a checkpoint of another user
         return True
 
 
 @contextmanager
 def new_file(final: Path, *, replace: bool) -> Iterator[Path]:
-    """A path beside `final` to write to; renamed to `final` when the context ends without an error.
+    """Yield a temporary path to write to, which is renamed to `final` when the context ends without an error.
 
     Raises ToolkitError if `final` must not be replaced, and OwnFailureError if the disk is full.
     """
@@ -90,16 +90,16 @@ def new_file(final: Path, *, replace: bool) -> Iterator[Path]:
 
 @contextmanager
 def new_files(final: Path, patterns: Sequence[str], *, replace: bool, last: Collection[str]) -> Iterator[Path]:
-    """A folder to write to, beside or in `final`; its files move into `final` when the context ends without an error.
+    """Yield a temporary folder, whose files move into `final` when the context ends without an error.
 
-    Replaces the files of `patterns`, globs of what this and earlier exports may leave. A reader opens the files `last`
-    first: they are removed first and moved last, so that a concurrent reader fails instead of reading a mixture of two.
+    Existing files that match `patterns`, which exports may have written, are replaced. The files `last`, which a reader
+    opens first, are removed first and moved last, so that a concurrent reader fails instead of reading a mixture.
     Raises ToolkitError if `final` must not be replaced, and OwnFailureError if the disk is full.
     """
     with writing_to(final):
         _refuse_folder(final, patterns, replace=replace)
         final.parent.mkdir(parents=True, exist_ok=True)
-        # Inside an existing folder, because it may be a mount point, or its parent may not be writable.
+        # Inside `final` if it exists, because it may be a mount point, or its parent may not be writable.
         aside = final / f".export.part-{os.getpid()}" if final.is_dir() else _aside(final)
         aside.mkdir()
         try:
@@ -136,26 +136,26 @@ def _earlier_files(final: Path, patterns: Sequence[str]) -> list[Path]:
 def _refuse_file(final: Path, *, replace: bool) -> None:
     refuse_checkpoint(final)
     if final.is_dir():
-        raise ToolkitError("is a folder", where=str(final), fix=f"name a file, such as {final / 'model.pt'}")
-    if final.exists() and not final.is_file():  # a device, say
-        raise ToolkitError("is not a regular file", where=str(final), fix="name another file")
+        raise ToolkitError("is a folder", where=str(final), fix=f"choose a file, such as {final / 'model.pt'}")
+    if final.exists() and not final.is_file():  # it is, for example, a device
+        raise ToolkitError("is not a regular file", where=str(final), fix="choose another file")
     if final.exists() and not replace:
-        raise ToolkitError("exists already", where=str(final), fix="name another file, or replace it with --force")
+        raise ToolkitError("already exists", where=str(final), fix="choose another, or replace this file with --force")
 
 
 def _refuse_folder(final: Path, patterns: Sequence[str], *, replace: bool) -> None:
     refuse_checkpoint(final)
     if final.exists() and not final.is_dir():
-        raise ToolkitError("is a file", where=str(final), fix="name a folder")
+        raise ToolkitError("is a file", where=str(final), fix="choose a folder")
     earlier = _earlier_files(final, patterns)
     if earlier and not replace:
-        fix = "name another folder, or replace it with --force"
-        raise ToolkitError(f"contains {earlier[0].name} already", where=str(final), fix=fix)
+        fix = "choose another folder, or replace this export with --force"
+        raise ToolkitError(f"already contains {earlier[0].name}", where=str(final), fix=fix)
 
 
 @contextmanager
 def writing_to(final: Path) -> Iterator[None]:
-    """Turn system errors about the destination into errors that name it; those about other paths pass unchanged."""
+    """Convert an OSError about the destination to an error that names it; errors about other paths pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -164,7 +164,7 @@ def writing_to(final: Path) -> Iterator[None]:
         is_elsewhere = final.parent not in (failed, *failed.parents) and failed not in final.parents
         if is_elsewhere or number not in (*_DISK_FULL, *_NOT_WRITABLE):
             raise
-        fix = "free space there, or name another path" if number in _DISK_FULL else "name a path that you can write to"
+        fix = "free space there, or choose another path" if number in _DISK_FULL else "choose a writable path"
         if number == errno.ENAMETOOLONG:
             fix = "choose a shorter name"
         kind = OwnFailureError if number in _DISK_FULL else ToolkitError

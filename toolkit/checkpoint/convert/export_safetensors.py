@@ -1,7 +1,7 @@
-"""A checkpoint's tensors as safetensors files, laid out and named as Hugging Face's libraries expect them.
+"""Exports the tensors of a checkpoint as safetensors files, with the layout and names that Hugging Face expects.
 
-The library serializes only tensors that are all in memory. So toolkit writes the header in the documented form and
-copies verified slices from the shard files, and the library checks the finished file.
+The safetensors library can write only tensors that are all in memory. So toolkit itself writes the documented header,
+copies verified slices from the shard files, and lets the library check the finished file.
 """
 
 import json
@@ -27,7 +27,7 @@ __all__ = ["export_safetensors"]
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES = (SINGLE, INDEX, "model-*-of-*.safetensors")
-_METADATA = {"format": "pt"}  # transformers rejects files that do not name a framework
+_METADATA = {"format": "pt"}  # transformers rejects files without the name of a framework
 _OWN_KEY = "__metadata__"
 _DATA_ALIGNMENT = 8
 _CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
@@ -49,12 +49,12 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
     """Write the selected tensors into a folder, or into one file if the destination's name ends in `.safetensors`.
 
     Args:
-        dtype: floating-point tensors are rounded to this type; see `convert`.
-        most_shard_bytes: the size limit of each file of a folder; a larger tensor gets a file of its own.
+        dtype: the type to which floating-point tensors are rounded, as in `convert`.
+        most_shard_bytes: the size limit of each file in a folder; a larger tensor gets a file of its own.
 
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
-        ToolkitError: this format cannot represent a tensor, or the destination exists.
+        ToolkitError: safetensors cannot represent a tensor, or the destination exists.
         OwnFailureError: the disk is full.
     """
     import_library()
@@ -76,7 +76,7 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
 
 
 def _tensors(request: ExportRequest, dtype: str | None) -> list[_Tensor]:
-    """The tensors in natural order of their names: layer 10 follows layer 9."""
+    """Return the tensors to export in natural order of their names, in which layer 10 follows layer 9."""
     tensors = []
     for chosen in sorted(request.selection.tensors, key=lambda one: in_order(one.name)):
         record = request.manifest.tensors[chosen.key]
@@ -88,14 +88,14 @@ def _tensors(request: ExportRequest, dtype: str | None) -> list[_Tensor]:
         )
     if not tensors:
         fix = "choose another part with --only"
-        raise ToolkitError("contains no tensors in this part", where=str(request.folder), fix=fix)
+        raise ToolkitError("the selected part contains no tensors", where=str(request.folder), fix=fix)
     return tensors
 
 
 def _refuse_unfit(dtype: str, key: str, name: str) -> None:
     """Raise a ToolkitError for an element type or a name that a safetensors file cannot contain."""
     if name == _OWN_KEY or any("\ud800" <= character <= "\udfff" for character in name):
-        fix = "rename it, or exclude it with --only"
+        fix = "rename this tensor, or exclude it with --only"
         raise ToolkitError(f"safetensors cannot contain a tensor named {name!r:.80}", fix=fix)
     if dtype not in CODES:
         fix = "exclude this tensor with --only, or export with --format torch or dcp"
@@ -118,7 +118,7 @@ def _index(shards: Mapping[str, Sequence[_Tensor]], total: int) -> str:
 
 
 def _encode_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
-    """The first bytes of a file that contains `tensors` (name: element type, shape) in this order without gaps."""
+    """Return the header of a file that contains `tensors` (name: element type, shape) in this order without gaps."""
     header: dict[str, Any] = {_OWN_KEY: _METADATA}
     begin = 0
     for name, (dtype, shape) in tensors.items():
@@ -131,7 +131,7 @@ def _encode_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
 
 
 def _write_file(path: Path, tensors: Sequence[_Tensor], stored: StoredTensors) -> None:
-    # The largest elements first, as in the library's files: this aligns each tensor to the size of its elements.
+    # Types with the largest elements first, as the library does, so that each tensor is aligned to its element size.
     ordered = sorted(tensors, key=lambda tensor: -element(tensor.dtype).size_bytes)
     described = {tensor.chosen.name: (tensor.dtype, tensor.shape) for tensor in ordered}
     with path.open("xb") as file:
@@ -146,9 +146,9 @@ def _write_file(path: Path, tensors: Sequence[_Tensor], stored: StoredTensors) -
 
 
 def convert(array: np.ndarray, dtype: str, wanted: str, name: str) -> np.ndarray:
-    """Numbers of type `dtype` as `wanted`, both in their elements' `memory` types: to the nearest, ties to even.
+    """Round numbers of type `dtype` to type `wanted`: to nearest, ties to even. Arrays have the `Element.memory` type.
 
-    float64 is rounded to float32 before a 16-bit type, as in torch. Raises ToolkitError if a number is too large.
+    As in torch, float64 is rounded to float32 before a 16-bit type. Raises ToolkitError if a number is too large.
     """
     if dtype == wanted:
         return array
@@ -162,7 +162,7 @@ def convert(array: np.ndarray, dtype: str, wanted: str, name: str) -> np.ndarray
         raise ToolkitError(
             f"contains {numbers[lost][0]:g}, which is too large for {wanted}",
             where=name,
-            fix="choose another --dtype, or none",
+            fix="choose another --dtype, or omit --dtype",
         )
     return result
 
@@ -172,7 +172,7 @@ def _from_bfloat16(bits: np.ndarray) -> np.ndarray:
 
 
 def _to_bfloat16(single: np.ndarray) -> np.ndarray:
-    """The upper half of each float32, rounded by its lower half."""
+    """Round each float32 to its upper 16 bits."""
     bits = single.view("<u4")
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(single), 0x7FC0, rounded).astype("<u2")

@@ -1,6 +1,6 @@
-"""A checkpoint as torch's own files: one that `torch.load` reads, or a folder that `dcp.load` reads.
+"""Exports a checkpoint to torch's own formats: a file for `torch.load`, or a folder for `dcp.load`.
 
-`torch.save` writes from memory, so the whole export is in memory at once; for a folder, only the tensors of one file.
+`torch.save` needs the whole export in memory; an export to a folder needs only the tensors of one file at a time.
 """
 
 import dataclasses
@@ -39,25 +39,25 @@ def export_torch(request: ExportRequest) -> None:
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
         ToolkitError: the destination exists, or the keys do not form a nested state.
-        OwnFailureError: the disk is full, or the memory too small.
+        OwnFailureError: the disk is full, or there is not enough memory.
     """
     _check(request, sum(_sizes(request)), "torch.save", "--format safetensors or dcp")
     with new_file(request.destination, replace=request.replace) as path, _system_cause():
         request.before_reading()
         with StoredTensors(request.folder, request.manifest) as stored:
             state = _state(request, lambda key: _read(stored, key))
-        # Through a Python file: torch's own file does not report why a write failed.
+        # Through a Python file, because torch's own writer does not report why a write failed.
         with path.open("xb") as file:
             torch.save(state, file)
 
 
 def export_dcp(request: ExportRequest, most_file_bytes: int = _DCP_FILE_BYTES) -> None:
-    """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`; otherwise as `export_torch`.
+    """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`; errors as in `export_torch`.
 
-    `most_file_bytes` limits each file and the memory in use; a larger tensor gets a file of its own.
+    `most_file_bytes` limits the size of each file and the memory in use; a larger tensor gets a file of its own.
     """
     needed = min(sum(_sizes(request)), max(most_file_bytes, *_sizes(request), 0))
-    _check(request, needed, "a file of DCP", "--format safetensors")
+    _check(request, needed, "a DCP file", "--format safetensors")
     patterns = (METADATA, "__*.distcp")
     with new_files(request.destination, patterns, replace=request.replace, last=(METADATA,)) as part, _system_cause():
         request.before_reading()
@@ -72,10 +72,10 @@ def export_dcp(request: ExportRequest, most_file_bytes: int = _DCP_FILE_BYTES) -
 
 
 class _ReadingPlanner(DefaultSavePlanner):
-    """Plans with tensors without data, and reads each tensor when it is written."""
+    """Plans with tensors on the meta device, and reads the data of each tensor when it is written."""
 
     def __init__(self, keys: Mapping[str, str], stored: StoredTensors) -> None:
-        """`keys`: the key in the checkpoint by DCP's name of the tensor."""
+        """Set `keys`, which maps the name that DCP uses for a tensor to its key in the checkpoint."""
         super().__init__()
         self._keys = keys
         self._stored = stored
@@ -87,7 +87,7 @@ class _ReadingPlanner(DefaultSavePlanner):
 
 
 class _SeveralFilesWriter(FileSystemWriter):
-    """Writes files sequentially, because DCP keeps all tensors of a file in memory until the file is complete."""
+    """Writes several files sequentially, because DCP keeps all tensors of a file in memory until it is complete."""
 
     def __init__(self, path: Path, most_file_bytes: int) -> None:
         super().__init__(path)
@@ -106,7 +106,7 @@ class _SeveralFilesWriter(FileSystemWriter):
 
 
 def _check(request: ExportRequest, needed_bytes: int, user: str, fix: str) -> None:
-    """Refuse keys that do not form a nested state, and an export that needs more memory than is free."""
+    """Raise an error if the keys do not form a nested state, or the export needs more memory than is free."""
     nested({one.path: None for one in (*request.selection.tensors, *request.selection.values)})
     refuse_more_than_is_free(needed_bytes, user, where=str(request.folder), fix=fix)
 
@@ -116,7 +116,7 @@ def _sizes(request: ExportRequest) -> list[int]:
 
 
 def _state(request: ExportRequest, tensor: Callable[[str], torch.Tensor]) -> dict[str, Any]:
-    """The selected part as a nested state; `tensor` returns the tensor of a key."""
+    """Return the selected part as a nested state dict; `tensor` returns the tensor for a key."""
     entries: dict[Any, Any] = {one.path: tensor(one.key) for one in request.selection.tensors}
     return nested(entries | {one.path: request.manifest.objects[one.key].value for one in request.selection.values})
 
@@ -127,16 +127,16 @@ def _without_data(manifest: Manifest, key: str) -> torch.Tensor:
 
 
 def _read(stored: StoredTensors, key: str) -> torch.Tensor:
-    """A tensor with the stored bits, in numpy's memory."""
+    """Read a tensor; it shares memory with the numpy array that was read."""
     array = stored.read(key)
-    # Through bytes: numpy lacks some of torch's types.
+    # Converted as bytes, because numpy lacks some of torch's types.
     plain = torch.from_numpy(array.reshape(-1).view(np.uint8))
     return plain.view(getattr(torch, stored.manifest.tensors[key].dtype)).reshape(array.shape)
 
 
 @contextmanager
 def _system_cause() -> Iterator[None]:
-    """Replace torch's error by the system's or the checkpoint's error that caused it."""
+    """Raise the OSError or ToolkitError that caused an error of torch, instead of that error."""
     try:
         yield
     except CheckpointException as failure:

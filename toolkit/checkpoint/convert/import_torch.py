@@ -1,4 +1,4 @@
-"""Torch's own files as a checkpoint: a file of `torch.save`, or a folder of `dcp.save`. No pickle runs code."""
+"""Reads torch's own formats for an import: a `torch.save` file or a `dcp.save` folder. Runs no code from a pickle."""
 
 import errno
 import io
@@ -24,12 +24,12 @@ Contents = tuple[dict[str, NewTensor], dict[str, ObjectRecord]]
 
 
 def read_torch(source: Path, only: str = "") -> Contents:
-    """The tensors and values of a file of `torch.save`. Tensors stay in the file until they are written.
+    """Return the tensors and values of a `torch.save` file. Tensors are read from the file only when they are written.
 
-    `only` is the prefix of the keys to read, and is removed from them. Raises ToolkitError for a file of another
-    format, or with other objects than tensors and plain values.
+    `only` is the prefix of the keys to read, and is removed from them. Raises ToolkitError if the file has another
+    format, or contains objects other than tensors and plain values.
     """
-    is_mapped = _is_zip(source)  # files older than torch 1.6 are read into memory
+    is_mapped = _is_zip(source)  # torch can only map zip files; older files are read into memory
     if is_mapped:
         _refuse_compressed(source, str(source))
     state = _load(partial(torch.load, source, mmap=is_mapped), str(source))
@@ -38,7 +38,7 @@ def read_torch(source: Path, only: str = "") -> Contents:
     for path, value in leaves(_part(state, only, source), _is_tensor, where=str(source)):
         key = joined(path)
         if key in tensors or key in values:
-            raise ToolkitError(f"two of its keys are {key}", where=str(source), fix="save it with other keys")
+            raise ToolkitError(f"two values have the key {key}", where=str(source), fix="rename one of them")
         if _is_tensor(value):
             tensors[key] = _new_tensor(value, path, key, source)
         else:
@@ -47,9 +47,9 @@ def read_torch(source: Path, only: str = "") -> Contents:
 
 
 def read_dcp(source: Path) -> Contents:
-    """The tensors and values of a folder of `dcp.save`. Tensors are read one piece at a time, when they are written.
+    """Return the tensors and values of a `dcp.save` folder. Tensors are read piecewise, only when they are written.
 
-    Raises ToolkitError for metadata that DCP does not write, or for other values than plain ones.
+    Raises ToolkitError for metadata that DCP does not write, or for values that are not plain.
     """
     tensors, values = read_dcp_metadata(source)
     return (
@@ -59,18 +59,18 @@ def read_dcp(source: Path) -> Contents:
 
 
 def _is_zip(source: Path) -> bool:
-    """True for a file of torch.save, False for one older than torch 1.6; else an error that names the format."""
-    size, prefix = read_prefix(source, "a file of torch.save")
+    """Return True for a torch.save file, False for an older one (torch < 1.6). Raises ToolkitError otherwise."""
+    size, prefix = read_prefix(source, "a torch.save file")
     kind = format_from_prefix(size, prefix)
     if kind == "safetensors":
-        raise ToolkitError("starts like a safetensors file", where=str(source), fix="pass --format safetensors")
+        raise ToolkitError("looks like a safetensors file", where=str(source), fix="pass --format safetensors")
     if kind != "torch":
-        raise ToolkitError("does not start like a file of torch.save", where=str(source), fix="name another file")
+        raise ToolkitError("does not look like a torch.save file", where=str(source), fix="pass another file")
     if not prefix.startswith(ZIP):
         return False
     if not zipfile.is_zipfile(source):
         raise ToolkitError(
-            "is truncated: the table of contents at its end is missing", where=str(source), fix=FETCH_AGAIN
+            "is truncated: the zip central directory at its end is missing", where=str(source), fix=FETCH_AGAIN
         )
     return True
 
@@ -80,7 +80,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _part(state: Any, only: str, source: Path, above: str = "") -> Any:
-    """The part of a nested state that `only` names, below `above`; keys may contain dots."""
+    """Return the part of a nested state at the key `only`, which may contain dots; messages start with `above`."""
     if not isinstance(state, dict):
         kind = type(state).__name__
         raise ToolkitError(f"expected a dict, got a {kind}", where=str(source), fix="save a dict of names and tensors")
@@ -90,8 +90,8 @@ def _part(state: Any, only: str, source: Path, above: str = "") -> Any:
         if str(key) == only:
             if not isinstance(value, (dict, list)):
                 kind = type(value).__name__
-                fix = "select the part around it, or omit --only"
-                raise ToolkitError(f"{above}{only} is a single {kind}, not a part", where=str(source), fix=fix)
+                fix = "pass the key of a dict or list to --only, or omit --only"
+                raise ToolkitError(f"{above}{only} is a single {kind}, not a dict or list", where=str(source), fix=fix)
             return value
         if only.startswith(f"{key}.") and isinstance(value, dict):
             return _part(value, only.removeprefix(f"{key}."), source, f"{above}{key}.")
@@ -104,20 +104,20 @@ def _part(state: Any, only: str, source: Path, above: str = "") -> Any:
 
 
 def _new_tensor(tensor: torch.Tensor, path: tuple[str | int, ...], key: str, source: Path) -> NewTensor:
-    # A nested tensor can report that it is strided, and has no shape.
+    # is_nested is checked, too, because a nested tensor may report a strided layout.
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type != "cpu":
         layout = "nested" if tensor.is_nested else tensor.layout
         raise ToolkitError(
             f"{key} is not a dense tensor with data ({layout}, {dtype_name(tensor.dtype)}, {tensor.device})",
             where=str(source),
-            fix="make it a dense tensor with data, and save again",
+            fix="convert this tensor to a dense CPU tensor with data, and save the file again",
         )
     check_dimensions(tensor.shape, f"{source}: {key}")
-    if tensor.nbytes > tensor.untyped_storage().nbytes():  # memory that no file contains
+    if tensor.nbytes > tensor.untyped_storage().nbytes():  # an expanded view could need far more memory than the file
         raise ToolkitError(
-            f"{key} of shape {list(tensor.shape)} repeats the few bytes that are stored",
+            f"{key} of shape {list(tensor.shape)} is an expanded view of fewer stored bytes",
             where=str(source),
-            fix="call .contiguous() on it, and save again",
+            fix="call .contiguous() on this tensor, and save the file again",
         )
 
     def pieces() -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
@@ -135,8 +135,8 @@ def _dcp_pieces(folder: Path, name: str, tensor: StoredTensor) -> Iterator[tuple
     for offset, shape, item in tensor.pieces:
         piece = _load_item(folder, name, item)
         if not _is_tensor(piece) or piece.is_nested or (dtype_name(piece.dtype), piece.shape) != (tensor.dtype, shape):
-            message = f"contains something other than the piece of {name} at {list(offset)}"
-            raise ToolkitError(message, where=str(folder / item.file), fix="save it again")
+            message = f"expected the piece of {name} at {list(offset)}, got other contents"
+            raise ToolkitError(message, where=str(folder / item.file), fix="save the checkpoint again")
         ((_, array),) = _new_tensor(piece, (name,), name, folder / item.file).pieces()
         yield offset, array
 
@@ -153,14 +153,15 @@ def _load_item(folder: Path, name: str, item: StoredItem) -> Any:
 
 
 def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
-    """Refuse a zip that may unpack a few bytes to terabytes. Torch itself writes without compression."""
+    """Raise a ToolkitError for a compressed zip, which could expand to terabytes. Torch never compresses its files."""
     with zipfile.ZipFile(source) as archive:
         is_compressed = any(
             entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size
             for entry in archive.infolist()
         )
     if is_compressed:
-        raise ToolkitError("is compressed, unlike every file of torch", where=where, fix="write it with torch.save")
+        message = "is a compressed zip file, which torch.save never writes and which could expand without limit"
+        raise ToolkitError(message, where=where, fix="save the state again with torch.save")
 
 
 def _load(load: Callable[..., Any], where: str) -> Any:
@@ -169,18 +170,18 @@ def _load(load: Callable[..., Any], where: str) -> Any:
     except Exception as error:  # torch raises almost anything for a broken file
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # seeks in a broken file raise EINVAL
             raise
-        plain = "save only the state dict, of tensors, numbers, strings, lists and dicts"
+        plain = "save only a state dict of tensors, numbers, strings, lists and dicts"
         if refused := re.search(r"GLOBAL (\S+)", str(error)):
-            why, fix = f"it contains {refused.group(1)}", plain
+            why, fix = f"the file contains {refused.group(1)}", plain
         else:
-            why, fix = f"it is damaged or contains other objects ({_reason(error)})", f"{FETCH_AGAIN}, or {plain}"
+            why, fix = f"the file is damaged or contains other objects ({_reason(error)})", f"{FETCH_AGAIN}, or {plain}"
         raise ToolkitError(f"cannot be read as tensors and plain values: {why}", where=where, fix=fix) from None
     refuse_unfolding(state, where)
     return state
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of torch's own message, without its leading advice to trust the file."""
+    """Return the first sentence of torch's own message, without its advice to trust the file."""
     message = str(error)
     message = message.partition("WeightsUnpickler error:")[2].strip() or message
     sentence = message.splitlines()[0].partition(". ")[0] if message else ""

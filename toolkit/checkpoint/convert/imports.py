@@ -1,4 +1,4 @@
-"""Other formats as checkpoints: recognizes the format of a source, reads it, and writes the checkpoint."""
+"""Imports other formats: recognizes the format of a source, reads it, and writes it as a checkpoint."""
 
 import stat
 from collections.abc import Mapping
@@ -26,25 +26,25 @@ Contents = tuple[Mapping[str, NewTensor], Mapping[str, ObjectRecord]]
 
 
 def format_of_name(path: Path) -> str | None:
-    """The format of a file by the suffix of its name."""
+    """Return the format of a file according to its name's suffix, or None if it is unknown."""
     return _SUFFIXES.get(path.suffix)
 
 
 def format_of(source: Path) -> str:
-    """The format of a file or folder, by its names or by the first bytes of the file.
+    """Return the format of a file or folder, according to file names or the first bytes of the file.
 
-    Raises NotFoundError if it does not exist, and ToolkitError if the format is unknown or a checkpoint's.
+    Raises NotFoundError if it does not exist, and ToolkitError if its format is unknown or it already is a checkpoint.
     """
     with reading_source(source):
         if not stat.S_ISDIR(source.stat().st_mode):
             known = format_of_name(source) or format_from_prefix(*read_prefix(source, "the file to import"))
         elif (source / MANIFEST).is_file():
-            raise ToolkitError("is a checkpoint already", where=str(source), fix="use it as it is")
+            raise ToolkitError("is already a checkpoint", where=str(source), fix="use this checkpoint directly")
         else:
             known = _format_of_folder(source)
     if known is None:
-        fix = "name another file, or a folder of dcp.save"
-        raise ToolkitError("is neither a safetensors file nor a file of torch.save", where=str(source), fix=fix)
+        fix = "pass a file of these formats, or a dcp.save folder"
+        raise ToolkitError("is neither a safetensors file nor a torch.save file", where=str(source), fix=fix)
     return known
 
 
@@ -56,21 +56,21 @@ def _format_of_folder(source: Path) -> str:
         return "safetensors"
     files = [path for path in paths if format_of_name(path) == "torch" and path.is_file()]
     raise ToolkitError(
-        f"is a folder with neither a {METADATA} of dcp.save nor safetensors",
+        f"expected a folder with safetensors files, or with the {METADATA} file of dcp.save",
         where=str(source),
-        fix=f"name the file to import, as {files[0]}" if files else "name a file, or the folder that contains these",
+        fix=f"pass the file to import, such as {files[0]}" if files else "pass a file, or a folder with such files",
     )
 
 
 def import_checkpoint(
     source: Path, destination: Path, *, kind: str, step: int = 0, only: str = "", under: str = ""
 ) -> tuple[Path, Manifest]:
-    """Write the checkpoint `destination/step-XXXXXXXX` from `source`; safetensors need no torch.
+    """Write the checkpoint `destination/step-XXXXXXXX` from `source`. Imports torch only for torch's own formats.
 
     Args:
         kind: "safetensors", "torch" or "dcp".
-        only: a prefix of keys, without its last dot: imports only these keys, and removes the prefix from them.
-        under: a prefix to add to every key, without its last dot.
+        only: the prefix, without its last dot, of the keys to import; it is removed from them.
+        under: a prefix, without its last dot, to add to every key.
 
     Raises:
         NotFoundError: the source does not exist.
@@ -82,7 +82,7 @@ def import_checkpoint(
     with reading_source(source):
         tensors, values = _contents(source, kind, only)
     if not tensors and not values:
-        raise ToolkitError("contains no tensors or values", where=str(source), fix="name another source")
+        raise ToolkitError("contains no tensors or values", where=str(source), fix="pass another source")
     _check_values(values, source)
     with writing_to(final):
         manifest = write_checkpoint(
@@ -92,41 +92,41 @@ def import_checkpoint(
 
 
 def _refuse_existing(final: Path, step: int) -> None:
-    """Raise a ToolkitError for an existing checkpoint, before the source is read; suggests the next free step."""
+    """Raise a ToolkitError if the checkpoint exists, before reading the source; the fix suggests the next free step."""
     with writing_to(final):
         if final.exists():
             free = max([step, *committed_steps(final.parent)]) + 1
-            raise ToolkitError("exists already", where=str(final), fix=f"pass --step {free}, or name another folder")
+            raise ToolkitError("already exists", where=str(final), fix=f"pass --step {free}, or another folder")
 
 
 def _outside_of_runs(destination: Path) -> Path:
-    """`destination`; ToolkitError for a run's checkpoints, from which retention may delete any other."""
+    """Return `destination`. Raises ToolkitError if it is in a run, because retention could delete the import."""
     for folder in (destination, destination.parent):
         if RunDirectory(folder).attempts.is_dir():
-            fix = "name another folder, and start a run from that"
-            raise ToolkitError("belongs to a run", where=str(destination), fix=fix)
+            fix = "choose another folder, and start a run from the checkpoint there"
+            raise ToolkitError("is in a run directory", where=str(destination), fix=fix)
     return destination
 
 
 def _contents(source: Path, kind: str, only: str) -> Contents:
-    """The tensors and values of `source` below `only`."""
+    """Return the tensors and values of `source` below `only`."""
     if kind == "safetensors":
         return _below(only, source, read_safetensors(source), {})
-    # Imported here, because only these formats need torch.
+    # Imported here, because only torch's own formats need torch.
     from toolkit.checkpoint.convert.import_torch import read_dcp, read_torch
 
     if kind == "torch":
         return read_torch(source, only)
     if not stat.S_ISDIR(source.stat().st_mode):
-        fix = f"name the folder with {METADATA}, or omit --format"
-        raise ToolkitError("expected a folder of dcp.save, got a file", where=str(source), fix=fix)
+        fix = f"pass the folder with {METADATA}, or omit --format"
+        raise ToolkitError("expected a dcp.save folder, got a file", where=str(source), fix=fix)
     if not (source / METADATA).is_file():
-        raise NotFoundError(f"contains no {METADATA}", where=str(source), fix="name a folder of dcp.save")
+        raise NotFoundError(f"contains no {METADATA}", where=str(source), fix="pass a dcp.save folder")
     return _below(only, source, *read_dcp(source))
 
 
 def _below(only: str, source: Path, tensors: Mapping[str, NewTensor], values: Mapping[str, ObjectRecord]) -> Contents:
-    """The records below `only`, with the prefix removed from their keys."""
+    """Return the records below `only`, with the prefix removed from their keys."""
     refuse_unknown_prefix(only, [*tensors, *values], where=str(source))
     return _renamed(tensors, only), _renamed(values, only)
 
@@ -136,20 +136,20 @@ def _renamed(records: Mapping[str, Record], only: str) -> dict[str, Record]:
 
 
 def _check_values(values: Mapping[str, ObjectRecord], source: Path) -> None:
-    """Refuse values that a checkpoint cannot contain, before anything is written."""
+    """Raise a ToolkitError for values that a checkpoint cannot contain, before any file is written."""
     for key, record in values.items():
         try:
             jsonvalues.encode(record.value, key)
         except ToolkitError as error:
             fix = (
-                "save it as numbers, strings, lists or dicts (a tensor in a list or a dict), "
+                "save numbers, strings, lists or dicts instead (tensors only in lists or dicts), "
                 "or select another part with --only"
             )
             raise ToolkitError(error.message, where=f"{source}: {error.where}", fix=fix) from None
 
 
 def _prefixed(records: Mapping[str, Record], under: str) -> dict[str, Record]:
-    """The records with `under` in front of their keys."""
+    """Return the records with `under` in front of their keys."""
     if not under:
         return dict(records)
     parts: tuple[str | int, ...] = tuple(under.split("."))

@@ -1,4 +1,4 @@
-"""Writes a committed checkpoint from one process, without torch: the result of an import."""
+"""Writes and commits a checkpoint in one process without torch, for imports."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -18,17 +18,16 @@ from toolkit.checkpoint.format.layout import MANIFEST, digest_name, new_token, s
 from toolkit.checkpoint.format.manifest import IMPORTED, FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_body import manifest_from
 from toolkit.checkpoint.format.manifest_file import manifest_text
+from toolkit.checkpoint.saving.finish import MOST_INDEXED_PIECES
 from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import mode_of_files_in, sync, write_text
 from toolkit.version import VERSION
 
-_INDEX_PIECES = 50_000  # as HDF5StorageWriter: larger checkpoints have no index until `toolkit ckpt index`
-
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to write: `pieces` yields (offset, array of the element's `memory` type) until it is complete."""
+    """A tensor to write: `pieces` yields its parts as (offset, array of the `Element.memory` type)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +38,7 @@ class NewTensor:
 def write_checkpoint(
     final: Path, step: int, tensors: Mapping[str, NewTensor], values: Mapping[str, ObjectRecord], *, made_from: str
 ) -> Manifest:
-    """Write and commit the checkpoint `final`. One piece at a time is in memory; a failure leaves no files.
+    """Write and commit the checkpoint `final`, with one piece at a time in memory. A failure leaves no files.
 
     Raises ToolkitError if `final` exists, a value cannot be stored, or the pieces of a tensor do not cover it.
     """
@@ -60,11 +59,11 @@ def write_checkpoint(
             files=files,
         )
         _check(manifest, made_from)
-        if sum(len(record.pieces) for record in records.values()) <= _INDEX_PIECES:
+        if sum(len(record.pieces) for record in records.values()) <= MOST_INDEXED_PIECES:
             write_index(part, manifest)
         write_text(part / MANIFEST, manifest_text(manifest), mode=mode_of_files_in(part))
         commit(part, final, 0)
-    except BaseException:  # an interruption, too, leaves no files
+    except BaseException:  # including Ctrl-C
         discard(part)
         raise
     return manifest
@@ -98,8 +97,8 @@ def _write_tensor(shard: StreamedShard, file: str, key: str, tensor: NewTensor) 
 
 
 def _check(manifest: Manifest, made_from: str) -> None:
-    """Refuse to commit what a reader would refuse: pieces that overlap or leave a hole, as a wrong source may have."""
+    """Raise a ToolkitError if a load would reject the manifest because pieces of the source overlap or are missing."""
     try:
         manifest_from(json.loads(manifest_text(manifest)), where="")
     except CorruptCheckpointError as error:
-        raise ToolkitError(error.message, where=made_from, fix="save or fetch it again") from None
+        raise ToolkitError(error.message, where=made_from, fix="save or fetch this source again") from None

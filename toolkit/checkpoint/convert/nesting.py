@@ -1,7 +1,7 @@
-"""Nested state dicts and their keys: how DCP (torch 2.13) flattens a state dict, and the inverse.
+"""Flattens nested state dicts to keys as DCP (torch 2.13) does, and reverses this.
 
-DCP enters dicts, and lists that contain a tensor or a dict; keys of dicts become strings. The inverse needs the paths
-of a manifest: a key alone does not distinguish a list from a dict, or a separator from a dot in a name.
+DCP descends into dicts, and into lists that contain a tensor or a dict. Keys of dicts become strings. The inverse needs
+the paths of a manifest, because a key does not distinguish a list from a dict, or a separator from a dot in a name.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from toolkit.checkpoint.format.jsonvalues import MOST_LEVELS, too_deep
 from toolkit.errors import ToolkitError
 
 Path = tuple[str | int, ...]
-_PARTS_SHOWN = 3  # of an endless path
-_MOST_ITEMS = 10_000_000  # no model has as many parameters, values and containers
+_PARTS_SHOWN = 3  # how many parts of a path a message shows if a state contains itself, so that its path has no end
+_MOST_ITEMS = 10_000_000  # far above the number of parameters, values and containers of any model
 
 
 def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, where: str) -> Iterator[tuple[Path, Any]]:
-    """The tensors and values of a nested state with their paths. `where` names its file.
+    """Yield the tensors and values of a nested state with their paths. `where` names its file in errors.
 
     Raises ToolkitError if a key is neither a string nor an integer, or the state contains itself.
     """
@@ -39,7 +39,7 @@ def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, whe
 
 
 def refuse_unfolding(state: Any, where: str) -> None:
-    """Raise a ToolkitError for lists that contain one another so often that they expand to over ten million items."""
+    """Raise a ToolkitError if lists or dicts share contents so often that they expand to over ten million items."""
     counts: dict[int, int] = {}  # items of each container, by identity: the items of a shared one are counted once
     waiting = [(state, False)]
     while waiting:
@@ -47,14 +47,14 @@ def refuse_unfolding(state: Any, where: str) -> None:
         if parts_are_counted:
             counts[id(part)] = min(1 + sum(counts.get(id(item), 1) for item in _items(part)), _MOST_ITEMS + 1)
         elif isinstance(part, (Mapping, list, tuple)) and id(part) not in counts:
-            counts[id(part)] = 1  # for a part that contains itself, which `leaves` refuses
+            counts[id(part)] = 1  # prevents an endless loop if a part contains itself, which `leaves` rejects
             waiting.append((part, True))
             waiting.extend((item, False) for item in _items(part))
     if counts.get(id(state), 1) > _MOST_ITEMS:
         raise ToolkitError(
-            f"the same lists or dicts contain one another so often that they expand to over {_MOST_ITEMS:,} items",
+            f"shared references to the same lists or dicts would expand to over {_MOST_ITEMS:,} items",
             where=where,
-            fix="save it without that part",
+            fix="save the state without these shared references",
         )
 
 
@@ -63,7 +63,7 @@ def _items(part: Any) -> Collection[Any]:
 
 
 def _is_entered(items: Sequence[Any], is_tensor: Callable[[Any], bool], levels: int) -> bool:
-    """Whether a list contains a tensor or a dict, or more levels than allowed, which `leaves` refuses."""
+    """Return whether `leaves` descends into a list: it contains a tensor or dict, or `leaves` must report its depth."""
     return levels < 0 or any(
         is_tensor(item)
         or isinstance(item, Mapping)
@@ -73,12 +73,12 @@ def _is_entered(items: Sequence[Any], is_tensor: Callable[[Any], bool], levels: 
 
 
 def joined(path: Path) -> str:
-    """The key of a path."""
+    """Return the key for a path: its parts joined with dots."""
     return ".".join(map(str, path))
 
 
 def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
-    """The state dict with each value at its path; ToolkitError if paths contradict each other, or a list has holes."""
+    """Build the state dict from values by path. Raises ToolkitError if paths conflict, or a list lacks items."""
     root: dict[str | int, Any] = {}
     for path, value in entries.items():
         if len(path) > MOST_LEVELS:
@@ -92,12 +92,12 @@ def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
             raise _contradiction(path)
         node[path[-1]] = value
     if any(not isinstance(part, str) for part in root):
-        raise ToolkitError("expected a dict, got a list", where="the exported part", fix="export the part around it")
+        raise ToolkitError("expected a dict, got a list", where="the exported part", fix="export the dict above it")
     return {str(part): _finished(value, (part,)) for part, value in root.items()}
 
 
 class _Node(dict[str | int, Any]):
-    """A dict or list under construction, as opposed to a value of the state."""
+    """A dict or list that is being built, as opposed to a dict that is a value of the state."""
 
 
 def _finished(value: Any, path: Path) -> Any:
@@ -114,7 +114,7 @@ def _finished(value: Any, path: Path) -> Any:
 
 def _contradiction(path: Path) -> ToolkitError:
     return ToolkitError(
-        "does not fit into a nested state: another value has its path or a part of it",
+        "conflicts with another value, which has the same path or a prefix of it",
         where=joined(path),
         fix="choose another part with --only",
     )

@@ -1,4 +1,4 @@
-"""The part of a checkpoint to export or import: all keys, or the keys below a prefix, which is removed from them."""
+"""Selects the part of a checkpoint to export or import: all keys, or those below a prefix, which is removed."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class Placed(Protocol):
-    """A tensor or a value that knows its path in the nested state."""
+    """A tensor or value record with a path in the nested state."""
 
     @property
     def path(self) -> Path: ...
@@ -24,7 +24,7 @@ class Placed(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A tensor or a value: `key` is its name in the checkpoint, `name` its name in the result."""
+    """A selected tensor or value: `key` is its name in the checkpoint, `name` and `path` are those in the result."""
 
     key: str
     name: str
@@ -33,7 +33,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """The tensors and values to export, and the prefix that was removed from their keys ("" for none)."""
+    """The selected tensors and values, and the prefix that was removed from their keys ("" for none)."""
 
     prefix: str
     tensors: tuple[Chosen, ...]
@@ -42,7 +42,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export, and where to; `before_reading` is called after all checks, before the first tensor is read."""
+    """What to export and where; `before_reading` is called after all checks, before the first tensor is read."""
 
     folder: FilePath
     manifest: Manifest
@@ -53,13 +53,13 @@ class ExportRequest:
 
 
 def select(manifest: Manifest, prefix: str, *, where: str) -> Selection:
-    """The records below `prefix`, a key's first parts joined with dots; all for "". NotFoundError if there are none."""
+    """Select the records below `prefix`, the first parts of a key (all for ""). Raises NotFoundError if none."""
     refuse_unknown_prefix(prefix, [*manifest.tensors, *manifest.objects], where=where)
     return Selection(prefix, tuple(below(prefix, manifest.tensors)), tuple(below(prefix, manifest.objects)))
 
 
 def below(prefix: str, records: Mapping[str, Placed]) -> Iterator[Chosen]:
-    """The records whose keys are below `prefix`; all records for ""."""
+    """Yield the records whose keys are below `prefix`; all records for ""."""
     for key, record in records.items():
         if not prefix:
             yield Chosen(key, key, tuple(record.path))
@@ -68,18 +68,18 @@ def below(prefix: str, records: Mapping[str, Placed]) -> Iterator[Chosen]:
 
 
 def refuse_unknown_prefix(prefix: str, keys: Collection[str], *, where: str) -> None:
-    """Raise a NotFoundError for a prefix without keys below it; names the first parts of keys, such as "model"."""
+    """Raise a NotFoundError if no key is below `prefix`; the fix lists valid prefixes, such as "model"."""
     if not keys:
-        raise NotFoundError("contains no tensors or values", where=where, fix="name another one")
+        raise NotFoundError("contains no tensors or values", where=where, fix="pass another source")
     if not prefix or any(key.startswith(f"{prefix}.") for key in keys):
         return
     known = sorted({key.partition(".")[0] for key in keys if "." in key})
-    fix = f"choose one of: {', '.join(known[:_PREFIXES_SHOWN])}" if known else "omit --only: its keys have one part"
+    fix = f"choose one of: {', '.join(known[:_PREFIXES_SHOWN])}" if known else "omit --only: no key contains a dot"
     raise NotFoundError(f"contains no keys below {prefix!r}", where=where, fix=fix)
 
 
 def _path_below(prefix: str, path: Path) -> Path:
-    """The rest of a path whose first parts, joined with dots, start with `prefix` and a dot."""
+    """Return the rest of a path below `prefix`, which may end within a part that contains dots."""
     for count in range(1, len(path) + 1):
         head = joined(path[:count])
         if head == prefix:
@@ -90,7 +90,7 @@ def _path_below(prefix: str, path: Path) -> Path:
 
 
 def in_groups(items: Sequence[Item], size_of: Callable[[Item], int], most_bytes: int) -> list[list[Item]]:
-    """The items in their order, in groups of at most `most_bytes`; a larger item is a group of its own."""
+    """Split the items, in order, into groups of at most `most_bytes`; a larger item forms its own group."""
     groups: list[list[Item]] = [[]]
     filled = 0
     for item in items:

@@ -1,1 +1,1 @@
-"""A run's folder of checkpoints: its writer, and which checkpoints are committed, complete, kept or removed."""
+"""Manages the `checkpoints` folder of a run: the writer lock, commits, completeness checks, retention and deletion."""

@@ -1,7 +1,7 @@
 """Commits a folder of files as a checkpoint, and renames checkpoints that must not be loaded.
 
-The commit renames `step-X.part-A-N` to `step-X`, after a sync of every file and the folder, and before one of the
-parent. A committed folder is renamed before its deletion, so that an interrupted one leaves no damaged checkpoint.
+The commit syncs every file and the folder, renames `step-X.part-A-N` to `step-X`, and syncs the parent folder. A
+committed folder is renamed before its deletion, so that an interrupted deletion leaves no damaged checkpoint.
 """
 
 import os
@@ -29,7 +29,7 @@ from toolkit.terminal.talk import say_beside
 
 
 def make_checkpoints_folder(directory: Path) -> None:
-    """Make the folder around the checkpoints, in a run with the run's mode, elsewhere with the umask."""
+    """Make the `checkpoints` folder. In a run directory it gets the mode of the run, elsewhere the umask applies."""
     new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     if not new:
         return
@@ -39,18 +39,18 @@ def make_checkpoints_folder(directory: Path) -> None:
     else:
         directory.mkdir(parents=True, exist_ok=True)
     for folder in new:
-        sync(folder.parent)  # else a power failure may remove the name of the folder that contains all checkpoints
+        sync(folder.parent)  # otherwise a power failure could lose the new directory entry, and all checkpoints
 
 
 def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = None) -> Path:
-    """Make the folder in which `attempt` writes `final`, and remove the part folder of its failed save.
+    """Make the folder in which `attempt` writes `final`, and remove part folders that its failed saves left.
 
-    `token` is unique to a process: ranks open files by name, and must fail if another process renamed their folder.
-    `spare`, the folder of a removed checkpoint, becomes the part folder, with its files.
+    `token` is unique to a process, so that ranks fail to open files after another process has renamed their folder.
+    `spare`, the folder of a removed checkpoint, becomes the part folder and keeps its files.
     """
     make_checkpoints_folder(final.parent)
     for left in parts_of(final, attempt):
-        with suppress(FileNotFoundError):  # its owner may remove it, too
+        with suppress(FileNotFoundError):  # the process that wrote the folder may remove it, too
             discard_later(move_aside(left, "stale", attempt))
     part = part_folder(final, attempt, token)
     if spare is not None and _is_reusable(spare):
@@ -65,7 +65,7 @@ def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = Non
 
 
 def _is_reusable(spare: Path) -> bool:
-    """Whether a save may overwrite a folder's files (all regular and writable); sets its mode, or else deletes it."""
+    """Set the mode of a folder and return True if a save may overwrite its files; else delete it and return False."""
     try:
         with os.scandir(spare) as entries:
             is_own = all(entry.is_file(follow_symlinks=False) and os.access(entry.path, os.W_OK) for entry in entries)
@@ -84,7 +84,7 @@ def _is_reusable(spare: Path) -> bool:
 
 
 def _umask() -> int:
-    """This process's umask, from /proc: os.umask can read it only by changing it."""
+    """Return the umask of this process, from /proc, because os.umask can read it only by changing it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
@@ -94,18 +94,18 @@ def _umask() -> int:
 def refuse_existing(final: Path) -> None:
     """Raise a ToolkitError if the checkpoint `final` exists."""
     if final.exists():
-        raise ToolkitError("checkpoint exists already", where=str(final), fix="save under another name, or remove it")
+        raise ToolkitError("checkpoint already exists", where=str(final), fix="use another name, or delete this folder")
 
 
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
-    With `replace` an older `final` is deleted after the commit, and checkpoints of later steps, which belong to an
+    With `replace`, an older `final` is deleted after the commit, and checkpoints of later steps, which belong to an
     abandoned history, get the suffix `.left-<attempt>`.
 
     Raises:
         OwnFailureError, ToolkitError: with `replace`, another attempt or process owns the folder.
-        OSError: the disk failed; with `replace`, this host cannot read which attempt wrote the older checkpoints.
+        OSError: a disk operation failed, or with `replace`, a manifest of an older checkpoint could not be read.
     """
     sync(part)
     if replace:
@@ -116,7 +116,7 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
             hold_folder(final.parent, attempt)
         _rename_to_final(part, final)
     except BaseException:
-        if older is not None and not final.exists():  # else a failed save would remove a checkpoint
+        if older is not None and not final.exists():  # otherwise a failed save would remove a good checkpoint
             older.rename(final)
             sync(final.parent)
         raise
@@ -125,9 +125,9 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
 
 
 def _rename_to_final(part: Path, final: Path) -> None:
-    """Rename, and undo it if the new name cannot be synced to the disk: a failed save leaves no checkpoint.
+    """Rename `part` to `final`; undo this if the new name cannot be synced, so that a failed save leaves no checkpoint.
 
-    Raises OSError if the checkpoint is not committed, and OwnFailureError if a power failure may remove it.
+    Raises OSError if the checkpoint is not committed, and OwnFailureError if it is but may not survive a power failure.
     """
     refuse_existing(final)
     part.rename(final)
@@ -141,15 +141,15 @@ def _rename_to_final(part: Path, final: Path) -> None:
                 f"{final.name} is complete, but its name may not survive a power failure: {os.strerror(error.errno or 0)}",
                 where=str(final.parent),
             ) from error
-        # The files must remain while the disk may still show the folder under its committed name.
+        # Without this sync, the committed name could reappear after a power failure, while the files are being deleted.
         sync(final.parent)
         raise
 
 
 def _move_conflicts_aside(final: Path, attempt: int) -> Path | None:
-    """Rename checkpoints of later steps and an older `final`; returns the path of the latter.
+    """Rename checkpoints of later steps and an older `final`. Returns the new path of the older `final`, or None.
 
-    Precedes the commit, so that a run that is killed in between resumes on the right history.
+    This precedes the commit, so that a run that is killed in between does not resume from an abandoned history.
     """
     step = step_of(final)
     steps = committed_steps(final.parent)
@@ -159,15 +159,16 @@ def _move_conflicts_aside(final: Path, attempt: int) -> Path | None:
         _refuse_newer(folder, attempt)
     for folder in left:
         aside = move_aside(folder, "left", attempt)
-        say_beside(f"{folder.name} belongs to a history that this run has abandoned; moved it to {aside}")
+        abandoned = f"{folder.name} belongs to a history that this run has abandoned"
+        say_beside(f"{abandoned}, because it continued from an earlier step; renamed it to {aside}")
     return move_aside(older, "replaced", attempt) if older is not None else None
 
 
 def _refuse_newer(folder: Path, attempt: int) -> None:
-    """Raise an OwnFailureError for a checkpoint that a later attempt saved; a listing of attempts may be old (NFS).
+    """Raise an OwnFailureError if a later attempt saved this checkpoint; NFS may not list that attempt yet.
 
-    A damaged one may be renamed, because no attempt loads it. The errors of an unreadable manifest keep the checkpoint:
-    a later attempt may have saved it.
+    A damaged checkpoint may be renamed, because no attempt loads it. Other errors of reading the manifest are raised,
+    because a later attempt may have saved the checkpoint.
     """
     if not is_of_a_run(folder.parent):
         return
@@ -178,10 +179,10 @@ def _refuse_newer(folder: Path, attempt: int) -> None:
 
 
 def move_aside(folder: Path, reason: str, attempt: int) -> Path:
-    """Rename a checkpoint so that nothing loads it, and return its new path.
+    """Rename a checkpoint so that no load uses it, and return its new path.
 
-    `reason` is part of the new name. `bad`: damaged. `stale`: a part folder of an abandoned attempt. `left`: of a
-    history that the run abandoned. `replaced`: by a newer save of the same step. `removed`: about to be deleted.
+    `reason` is part of the new name. `bad`: damaged. `stale`: a part folder of an abandoned attempt. `left`: the step
+    is later than the one from which the run continued. `replaced`: the step was saved again. `removed`: to be deleted.
     """
     base = folder.name if aside_of(folder) is None else folder.name.rsplit(".", 1)[0]
     aside = folder.with_name(f"{base}.{reason}-{attempt}")
@@ -195,15 +196,15 @@ def move_aside(folder: Path, reason: str, attempt: int) -> Path:
 
 
 def take_over(directory: Path, attempt: int) -> None:
-    """Put a `checkpoints` folder in order for a new attempt; OwnFailureError if this host cannot read or rename in it.
+    """Clean up a `checkpoints` folder for a new attempt. Raises OwnFailureError if this host cannot do so.
 
-    Renames part folders of older attempts before deleting them, so that ranks that still run cannot commit. Restores a
-    checkpoint that was renamed for a newer save which did not finish. Finishes interrupted deletions.
+    Renames part folders of older attempts before deleting them, so that their ranks, if still running, cannot commit.
+    Restores the name of a checkpoint whose replacement was not saved completely. Finishes interrupted deletions.
     """
     try:
         _put_in_order(directory, attempt)
     except OSError as error:
-        raise host_cannot_read(error, directory, "cannot be put in order") from None
+        raise host_cannot_read(error, directory, "cannot be cleaned up for a new attempt") from None
 
 
 def _put_in_order(directory: Path, attempt: int) -> None:
@@ -224,7 +225,7 @@ def _put_in_order(directory: Path, attempt: int) -> None:
 
 
 def _others_write(directory: Path, attempt: int) -> bool:
-    """Whether another process, or another Checkpointer of this process for the same attempt, may use the folders."""
+    """Return whether another process, or another Checkpointer of this process and attempt, may be using the folder."""
     try:
         owner = refuse_others(directory, attempt)
     except ToolkitError:

@@ -1,6 +1,6 @@
-"""Deletes removed checkpoints in the background, one at a time: terabytes take minutes, and all ranks would wait.
+"""Deletes removed checkpoints in the background, one at a time: deleting terabytes takes minutes, and ranks would wait.
 
-The next attempt finishes the deletions that the exit of the process interrupts.
+If the process exits during a deletion, the next attempt finishes it.
 """
 
 import atexit
@@ -12,25 +12,25 @@ from pathlib import Path
 
 from toolkit.terminal.talk import say_beside
 
-LAST_DELETIONS_S = 5.0  # at the exit of a rank; launchers kill ranks that run much longer than the others
+LAST_DELETIONS_S = 5.0  # how long an exiting rank may wait; launchers kill ranks that exit much later than the others
 _THREAD = "checkpoint deletion"
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder that is not a checkpoint; logs errors (NFS keeps a folder while a file in it is open)."""
+    """Delete a folder that is not a checkpoint. Only logs errors, as NFS keeps a folder while a file in it is open."""
     try:
-        if folder.is_symlink():  # its target is not ours
+        if folder.is_symlink():  # toolkit does not own the target of the link
             folder.unlink()
         else:
             shutil.rmtree(folder)
     except FileNotFoundError:
-        return  # another attempt deletes it, too
+        return  # another attempt has deleted this folder
     except OSError as error:
         say_beside(f"{folder} could not be deleted: {error}")
 
 
 def discard_later(folder: Path) -> None:
-    """Like `discard`, in the background, after earlier deletions."""
+    """Call `discard` in the background, after earlier deletions have finished."""
     earlier = _deletions()
 
     def work() -> None:
@@ -43,24 +43,24 @@ def discard_later(folder: Path) -> None:
 
 
 def discard_at_end(folder: Path) -> None:
-    """Like `discard_later`, when the process exits, unless the folder was renamed in the meantime."""
+    """Delete a folder when the process exits, unless it was renamed in the meantime."""
     _await_at_exit()
-    atexit.register(discard_later, folder)  # runs before what `_await_at_exit` registered
+    atexit.register(discard_later, folder)  # runs before the function that `_await_at_exit` registered
 
 
 def _deletions() -> list[threading.Thread]:
-    """The running deletions. A fork has none of its parent's, so this needs no lock that a fork could inherit."""
+    """Return the running deletion threads, found by name: a fork could inherit the lock of a list while it is held."""
     return [thread for thread in threading.enumerate() if thread.name == _THREAD]
 
 
 @cache
 def _await_at_exit() -> None:
-    """Wait for deletions at exit: after a run's last save no later attempt finishes them."""
+    """Wait for deletions at exit: no later attempt would finish those of the last save of a run."""
     atexit.register(await_deletions, LAST_DELETIONS_S)
 
 
 def await_deletions(timeout_s: float) -> bool:
-    """Wait for the deletions of `discard_later`; False if they take longer than `timeout_s`."""
+    """Wait for deletions that `discard_later` started; False if they take longer than `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     threads = _deletions()
     for thread in threads:

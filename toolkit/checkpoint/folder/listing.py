@@ -1,4 +1,4 @@
-"""Lists a `checkpoints` folder: committed checkpoints, and folders with a suffix, which are not loaded."""
+"""Lists a `checkpoints` folder: committed checkpoints, and folders whose suffix excludes them from loads."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +10,22 @@ from toolkit.errors import NotFoundError, ToolkitError
 
 __all__ = ["Summary", "checkpoint_folders", "is_checkpoint_folder", "summarise"]
 
-# The meanings of the suffixes of `commit.move_aside`.
+# What the suffixes that `commit.move_aside` and others append to folder names mean.
 _MEANING = {
-    "part": "not committed: attempt {attempt} is writing it, or was interrupted",
+    "part": "not committed: attempt {attempt} is writing it, or was interrupted while writing",
     "bad": "found damaged by attempt {attempt}",
-    "aside": "archived: start {attempt} resumed from an earlier one",
-    "left": "of a history that attempt {attempt} abandoned",
-    "stale": "not committed, of an abandoned attempt",
+    "aside": "archived: start {attempt} resumed from an earlier checkpoint",
+    "left": "belongs to a history that attempt {attempt} abandoned",
+    "stale": "not committed, left by an abandoned attempt",
     "replaced": "replaced by attempt {attempt}",
     "removed": "being deleted by attempt {attempt}, or partly deleted",
 }
-_DCP_METADATA = ".metadata"  # the file that marks a folder of torch.distributed.checkpoint
+_DCP_METADATA = ".metadata"  # the file that identifies a torch.distributed.checkpoint folder
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One folder. `step` is None if nothing loads it; the other numbers need a good manifest."""
+    """One checkpoint folder. `step` is None if loads ignore it; the counts are None if its manifest is unreadable."""
 
     path: Path
     step: int | None
@@ -37,18 +37,18 @@ class Summary:
 
     @property
     def good(self) -> bool:
-        """Committed, and passes the quick check."""
+        """Whether the checkpoint is committed and passes the quick check."""
         return self.status == "ok"
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Whether a path is one checkpoint's folder, committed or not, by its name or by its manifest."""
+    """Return whether a path is the folder of one checkpoint, committed or not, according to its name or manifest."""
     has_name = step_of(path) is not None or aside_of(path) is not None
     return path.is_dir() and (has_name or (path / MANIFEST).exists())
 
 
 def checkpoint_folders(path: Path) -> list[Path]:
-    """The checkpoints of a path, by step: itself, or those of a run or its `checkpoints` folder, committed or not.
+    """Return the checkpoints at a path, sorted by step: the path itself, or those in a run or `checkpoints` folder.
 
     Raises NotFoundError if there are none, and OwnFailureError if this host cannot read the folder.
     """
@@ -65,7 +65,7 @@ def checkpoint_folders(path: Path) -> list[Path]:
 
 
 def _sort_key(folder: Path) -> tuple[int, str] | None:
-    """The step and name of a folder: by name alone, nine digits would sort before eight."""
+    """Return the step and name of a folder: names alone would sort a step of nine digits before one of eight."""
     aside = aside_of(folder)
     step = step_of(folder) if aside is None else step_of(folder.with_name(aside[0]))
     return None if step is None else (step, folder.name)
@@ -74,21 +74,21 @@ def _sort_key(folder: Path) -> tuple[int, str] | None:
 def _no_checkpoint(path: Path, inside: Path) -> NotFoundError:
     if (path / _DCP_METADATA).exists():
         return NotFoundError(
-            "is a checkpoint of torch.distributed.checkpoint (DCP)",
+            "is a torch.distributed.checkpoint (DCP) folder, not a toolkit checkpoint",
             where=str(path),
-            fix="`toolkit ckpt import` reads it",
+            fix="convert it with `toolkit ckpt import`",
         )
     if (path / "tasks").is_dir():
-        fix = f"name a task of this array run: {path.name}_0, {path.name}_1, ..."
+        fix = f"pass a task of this array run: {path.name}_0, {path.name}_1, ..."
     elif inside != path:
-        fix = "wait for the run to save one"
+        fix = "wait until the run has saved a checkpoint"
     else:
-        fix = "name a run, its checkpoints folder or one step folder"
+        fix = "pass a run, its checkpoints folder or one step folder"
     return NotFoundError("there is no checkpoint here", where=str(path), fix=fix)
 
 
 def summarise(folder: Path) -> Summary:
-    """The summary of one folder, from the manifest and the files' sizes."""
+    """Return the summary of one folder, from its manifest and its file sizes."""
     aside = aside_of(folder)
     if aside is not None:
         _, reason, attempt = aside

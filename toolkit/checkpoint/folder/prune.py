@@ -1,4 +1,4 @@
-"""What to remove from a `checkpoints` folder without a writer: checkpoints beyond retention, and leftovers."""
+"""Selects and removes surplus checkpoints and leftovers in a `checkpoints` folder to which no process writes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -23,16 +23,16 @@ _LEFTOVERS = {
 _UNFINISHED = {"part": "an interrupted save"}
 _ARCHIVED = {
     "bad": "found damaged",
-    "left": "of a history that the run abandoned",
+    "left": "belongs to a history that the run abandoned",
     "aside": "archived by a resume from an earlier step",
 }
-# Nothing reads folders with these suffixes, so they need no rename before the deletion.
+# No process reads folders with these suffixes, so they need no rename before the deletion.
 _BEING_DELETED = ("stale", "removed", "replaced")
 
 
 @dataclass(frozen=True)
 class Removal:
-    """One folder to remove, and why."""
+    """A folder to remove, the reason, and its size."""
 
     folder: Path
     why: str
@@ -40,9 +40,9 @@ class Removal:
 
 
 class CompletenessCheck:
-    """Checks the checkpoints that decide what to keep, each once, and remembers their problems.
+    """Checks whether checkpoints are complete, each only once, and remembers their problems.
 
-    With `full` it reads every byte, and calls `before_reading` with each checkpoint first.
+    With `full` it reads every byte of a checkpoint, after calling `before_reading` with its folder.
     """
 
     def __init__(self, *, full: bool = False, before_reading: Callable[[Path], None] = lambda folder: None) -> None:
@@ -56,7 +56,7 @@ class CompletenessCheck:
         return {folder: problem for folder, problem in self._problems.items() if problem}
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether the checkpoint passes the check; OwnFailureError if this host cannot read it."""
+        """Return whether the checkpoint passes the check. Raises OwnFailureError if this host cannot read it."""
         if folder not in self._problems:
             self._problems[folder] = self._first_problem(folder)
         return not self._problems[folder]
@@ -68,7 +68,7 @@ class CompletenessCheck:
             _, problems = (verify_fully if self.full else verify_quickly)(folder)
         except OwnFailureError:
             raise
-        except ToolkitError as error:  # of another version of the format, which this version cannot check
+        except ToolkitError as error:  # this version of toolkit cannot check another format version
             return error.message
         return str(problems[0]) if problems else ""
 
@@ -82,13 +82,13 @@ def removals(
     aside: bool,
     check: CompletenessCheck | None = None,
 ) -> list[Removal]:
-    """The folders to remove, the lowest step first; changes nothing.
+    """Return the folders to remove, lowest step first. Removes nothing itself.
 
     Args:
         directory: a `checkpoints` folder.
         source: the checkpoint from which the user resumed the run; kept, because the next attempt may need it.
-        unfinished: also `.part-*`, which a process may be writing.
-        aside: also folders that were archived for inspection: `.bad-*`, `.left-*` and `.aside-*`.
+        unfinished: include `.part-*` folders, which a process may be writing.
+        aside: include folders that were archived for inspection: `.bad-*`, `.left-*` and `.aside-*`.
         check: decides which checkpoints are complete; by default the quick check.
 
     Raises NotFoundError if there are no checkpoints, and OwnFailureError if this host cannot read the folder.
@@ -107,18 +107,18 @@ def removals(
 
 
 def _why_leftover(folder: Path, reasons: dict[str, str], check: CompletenessCheck) -> str:
-    """Why to remove a folder with a suffix; "" to keep it."""
+    """Return the reason to remove a folder with a suffix; "" to keep it."""
     aside = aside_of(folder)
     if aside is None:
         return ""
     committed, reason, _ = aside
     if reason == "replaced" and not check.is_whole(folder.with_name(committed)):
-        return ""  # the newer save did not finish: the next attempt restores its name
+        return ""  # the newer save did not finish, so the next attempt restores the name of this folder
     return reasons.get(reason, "")
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder, without those that vanish in the meantime."""
+    """Return the total size of the files in a folder in bytes, ignoring files that vanish meanwhile."""
     return sum(_sizes(folder))
 
 
@@ -132,7 +132,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def remove(removal: Removal, attempt: int) -> bool:
-    """Rename and delete a folder (a partly deleted one never has a checkpoint's name); False if files remain."""
+    """Rename a folder, so that it does not look committed while it is deleted, and delete it; False if files remain."""
     aside = aside_of(removal.folder)
     folder = removal.folder
     if aside is None or aside[1] not in _BEING_DELETED:

@@ -1,6 +1,6 @@
-"""Which checkpoints to keep: the newest few, every N-th step for ever, and the best by a metric.
+"""Decides which checkpoints to keep: the newest few, those at every N-th step, and the best by a metric.
 
-A checkpoint that fails the quick check does not count as kept, so that the requested number of good ones remains.
+Checkpoints that fail the quick check do not count, so that the requested number of undamaged ones remains.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from toolkit.terminal.talk import say_beside
 
 __all__ = ["Retention"]
 
-METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
+METRIC = "metric"  # a key in the `state` of a manifest: {"metric": {"name": "loss", "value": 1.23}}
 
 
 class RetentionSettings(Protocol):
-    """The keys of the job's table `[checkpoint]` that retention uses."""
+    """The keys of the `[checkpoint]` table of a job file that affect retention."""
 
     keep_last: int
     keep_every: int
@@ -36,11 +36,11 @@ class RetentionSettings(Protocol):
 
 @dataclass(frozen=True)
 class Retention:
-    """Which committed checkpoints to keep: those that any of the keys keeps.
+    """Rules for which committed checkpoints to keep: those that at least one rule keeps.
 
-    last: the newest ones, at least 1.
-    every: keeps steps that are a multiple of it for ever; 0 keeps none.
-    best: the number of those with the best metric; never one without a metric, or with NaN.
+    last: the number of newest checkpoints to keep, at least 1.
+    every: keeps steps that are a multiple of it permanently; 0 disables this rule.
+    best: the number of checkpoints with the best metric to keep; those without a metric, or with NaN, do not count.
     """
 
     last: int = 3
@@ -50,16 +50,16 @@ class Retention:
 
     @classmethod
     def of(cls, settings: RetentionSettings) -> Retention:
-        """The retention of the job's table `[checkpoint]`."""
+        """Return the rules that the `[checkpoint]` table of a job file sets."""
         return cls(settings.keep_last, settings.keep_every, settings.keep_best, settings.best_mode == "min")
 
     def __post_init__(self) -> None:
         for name, least in (("last", 1), ("every", 0), ("best", 0)):
             if getattr(self, name) < least:
                 raise ToolkitError(
-                    f"keep_{name} is {getattr(self, name)}",
+                    f"expected at least {least}, got {getattr(self, name)}",
                     where=f"checkpoint.keep_{name}",
-                    fix="keep 1 checkpoint or more" if least else "choose 0 or more",
+                    fix=f"set checkpoint.keep_{name} to at least {least}",
                 )
 
 
@@ -69,21 +69,21 @@ def surplus_steps(
     retention: Retention,
     in_use: Collection[int] = (),
 ) -> list[int]:
-    """The steps to remove, lowest first; none if fewer than `retention.last` are complete.
+    """Return the steps to remove, lowest first; none if fewer than `retention.last` checkpoints are complete.
 
-    Damaged ones newer than the oldest of those stay, too: a load renames them, and deletion would destroy the evidence.
+    Keeps damaged checkpoints that are newer than the oldest of these, because deletion would destroy the evidence.
 
     Args:
         metrics: every committed step, with the metric that its checkpoint recorded.
         is_whole: called only for the newest and the best steps, until enough are complete.
-        in_use: steps to keep at any age.
+        in_use: steps to keep regardless of the rules.
     """
     newest = _first(sorted(metrics, reverse=True), is_whole, retention.last)
     if len(newest) < retention.last:
         return []
     rated = {step: value for step, value in metrics.items() if value is not None and not math.isnan(value)}
     sign = 1 if retention.lower_is_better else -1
-    # If values are equal, the earliest step is the best: later ones do not improve on it.
+    # Among equal values the earliest step is the best, because later ones do not improve on it.
     by_worth = sorted(rated, key=lambda step: (sign * rated[step], step))
     stay = {*_first(by_worth, is_whole, retention.best), *in_use}
     return [
@@ -106,7 +106,7 @@ def _first(steps: list[int], is_whole: Callable[[int], bool], count: int) -> lis
 def surplus_folders(
     directory: Path, retention: Retention, in_use: Collection[int] = (), is_whole: Callable[[Path], bool] | None = None
 ) -> list[Path]:
-    """The committed checkpoints to remove, oldest first; `is_whole` is by default the quick check. Changes nothing.
+    """List the checkpoints to remove, lowest step first. Removes nothing. By default `is_whole` is the quick check.
 
     Raises OwnFailureError if this host cannot read a checkpoint that affects the choice.
     """
@@ -117,32 +117,32 @@ def surplus_folders(
 
 
 def retain(directory: Path, retention: Retention, attempt: int, in_use: Collection[int] = ()) -> list[Path]:
-    """Rename the surplus checkpoints so that nothing loads them, and return these folders, for deletion.
+    """Rename the surplus checkpoints so that no load uses them, and return their new paths, for deletion.
 
-    Keeps all, and logs why, if this host cannot read a checkpoint that affects the choice.
+    If this host cannot read a checkpoint that affects the choice, keeps all of them and logs the reason.
     """
     try:
         surplus = surplus_folders(directory, retention, in_use)
     except OwnFailureError as error:
-        say_beside(f"keeping older checkpoints: {error}")
+        say_beside(f"keeping older checkpoints: one could not be read: {error}")
         return []
     return [move_aside(folder, "removed", attempt) for folder in surplus]
 
 
 def metric_of(state: Mapping[str, Any]) -> float | None:
-    """The value of the metric in a checkpoint's `state`; None if it has none."""
+    """Return the value of the metric in the `state` of a checkpoint, or None if it has none."""
     recorded = state.get(METRIC)
     value = recorded.get("value") if isinstance(recorded, dict) else None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
         return float(value)
-    except OverflowError:  # an integer above the largest float
+    except OverflowError:  # the metric is an integer above the largest float
         return math.inf if value > 0 else -math.inf
 
 
 def recorded_metric(folder: Path) -> float | None:
-    """The metric of a committed checkpoint; None if missing or damaged, OwnFailureError or OSError if not readable."""
+    """Return the metric of a checkpoint, None if missing or damaged. Raises OwnFailureError, OSError if unreadable."""
     try:
         stat = (folder / MANIFEST).stat()
     except FileNotFoundError:
@@ -152,21 +152,21 @@ def recorded_metric(folder: Path) -> float | None:
 
 @lru_cache(maxsize=4096)
 def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
-    """The metric in a manifest. Cached: a manifest may be large, and many are kept for ever."""
+    """Return the metric in a manifest. Cached, because manifests may be large and are read at every save."""
     try:
         state = jsonvalues.decode(read_body(folder).get("state", {}), "state")
         return metric_of(state) if isinstance(state, dict) else None
     except OwnFailureError:
         raise
-    except ToolkitError:  # damaged, or of another version of the format
+    except ToolkitError:  # the manifest is damaged, or has another format version
         return None
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a checkpoint passes the quick check."""
+    """Return whether a checkpoint passes the quick check."""
     try:
         return is_whole(folder)
     except OwnFailureError:
         raise
-    except ToolkitError:  # another version of toolkit wrote it, which this one cannot check
+    except ToolkitError:  # this version of toolkit cannot check another format version
         return False

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint is complete. Quick: the manifest and every file's presence and size. Full: every byte."""
+"""Checks that a checkpoint is complete. Quick: the manifest, and that all files exist in full size. Full: all bytes."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ NAMED_TENSORS = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a checkpoint; `block` counts 4 MiB blocks, `tensors` have bytes in it, and `str` names a few."""
+    """One problem of a checkpoint: `block` is the number of a 4 MiB block, `tensors` those with bytes in it."""
 
     file: str
     what: str
@@ -43,7 +43,7 @@ class Problem:
 
 
 def open_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder; errors as in `read_manifest`, and OwnFailureError if this host cannot read it."""
+    """Read the manifest of a folder; errors as in `read_manifest`, and OwnFailureError if this host cannot read it."""
     path = folder / MANIFEST
     try:
         size_of_file(path)  # opening a pipe would block
@@ -53,7 +53,7 @@ def open_manifest(folder: Path) -> Manifest:
 
 
 def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check the manifest's own digest and step, and presence and size of every file; reads no data.
+    """Check the manifest's own digest and step, and that each file exists with its size. Reads no data.
 
     Raises OwnFailureError if this host cannot read the folder, and ToolkitError for a manifest of another version.
     """
@@ -65,7 +65,7 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether `verify_quickly` would find no problem, without reading the manifest's tensors; same errors."""
+    """Return whether `verify_quickly` finds no problem, but without parsing the manifest's tensors; same errors."""
     path = folder / MANIFEST
     try:
         size_of_file(path)
@@ -80,7 +80,7 @@ def is_whole(folder: Path) -> bool:
 
 @lru_cache(maxsize=64)
 def _step_and_files(folder: Path, _version: tuple[int, int, int]) -> tuple[object, tuple[FileRecord, ...]]:
-    """The step and files of a manifest. Cached: one of thousands of ranks takes a second, and retention reads several."""
+    """Return the step and files of a manifest. Cached: with thousands of ranks, reading one takes a second."""
     body = read_body(folder)
     return body.get("step"), files_from(body, where=str(folder / MANIFEST))
 
@@ -102,15 +102,15 @@ def _missing_or_cut(folder: Path, files: Sequence[FileRecord]) -> list[Problem]:
 
 
 def _wrong_step(folder: Path, step: object) -> list[Problem]:
-    """The problem of a folder whose name states another step: its files themselves may be undamaged."""
+    """Return the problem of a folder whose name states another step than the manifest; its files may be undamaged."""
     named = step_of(folder)
     if named is None or named == step:
         return []
-    return [Problem(MANIFEST, f"is of step {step}, the folder is named after step {named}")]
+    return [Problem(MANIFEST, f"is of step {step}, but the folder is named after step {named}")]
 
 
 def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check every byte of every listed file, except those that fail the quick check; errors as in `verify_quickly`."""
+    """Check every byte of all listed files, except files that fail the quick check; errors as in `verify_quickly`."""
     manifest, problems = verify_quickly(folder)
     if manifest is None:
         return None, problems
@@ -121,9 +121,9 @@ def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
 def verify_bytes(
     folder: Path, manifest: Manifest, but: Collection[str] = (), read: Callable[[int], None] = lambda count: None
 ) -> list[Problem]:
-    """Check every byte of the files that a manifest lists, and that HDF5 shows the same in them.
+    """Check every byte of the files that a manifest lists, and that HDF5 reads the same tensors from them.
 
-    `but` are the names of files to skip. Threads call `read` with the number of bytes read since their last call.
+    `but` contains the names of files to skip. Threads call `read` with the number of bytes read since their last call.
     Raises OwnFailureError if this host cannot read a file.
     """
     wanted = {folder / file.name: file for file in manifest.files if file.name not in but}
@@ -140,7 +140,7 @@ def verify_bytes(
 
 
 def _problems_of(folder: Path, file: FileRecord, blocks: Sequence[Block], manifest: Manifest) -> list[Problem]:
-    """The problems of one file: its damaged blocks if its digest file can identify them, otherwise the whole file."""
+    """Return the problems of a file: its damaged blocks if the digest file identifies them, otherwise one for all."""
     digests = tuple(block for block in blocks if isinstance(block, str))
     readable = len(digests) == len(blocks)
     if readable and BlockDigests(file.size, digests).whole == file.digest:
@@ -153,7 +153,7 @@ def _problems_of(folder: Path, file: FileRecord, blocks: Sequence[Block], manife
         for number, (block, digest) in enumerate(zip(blocks, saved_blocks, strict=True))
         if (problem := _problem_of_block(block, digest))
     ]
-    return problems or [Problem(file.name, "does not have the digest that the manifest states")]
+    return problems or [Problem(file.name, "does not match its digest in the manifest")]
 
 
 def _problem_of_block(block: Block, saved: str | None) -> str:
@@ -163,18 +163,18 @@ def _problem_of_block(block: Block, saved: str | None) -> str:
 
 
 def _saved_digests(folder: Path, file: FileRecord) -> BlockDigests | None:
-    """The digests of a shard file as they were saved; None if they are damaged, or the file is not a shard."""
+    """Return the block digests that were saved with a shard file, or None if they are damaged or it is not a shard."""
     if not file.name.endswith(".h5"):
         return None
     try:
         saved = read_digests(folder / digest_name(file.name))
-    except (OSError, CorruptCheckpointError):  # the manifest lists it, too, so that its problem is reported there
+    except (OSError, CorruptCheckpointError):  # reported for the digest file, which the manifest also lists
         return None
     return saved if saved.whole == file.digest else None
 
 
 def _extents_in(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
-    """The first byte, the end and the tensor's name of all pieces in a shard file."""
+    """Return the (first byte, end, tensor name) of all pieces in a shard file."""
     return [
         (inside.start, inside.stop, name)
         for name, record in manifest.tensors.items()
@@ -185,15 +185,15 @@ def _extents_in(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
 
 
 def _tensors_in(extents: Sequence[tuple[int, int, str]], block: int) -> tuple[str, ...]:
-    """Names of the tensors with bytes in one block."""
+    """Return the names of the tensors with bytes in one block."""
     first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
     names = (name for begins, ends, name in extents if begins < end and first < ends)
-    return tuple(dict.fromkeys(names))  # each once: a tensor may have several chunks in a block
+    return tuple(dict.fromkeys(names))  # this removes duplicates: a tensor may have several chunks in a block
 
 
 def differing_pieces(folder: Path, file: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(tensor, problem) for each piece that HDF5 shows differently; ("", problem) if it cannot open the file."""
-    # Through a Python file: if HDF5 opens it, a user's HDF5_USE_FILE_LOCKING=TRUE overrides `locking`.
+    """Yield (tensor, problem) for each piece that HDF5 reads differently; ("", problem) if it cannot open the file."""
+    # Opened by Python: if HDF5 opened the file, HDF5_USE_FILE_LOCKING=TRUE in the environment would override `locking`.
     with (folder / file).open("rb") as stream:
         try:
             shard = h5py.File(stream, "r")
@@ -212,26 +212,26 @@ def _differing(shard: h5py.File, file: str, manifest: Manifest) -> Iterator[tupl
 
 
 def _difference(shard: h5py.File, name: str, record: TensorRecord, piece: Piece) -> str:
-    """How HDF5 shows a piece differently, or ""; follows no links, through which HDF5 would open any other file."""
+    """Return how HDF5 reads a piece differently, or "". Follows no soft or external links: they could open any file."""
     node: Any = shard
     try:
         for link in ("tensors", escape(name), dataset_name(piece.offset)):
             if not isinstance(node, h5py.Group) or not isinstance(node.get(link, getlink=True), h5py.HardLink):
-                return f"HDF5 does not find {link} itself"
+                return f"HDF5 finds no hard link {link} for this tensor"
             node = node[link]
     except (KeyError, OSError, RuntimeError) as error:
-        return f"HDF5 cannot read it: {error.args[0]}"
+        return f"HDF5 cannot read this tensor: {error.args[0]}"
     if not isinstance(node, h5py.Dataset):
-        return "HDF5 contains no dataset for it"
+        return "the file contains no HDF5 dataset for this tensor"
     if node.shape != piece.shape or not _has_same_bytes(node, piece):
-        return "HDF5 shows it elsewhere than the manifest"
+        return "HDF5 reads this tensor from other bytes than the manifest states"
     if not node.id.get_type().equal(element(record.dtype).file_type()):
-        return "HDF5 shows it as another type than the manifest"
+        return "HDF5 reads this tensor as another type than the manifest states"
     return ""
 
 
 def _has_same_bytes(dataset: h5py.Dataset, piece: Piece) -> bool:
-    """Whether HDF5 reads the same bytes for a piece, through the same filters."""
+    """Return whether HDF5 reads a piece from the same bytes through the same filters as the manifest states."""
     properties = dataset.id.get_create_plist()
     filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
     if piece.chunks is None:

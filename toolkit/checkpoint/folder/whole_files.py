@@ -1,6 +1,6 @@
-"""Reads whole files at the speed of the disk: several threads, each with one small buffer.
+"""Reads and digests whole files at disk speed, with several threads that each use one small buffer.
 
-A part of 512 KiB stays in the processor's cache between the system's copy and its digest. Both release the GIL.
+A part of 512 KiB stays in the CPU cache between reading and digesting it. Both operations release the GIL.
 """
 
 import errno
@@ -17,25 +17,25 @@ from toolkit.checkpoint.errors import host_cannot_read
 from toolkit.checkpoint.format.digests import BLOCK_BYTES
 
 PART_BYTES = 512 * 1024
-BLOCKS_AT_ONCE = 16  # one thread's work, 64 MiB: small enough to share a file, large enough to read it in order
+BLOCKS_AT_ONCE = 16  # 64 MiB per task: small enough for several threads per file, large enough for sequential reads
 MOST_THREADS = 16
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A block that the disk could not return: from which byte of the file, and why."""
+    """A block that could not be read: the first unreadable byte of the file, and the reason."""
 
     byte: int
     why: str
 
 
-Block = str | Unreadable  # a block's digest, or why it has none
+Block = str | Unreadable  # the digest of a block, or why the block could not be read
 
 
 def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -> Iterator[tuple[Path, list[Block]]]:
-    """The digests of all blocks of some files, in the order given; OwnFailureError if this host cannot read one.
+    """Yield each path with its block digests, in order. Raises OwnFailureError if this host cannot read a file.
 
-    Reads each file to its given size in bytes. Threads call `read` with the number of bytes read since their last call.
+    `files` contains (path, size in bytes). Threads call `read` with the number of bytes read since their last call.
     """
     spans = [
         (path, range(first, min(first + BLOCKS_AT_ONCE * BLOCK_BYTES, size)))
@@ -52,20 +52,20 @@ def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -
             while parts and parts[0][0] == path:
                 blocks += parts.popleft()[1].result()
             yield path, blocks
-    finally:  # also if the caller stops early
+    finally:  # this also runs if the caller stops early
         pool.shutdown(cancel_futures=True)
 
 
 def _threads() -> int:
-    """Twice the processors: half of the threads wait for the disk."""
+    """Return twice the number of CPUs, because about half of the threads wait for the disk."""
     return min(MOST_THREADS, 2 * len(os.sched_getaffinity(0)))
 
 
 def blocks_of_span(path: Path, span: range, read: Callable[[int], None]) -> list[Block]:
-    """The digests of the blocks in a span that starts at a block boundary; OwnFailureError if it is not readable."""
+    """Digest the blocks of a span that starts at a block boundary. Raises OwnFailureError if it is unreadable."""
     buffer = memoryview(bytearray(PART_BYTES))
     try:
-        # Each span has its own descriptor: the system reads ahead for each.
+        # Each span has its own descriptor, because the kernel reads ahead per descriptor.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return [Unreadable(byte, "is missing") for byte in span[::BLOCK_BYTES]]
@@ -92,7 +92,7 @@ def _block(path: Path, descriptor: int, span: range, buffer: memoryview, read: C
                 raise host_cannot_read(error, path) from None
             return Unreadable(at, f"cannot be read from byte {at} on: {os.strerror(errno.EIO)}")
         if not count:
-            return Unreadable(at, f"ends at byte {at}")
+            return Unreadable(at, f"ends too early, at byte {at}")
         digest.update(buffer[:count])
         read(count)
         at += count

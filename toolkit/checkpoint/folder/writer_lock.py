@@ -1,6 +1,6 @@
 """Allows one process to write in a `checkpoints` folder; a second one gets an error that names the first.
 
-In a run the claim of an attempt decides who writes. Elsewhere a user may start the same script twice, both as
+In a run directory only the newest attempt may write. Elsewhere a user may start the same script twice, both as
 attempt 0, so the process that saves first writes its identity to `.writer`, and removes the file at exit.
 """
 
@@ -22,13 +22,13 @@ from toolkit.rundir.files import mode_of_files_in, utc_now
 from toolkit.rundir.layout import RunDirectory
 
 WRITER = ".writer"
-_SIGNING_S = 1.0  # between the creation of the file and its one write; a kill or a power failure may leave it empty
-_TRIES = 50  # each lost to another process
+_SIGNING_S = 1.0  # the longest time between creating and writing the file; a killed process may leave it empty
+_TRIES = 50  # how often to try to create the file if another process creates it first
 
 
 @dataclass(frozen=True)
 class Writer:
-    """The process that writes. `process_started` is the kernel's start time of `pid`, in clock ticks since boot."""
+    """The process that may write. `process_started` is the start time of `pid`, in clock ticks since boot."""
 
     host: str
     pid: int
@@ -38,7 +38,7 @@ class Writer:
 
     @classmethod
     def here(cls, attempt: int) -> Writer:
-        """This process."""
+        """Return the `Writer` for this process."""
         return cls(socket.gethostname(), os.getpid(), process_start_ticks(os.getpid()), attempt, utc_now())
 
     def is_same_process(self, other: Writer) -> bool:
@@ -49,24 +49,24 @@ _UNKNOWN = Writer("", 0, 0, -1, "")
 
 
 def is_of_a_run(directory: Path) -> bool:
-    """Whether a folder is a run's `checkpoints`. Others have no attempts, and the umask decides their modes."""
+    """Return whether a folder is the `checkpoints` of a run. Others have no attempts; the umask sets their modes."""
     return RunDirectory(directory.parent).attempts.is_dir()
 
 
 def given_up(folder: Path, attempt: int, newest: int) -> OwnFailureError:
-    """The error for an attempt that is no longer the newest."""
+    """Return the error for an attempt that is no longer the newest."""
     return OwnFailureError(f"attempt {attempt} was abandoned: attempt {newest} owns the run now", where=str(folder))
 
 
 def refuse_others(directory: Path, attempt: int) -> Writer | None:
     """Raise an error if another process may write in a `checkpoints` folder.
 
-    A run's checkpoints belong to its newest attempt, other folders to the process that saved first, until it exits.
-    Returns the recorded writer, which is this process or may be replaced by it; None if the folder names none.
+    In a run the newest attempt owns the folder, elsewhere the process that saved first, until it exits. Returns the
+    recorded writer, which is this process or one that it may replace; None if no writer is recorded.
 
     Raises:
         OwnFailureError: a later attempt of the run has started.
-        ToolkitError: another process writes there, or may do so on a host whose processes this one cannot check.
+        ToolkitError: another process writes there, or may still run on another host, where this process cannot check.
     """
     newest = max(RunDirectory(directory.parent).attempt_numbers(), default=attempt)
     if newest > attempt:
@@ -75,7 +75,7 @@ def refuse_others(directory: Path, attempt: int) -> Writer | None:
     if owner is None or owner == _UNKNOWN or owner.is_same_process(me):
         return owner
     if is_of_a_run(directory):
-        if owner.attempt > attempt:  # a listing of attempts may be old (NFS)
+        if owner.attempt > attempt:  # NFS may not list the later attempt yet
             raise given_up(directory, attempt, owner.attempt)
         if owner.attempt < attempt:
             return owner
@@ -85,11 +85,11 @@ def refuse_others(directory: Path, attempt: int) -> Writer | None:
 
 
 def _is_taken(directory: Path, owner: Writer, me: Writer) -> ToolkitError:
-    fix = "wait until it exits, or choose another folder for this one"
+    fix = "wait until that process exits, or choose another folder for this one"
     if owner.host == me.host:
         fix += f"; `kill {owner.pid}` stops it"
     else:
-        fix += f"; if it no longer runs, remove {directory / WRITER}"
+        fix += f"; if that process no longer runs, remove {directory / WRITER}"
     return ToolkitError(
         f"process {owner.pid} on {owner.host} (attempt {owner.attempt}) has saved here since {owner.since}, and this is "
         f"process {me.pid} on {me.host} (attempt {me.attempt}): only one of them may write",
@@ -110,11 +110,11 @@ def hold_folder(directory: Path, attempt: int) -> None:
             return
         else:
             _remove_stale(path, owner)
-    raise OwnFailureError("too many processes try to write here", where=str(directory), fix="start one of them")
+    raise OwnFailureError("too many processes try to write here", where=str(directory), fix="start only one process")
 
 
 def _make(path: Path, me: Writer) -> None:
-    """Create the file with this writer, unless another process has created it; the next try reads which one."""
+    """Create the file with this writer, unless another process has just created it, which the next try then reads."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -133,7 +133,7 @@ def _make(path: Path, me: Writer) -> None:
 def _remove_stale(path: Path, owner: Writer) -> None:
     """Remove the file of a writer that exited, unless a new writer has replaced it."""
     away = path.with_name(f"{WRITER}-{os.getpid()}")
-    with suppress(FileNotFoundError):  # another process has removed it
+    with suppress(FileNotFoundError):  # another process has removed the file
         path.rename(away)
         try:
             if _read(away) == owner:
@@ -144,7 +144,7 @@ def _remove_stale(path: Path, owner: Writer) -> None:
 
 
 def _read(path: Path) -> Writer | None:
-    """The writer that the file names; `_UNKNOWN` if the file stays empty, or is damaged."""
+    """Return the writer that the file names, None without a file, or `_UNKNOWN` if it stays empty or is damaged."""
     deadline = time.monotonic() + _SIGNING_S
     while True:
         try:
@@ -158,7 +158,7 @@ def _read(path: Path) -> Writer | None:
 
 
 def _is_running(owner: Writer) -> bool:
-    """Whether a process of this host is running."""
+    """Return whether a process of this host is still running; a reused pid does not count."""
     try:
         return process_start_ticks(owner.pid) == owner.process_started
     except ProcessLookupError:
@@ -171,8 +171,8 @@ def _release_at_exit(path: Path) -> None:
 
 
 def _release(path: Path) -> None:
-    """Remove this process's file at exit; a fork of the process does not own it."""
-    with suppress(OSError):  # the next process sees that this one has exited
+    """Remove the file of this process at exit, but not in a fork, which does not own it."""
+    with suppress(OSError):  # a file that remains does no harm: the next process sees that this one has exited
         owner = _read(path)
         if owner is not None and owner.is_same_process(Writer.here(0)):
             path.unlink()

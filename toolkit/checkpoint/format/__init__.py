@@ -1,1 +1,1 @@
-"""The files of a checkpoint: names, manifest, digests and the offsets of tensors in shard files."""
+"""The file format of checkpoints: file names, manifest, digests, and the offsets of tensors in shard files."""

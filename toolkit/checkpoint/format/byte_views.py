@@ -1,15 +1,15 @@
-"""Bytes that are contiguous in a file and scattered in memory: a sequence of views without copies."""
+"""Splits sequences of memory views, which represent contiguous bytes of a file, without copying them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 _CACHED_BYTES = 512 * 1024
-_CACHED_VIEWS = 256  # a system call accepts 1,024
+_CACHED_VIEWS = 256  # well below the 1,024 buffers that a system call accepts
 
 
 def in_lengths(
     views: Iterable[memoryview], length: int, *, most_views: int | None = None
 ) -> Iterator[list[memoryview]]:
-    """The same bytes in lists of `length` bytes; the last is shorter, and so is one that has `most_views`."""
+    """Regroup the views into lists of `length` bytes. The last one may be shorter, as may one of `most_views` views."""
     collected: list[memoryview] = []
     missing = length
     for view in views:
@@ -28,13 +28,13 @@ def in_lengths(
 
 
 def in_cached_parts(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes in lists that fit into the L2 cache: digesting is then five times as fast as from memory."""
+    """Regroup the views into lists that fit into the L2 cache, where digesting is five times as fast as from memory."""
     return in_lengths(views, _CACHED_BYTES, most_views=_CACHED_VIEWS)
 
 
 def without_first(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """The views without the first `count` bytes."""
-    if count == sum(map(len, views)):  # nearly always: a system call transfers all bytes
+    """Return the views without the first `count` bytes."""
+    if count == sum(map(len, views)):  # the common case: a system call has transferred all bytes
         return []
     rest = list(views)
     while rest and count >= len(rest[0]):

@@ -1,4 +1,4 @@
-"""XXH3-128 digests of a file's 4 MiB blocks: they locate accidental damage, but do not protect against an attacker."""
+"""XXH3-128 digests of the 4 MiB blocks of a file. They locate accidental damage, but do not stop an attacker."""
 
 import re
 import stat
@@ -24,16 +24,16 @@ class BlockDigests:
 
     @property
     def whole(self) -> str:
-        """The file's one digest: XXH3-128 over its block digests, as raw bytes, in order."""
+        """The digest of the whole file: XXH3-128 over the raw bytes of its block digests, in order."""
         return xxhash.xxh3_128_hexdigest(bytes.fromhex("".join(self.blocks)))
 
     def text(self) -> str:
-        """The content of a `.digest` file: a header, then one line of 32 hex digits for each block."""
+        """Return the content of a `.digest` file: a header, then one line of 32 hex digits for each block."""
         return "\n".join([f"{_HEADER}{self.size}", *self.blocks, ""])
 
 
 def size_of_file(path: Path) -> int:
-    """A file's size in bytes; CorruptCheckpointError if missing or not regular (a link may lead out of the folder)."""
+    """Return the size in bytes. Raises CorruptCheckpointError if missing or not regular (a link may lead elsewhere)."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def digests_of_file(path: Path) -> BlockDigests:
     size = 0
     buffer = memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb") as file:
-        # A buffered file's readinto stops early only at the end of the file.
+        # readinto of a buffered file returns fewer bytes only at the end of the file.
         while count := file.readinto(buffer):
             blocks.append(xxhash.xxh3_128_hexdigest(buffer[:count]))
             size += count
@@ -57,7 +57,7 @@ def digests_of_file(path: Path) -> BlockDigests:
 
 
 def digests_of_text(text: str) -> BlockDigests:
-    """The digests of a file with this string as UTF-8."""
+    """Return the digests of a file that contains this string as UTF-8."""
     data = memoryview(text.encode())
     blocks = (data[first : first + BLOCK_BYTES] for first in range(0, len(data), BLOCK_BYTES))
     return BlockDigests(len(data), tuple(map(xxhash.xxh3_128_hexdigest, blocks)))
@@ -68,8 +68,8 @@ def read_digests(path: Path) -> BlockDigests:
     lines = path.read_text(encoding="ascii", errors="replace").split("\n")
     header, blocks = _HEADER_LINE.fullmatch(lines[0]), lines[1:-1]
     if header is None or lines[-1] or not all(map(_DIGEST.fullmatch, blocks)):
-        raise CorruptCheckpointError("is not a digest file", where=str(path))
+        raise CorruptCheckpointError("is not a valid digest file", where=str(path))
     size = int(header.group(1))
     if len(blocks) != -(-size // BLOCK_BYTES):
-        raise CorruptCheckpointError(f"has {len(blocks)} digests for {size} bytes", where=str(path))
+        raise CorruptCheckpointError(f"has {len(blocks)} digests, the wrong number for {size} bytes", where=str(path))
     return BlockDigests(size, tuple(blocks))

@@ -1,7 +1,7 @@
 """Element types of tensors: in torch, in memory as numpy, and in the HDF5 file.
 
-bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits. The 8-bit floats are unsigned bytes with an attribute
-that names the type: HDF5's float model has no formats without infinities, and would read 256 as inf.
+bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits. The 8-bit floats are stored as unsigned bytes with an
+attribute that names the type: HDF5 does not support floats without infinities, and would read 256 as inf.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class Element:
-    """One element type: torch's name without "torch.", and the numpy type with the same bits.
+    """One element type: torch's name without "torch.", and the numpy type `memory` with the same bits.
 
-    `missing` is the value that the index shows if a file is missing: NaN if the type has one, else zero.
+    `missing` is the value that the index returns if a shard file is missing: NaN if the type has one, else zero.
     """
 
     name: str
@@ -25,20 +25,20 @@ class Element:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element."""
+        """The size of one element in bytes."""
         return self.memory.itemsize
 
     def file_type(self) -> h5t.TypeID:
-        """The HDF5 type; it has the same bits as `memory`, so that reading and writing never convert."""
+        """Return the HDF5 type. It has the same bits as `memory`, so that HDF5 never converts elements."""
         if self.name == "bfloat16":
             return _bfloat16()
         return h5t.py_create(self.memory, logical=True)
 
 
 def _bfloat16() -> h5t.TypeID:
-    """bfloat16 as an HDF5 float: sign bit 15, exponent bits 7..14, mantissa bits 0..6, bias 127."""
+    """Return bfloat16 as an HDF5 float: sign bit 15, exponent bits 7..14, mantissa bits 0..6, bias 127."""
     kind = h5t.IEEE_F32LE.copy()
-    # Fields first: HDF5 refuses a precision that would cut fields off.
+    # The fields are set first, because HDF5 rejects a precision that would cut off fields.
     kind.set_fields(15, 7, 8, 0, 7)
     kind.set_precision(16)
     kind.set_offset(0)
@@ -68,7 +68,7 @@ ELEMENTS: dict[str, Element] = {element.name: element for element in _TABLE}
 
 
 def element(name: str, *, where: str = "") -> Element:
-    """The element type of a name such as "bfloat16"; ToolkitError for a type that the format does not support."""
+    """Return the element type named, for example, "bfloat16". Raises ToolkitError for an unsupported type."""
     if name not in ELEMENTS:
         known = ", ".join(ELEMENTS)
         raise ToolkitError(

@@ -1,6 +1,6 @@
-"""Compresses chunks in the format of HDF5's own filters, so that threads work in parallel and readers need no HDF5.
+"""Compresses chunks as HDF5's own filters would, but in parallel threads, and decompresses them without HDF5.
 
-HDF5's shuffle first groups bytes of the same significance: exponents are alike, mantissas are not.
+The shuffle filter first groups bytes of equal significance, because exponents are similar and mantissas are not.
 """
 
 import zlib
@@ -18,13 +18,13 @@ __all__ = ["check_compression"]
 Compression = Literal["none", "gzip", "zstd"]
 # The filters of a compressed tensor, in the order in which they are applied.
 FILTERS: dict[Compression, tuple[str, ...]] = {"gzip": ("shuffle", "deflate"), "zstd": ("shuffle", "zstd")}
-# As HDF5 numbers them.
+# The numbers that HDF5 assigns to filters.
 FILTER_NUMBERS = {"deflate": 1, "shuffle": 2, "zstd": 32015}
-_LEVEL = 1  # higher levels take several times as long, and save a few percent of trained weights
+_LEVEL = 1  # higher levels take several times as long, and shrink trained weights by only a few percent more
 
 
 class DecompressionError(ValueError):
-    """The bytes are not the compressed form of a chunk of this size."""
+    """The bytes do not decompress to a chunk of the expected size."""
 
 
 def check_compression(kind: str) -> None:
@@ -37,22 +37,22 @@ def check_compression(kind: str) -> None:
 
 
 def compress(data: memoryview, chunk_bytes: int, element_bytes: int, kind: Compression) -> bytes:
-    """The stored form of a chunk; `data` is padded with zeros to a whole chunk."""
+    """Compress a chunk, after padding `data` with zeros to the chunk size."""
     chunk = np.frombuffer(data, np.uint8)
     if len(chunk) < chunk_bytes:
         chunk = np.concatenate([chunk, np.zeros(chunk_bytes - len(chunk), np.uint8)])
     shuffled = np.ascontiguousarray(chunk.reshape(-1, element_bytes).T)
     if kind == "gzip":
         return zlib.compress(shuffled.data, _LEVEL)
-    # HDF5's filter requires the size in the frame.
+    # HDF5's filter requires the content size in the zstd frame.
     stored: bytes = _zstandard().ZstdCompressor(level=_LEVEL, write_content_size=True).compress(shuffled.data)
     return stored
 
 
 def decompress(stored: memoryview, chunk_bytes: int, element_bytes: int, filters: tuple[str, ...]) -> np.ndarray:
-    """The bytes of a chunk; allocates at most `chunk_bytes`, whatever is stored.
+    """Decompress a chunk. Never allocates more than `chunk_bytes` for the result, even for malicious data.
 
-    Raises DecompressionError if it is not a chunk of this size, and ToolkitError if a library is missing.
+    Raises DecompressionError if the result does not have this size, and ToolkitError if a library is missing.
     """
     plain = _inflate(stored, chunk_bytes) if filters[-1] == "deflate" else _decompress_zstd(stored, chunk_bytes)
     if len(plain) != chunk_bytes:
@@ -74,7 +74,7 @@ def _inflate(stored: memoryview, chunk_bytes: int) -> bytes:
 def _decompress_zstd(stored: memoryview, chunk_bytes: int) -> bytes:
     zstandard = _zstandard()
     try:
-        # The library allocates the size that the frame states, so this checks it first.
+        # The library allocates the size that the frame states, so the size is checked first.
         if zstandard.get_frame_parameters(stored).content_size != chunk_bytes:
             raise DecompressionError(f"does not decompress to the {chunk_bytes} bytes of a chunk")
         plain: bytes = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
@@ -84,12 +84,12 @@ def _decompress_zstd(stored: memoryview, chunk_bytes: int) -> bytes:
 
 
 def set_filters(properties: h5p.PropDCID, kind: Compression) -> None:
-    """Record in HDF5 the filters of a new dataset's chunks."""
+    """Set the filters for the chunks of a new HDF5 dataset."""
     properties.set_shuffle()
     if kind == "gzip":
         properties.set_deflate(_LEVEL)
     else:
-        _hdf5_plugins()  # HDF5 creates no dataset with an unknown filter
+        _hdf5_plugins()  # HDF5 refuses to create a dataset with an unknown filter
         properties.set_filter(FILTER_NUMBERS["zstd"], h5z.FLAG_MANDATORY, (_LEVEL,))
 
 

@@ -1,4 +1,4 @@
-"""`index.h5`: every tensor at its global shape, as a virtual dataset over the shard files; for users and plotting."""
+"""Writes `index.h5` for users: each tensor at its global shape, as a virtual HDF5 dataset over the shard files."""
 
 import os
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ __all__ = ["write_index"]
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
-    """Write the index of a checkpoint into its folder, replacing an older one, and sync it to the disk."""
+    """Write the index of a checkpoint into its folder, replacing an older one, and sync it to disk."""
     path = folder / INDEX
     write_bytes(path, index_of(manifest.tensors), mode=mode_of_files_in(folder))
     return path
 
 
 def index_of(tensors: Mapping[str, TensorRecord]) -> bytes:
-    """The file's bytes, which depend only on the offsets of the pieces."""
+    """Return the content of the index file, which depends only on the offsets of the pieces."""
     with hdf5_in_memory() as (file, descriptor):
         file.attrs["format"] = "toolkit-index 1"
         group = file.create_group("tensors")
@@ -40,7 +40,7 @@ def _write_virtual(group: h5py.Group, name: str, record: TensorRecord) -> None:
     kind = element(record.dtype, where=name)
     properties = h5p.create(h5p.DATASET_CREATE)
     if isinstance(kind.missing, float) or kind.missing:
-        # HDF5 converts the value to the dataset's own type, bfloat16 included.
+        # HDF5 converts the fill value to the type of the dataset, including bfloat16.
         properties.set_fill_value(np.array(kind.missing))
     whole = h5s.create_simple(record.shape) if record.shape else h5s.create(h5s.SCALAR)
     for piece in record.pieces:

@@ -1,6 +1,6 @@
-"""Values other than tensors as JSON that decodes to exactly the same values, so that a checkpoint never needs pickle.
+"""Encodes non-tensor values as JSON that decodes to exactly the same values, so that checkpoints never need pickle.
 
-Tags represent what JSON lacks: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`.
+Tags represent types that JSON lacks: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`.
 """
 
 import math
@@ -11,33 +11,33 @@ from toolkit.errors import ToolkitError
 
 __all__ = ["encode"]
 
-MOST_LEVELS = 100  # Python's own JSON fails at some hundreds; no state has more than a few
+MOST_LEVELS = 100  # Python's json module fails at a few hundred levels; real states have only a few
 _FLOATS = ("nan", "inf", "-inf")
 
 
 def encode(value: object, where: str) -> Any:
-    """`value` as JSON; ToolkitError with its path if a type is not representable, or a value contains itself."""
+    """Encode `value` as JSON. Raises ToolkitError with a path for an unsupported type, or a value inside itself."""
     try:
         return _encode(value, where, MOST_LEVELS)
-    except _NoEndError:  # its own path would be a hundred brackets long
+    except _NoEndError:  # this is raised here, because the full path would contain a hundred brackets
         raise too_deep(where) from None
 
 
 class _NoEndError(Exception):
-    """More levels than `MOST_LEVELS`."""
+    """A value has more than `MOST_LEVELS` levels."""
 
 
 def too_deep(where: str) -> ToolkitError:
-    """The error for a value with too many levels; one that contains itself has infinitely many."""
+    """Return the error for a value with too many levels, such as one that contains itself."""
     return ToolkitError(
         f"contains a reference to itself, or is nested more than {MOST_LEVELS} levels deep",
         where=where,
-        fix="omit that part, or save it with fewer levels",
+        fix="omit this value, or save it with fewer levels",
     )
 
 
 def _encode(value: object, where: str, levels: int) -> Any:
-    # Exact types: a subclass (numpy.float64, torch.Size, OrderedDict) would decode to its base.
+    # Only exact types, because a subclass (numpy.float64, torch.Size, OrderedDict) would decode to its base class.
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -66,11 +66,11 @@ def _encode_dict(value: dict[Any, Any], where: str, levels: int) -> dict[str, An
 
 
 def decode(value: Any, where: str) -> Any:
-    """The value that `encode` was given; CorruptCheckpointError for other JSON, with `where` in its message."""
+    """Decode the result of `encode`. Raises CorruptCheckpointError, naming `where`, for any other JSON."""
     try:
         return _decode(value, where)
     except RecursionError:
-        raise CorruptCheckpointError(f"{where}: is nested too deep") from None
+        raise CorruptCheckpointError(f"{where} is nested too deeply") from None
 
 
 def _decode(value: Any, where: str) -> Any:
@@ -99,9 +99,9 @@ def _decode_dict(pairs: list[Any], where: str) -> dict[Any, Any]:
         key = _decode(pair[0], f"a key of {where}")
         try:
             is_new = key not in decoded
-        except TypeError:  # a list or a dict, or a tuple of them
+        except TypeError:  # an unhashable key: a list, a dict, or a tuple that contains one
             is_new = False
         if not is_new:
-            raise CorruptCheckpointError(f"{where}: {pair[0]!r:.80} is a duplicate key, or not a valid key")
+            raise CorruptCheckpointError(f"{where}: {pair[0]!r:.80} is a duplicate or invalid key")
         decoded[key] = _decode(pair[1], f"{where}[{key!r}]")
     return decoded

@@ -1,8 +1,9 @@
-"""Names inside a `checkpoints` folder.
+"""Names of the files and folders in a `checkpoints` folder.
 
-`step-00001000` is a committed checkpoint; a folder with a suffix is not, whatever it contains. Attempt A writes
-`.part-A-N` in the process with token N; `.stale-A` was a part folder of the abandoned attempt A (the supervisor's claim
-of the next attempt renames it, too); `move_aside` in `folder.commit` lists the other suffixes.
+`step-00001000` is a committed checkpoint. A folder with a suffix is not committed, regardless of its contents: a
+process of attempt A with token N writes to the *part folder* `step-00001000.part-A-N` and renames it to commit.
+`.stale-A` was a part folder of the abandoned attempt A, renamed by a later attempt or its supervisor. `move_aside` in
+`folder.commit` lists the other suffixes.
 """
 
 import re
@@ -21,58 +22,58 @@ _ASIDE = re.compile(r"(step-\d{8,})\.([a-z]+)-(\d+)(?:-\d+)?")
 
 
 def step_folder(directory: Path, step: int) -> Path:
-    """The folder of a step's committed checkpoint: `directory/step-00001000`."""
+    """Return the folder of the committed checkpoint of a step: `directory/step-00001000`."""
     return directory / f"step-{step:08d}"
 
 
 def part_folder(final: Path, attempt: int, token: int) -> Path:
-    """The folder in which `attempt` writes a checkpoint before its commit as `final`; `token` identifies the process."""
+    """Return the folder in which the process `token` of `attempt` writes a checkpoint before its commit as `final`."""
     return final.with_name(f"{final.name}.part-{attempt}-{token}")
 
 
 def parts_of(final: Path, attempt: int) -> list[Path]:
-    """The folders in which processes of `attempt` write or wrote `final`."""
+    """Return the part folders in which processes of `attempt` have written to commit as `final`."""
     return sorted(final.parent.glob(f"{escape(final.name)}.part-{attempt}-*"))
 
 
 def new_token() -> int:
-    """A random number that identifies a process."""
+    """Return a random number that identifies a process."""
     return randbits(32)
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """The file of one rank: `shard-00003-of-00008.h5`."""
+    """Return the name of the shard file of a rank or node: `shard-00003-of-00008.h5`."""
     return f"shard-{rank:05d}-of-{world_size:05d}.h5"
 
 
 def digest_name(shard: str) -> str:
-    """The file with the block digests of a shard file."""
+    """Return the name of the file with the block digests of a shard file."""
     return f"{shard.removesuffix('.h5')}.digest"
 
 
 def step_of(folder: Path) -> int | None:
-    """The step of a committed checkpoint's folder name, None for any other name."""
+    """Return the step in the folder name of a committed checkpoint, or None for any other name."""
     match = _STEP.fullmatch(folder.name)
     return int(match.group(1)) if match else None
 
 
 def aside_of(folder: Path) -> tuple[str, str, int] | None:
-    """(committed name, reason, attempt) of a name such as `step-00001000.part-2-7`, None for any other."""
+    """Return (committed name, reason, attempt) from a name such as `step-00001000.part-2-7`, or None for any other."""
     match = _ASIDE.fullmatch(folder.name)
     return (match.group(1), match.group(2), int(match.group(3))) if match else None
 
 
 def committed_steps(directory: Path) -> dict[int, Path]:
-    """Committed checkpoints by step, oldest first ({} for a missing folder); OwnFailureError if not readable."""
+    """List checkpoints by step, lowest first ({} for a missing folder). Raises OwnFailureError if it is unreadable."""
     named = {step: path for path in entries_of(directory) if (step := step_of(path)) is not None}
-    try:  # a user may have created a file or a dangling link of such a name
+    try:  # a user may have created a file or a dangling link with such a name
         return {step: path for step, path in sorted(named.items()) if path.is_dir()}
     except OSError as error:
         raise host_cannot_read(error, directory) from None
 
 
 def entries_of(directory: Path) -> list[Path]:
-    """The sorted entries of a `checkpoints` folder ([] if it is missing); OwnFailureError if it is not readable."""
+    """List the sorted entries of a folder ([] if it is missing). Raises OwnFailureError if it is unreadable."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint and their files, with the size and digest of every file."""
+"""The manifest: which tensors and values a checkpoint contains, in which files, and the file sizes and digests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,22 +12,22 @@ from toolkit.errors import ToolkitError
 __all__ = ["Manifest", "Piece", "TensorRecord"]
 
 MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
-IMPORTED = ", imported from "  # in `written_by` of an imported checkpoint
+IMPORTED = ", imported from "  # a part of `written_by` in an imported checkpoint
 
 
 def check_dimensions(shape: Sequence[int], where: str) -> None:
     """Raise a ToolkitError for a tensor with more dimensions than HDF5 supports."""
     if len(shape) > MOST_DIMENSIONS:
         raise ToolkitError(
-            f"has {len(shape)} dimensions; the limit of a checkpoint is {MOST_DIMENSIONS}",
+            f"has {len(shape)} dimensions; a checkpoint supports at most {MOST_DIMENSIONS}",
             where=where,
-            fix="reshape it to fewer dimensions, and save again",
+            fix="reshape this tensor to fewer dimensions, and save again",
         )
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file of a checkpoint: `size` in bytes, `digest` as `BlockDigests.whole`."""
+    """One file of a checkpoint: `size` is in bytes, `digest` is its `BlockDigests.whole`."""
 
     name: str
     size: int
@@ -36,7 +36,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor in one shard file: `offset` in the tensor, contiguous from `byte_offset` (0 with `chunks`)."""
+    """A box at `offset` of a tensor, in one shard file: contiguous from `byte_offset`, or compressed as `chunks`."""
 
     file: str
     offset: tuple[int, ...]
@@ -46,13 +46,13 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """A tensor by its global shape. `path` is the key's parts before they were joined with dots."""
+    """A tensor with its global shape. `path` contains the parts of its key before they were joined with dots."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,16 +61,16 @@ class TensorRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """The size of the whole tensor in bytes."""
         return prod(self.shape) * element(self.dtype).size_bytes
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The filters of all chunks of its compressed pieces, in order."""
+        """The filters of the compressed pieces, in the order in which they are applied; () if there are none."""
         return next((piece.chunks.filters for piece in self.pieces if piece.chunks is not None), ())
 
     def bytes_of_file(self, piece: Piece) -> list[range]:
-        """The bytes of one of its pieces in the piece's file."""
+        """Return the byte ranges of a piece of this tensor in the shard file."""
         if piece.chunks is not None:
             return [piece.chunks.bytes_of_file(number) for number in range(len(piece.chunks.places))]
         return [range(piece.byte_offset, piece.byte_offset + piece.size * element(self.dtype).size_bytes)]
@@ -78,7 +78,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class ObjectRecord:
-    """A value of the state dict that is not a tensor."""
+    """A non-tensor value of the state dict."""
 
     path: tuple[str | int, ...]
     value: Any
@@ -86,7 +86,7 @@ class ObjectRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint without its data. `state` is the caller's JSON; `mesh` describes the saving ranks."""
+    """The description of a checkpoint. `state` is what the caller passed; `mesh` describes the device meshes."""
 
     step: int
     attempt: int
@@ -101,14 +101,14 @@ class Manifest:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it was imported: it contains tensors and values, but no training state to resume."""
+        """Whether the checkpoint was imported: it contains tensors and values but no training state to resume."""
         return IMPORTED in self.written_by and not self.state
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files except the manifest and the index."""
+        """The total size of all files in bytes, except the manifest and the index."""
         return sum(file.size for file in self.files)
 
     def file(self, name: str) -> FileRecord:
-        """The record of one file."""
+        """Return the record of one file."""
         return next(file for file in self.files if file.name == name)

@@ -1,8 +1,8 @@
 """Converts the JSON of a manifest, which may be untrusted, to a `Manifest`.
 
-An attacker who can write into the folder can also write a digest. So every entry is checked before a file is opened or
-memory is allocated: file names, boxes inside their tensors, bytes inside their files, pieces that contain each element
-of a tensor once, and paths that match their keys, so that no two entries have the same path.
+An attacker who can write into the folder can also write a matching digest. So each entry is checked before a file is
+opened or memory is allocated: file names are valid, boxes are inside their tensors, bytes are inside their files, the
+pieces contain each element of a tensor once, and paths match their keys, so that no two entries have the same path.
 """
 
 import re
@@ -24,17 +24,17 @@ __all__ = ["LARGEST"]
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-MOST_CHUNK_BYTES = 64 * 1024 * 1024  # decompressed: reading a small box needs this memory
+MOST_CHUNK_BYTES = 64 * 1024 * 1024  # the decompressed size; reading even a small box needs this much memory
 _FILE = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.(?:h5|digest)", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class BodyError(ValueError):
-    """A contradiction in a manifest; the message names the key."""
+    """A manifest contradicts itself or the format; the message names the key."""
 
 
 def manifest_from(body: dict[str, Any], *, where: str) -> Manifest:
-    """The manifest that a parsed JSON body describes; CorruptCheckpointError if it contradicts itself or the format."""
+    """Convert parsed JSON to a manifest. Raises CorruptCheckpointError if it contradicts itself or the format."""
     return _checked(lambda: _manifest(body), where)
 
 
@@ -43,14 +43,14 @@ def _checked(read: Callable[[], T], where: str) -> T:
         return read()
     except BodyError as error:
         raise CorruptCheckpointError(str(error), where=where) from None
-    except CorruptCheckpointError as error:  # of a value, without the name of the file
+    except CorruptCheckpointError as error:  # decoding a value raised it, without the name of the file
         raise CorruptCheckpointError(error.message, where=where) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"has a missing or invalid key: {error!r:.80}", where=where) from None
 
 
 def files_from(body: dict[str, Any], *, where: str) -> tuple[FileRecord, ...]:
-    """The files that a parsed JSON body lists, without checks of the rest; errors as in `manifest_from`."""
+    """Return the files that a parsed JSON body lists, without checking the rest; errors as in `manifest_from`."""
     return _checked(lambda: _files(body["files"]), where)
 
 
@@ -64,7 +64,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
         for name, record in _table(body["objects"], "objects").items()
     }
     if both := tensors.keys() & objects.keys():
-        raise BodyError(f"{min(both)}: is a tensor and an object")
+        raise BodyError(f"{min(both)}: is listed both as a tensor and as an object")
     return Manifest(
         step=_count(body["step"], "step"),
         attempt=_count(body["attempt"], "attempt"),
@@ -100,7 +100,7 @@ def _files(listed: Any) -> tuple[FileRecord, ...]:
 def _tensor(record: Any, name: str, files: Sequence[FileRecord]) -> TensorRecord:
     dtype, shape = _text(record["dtype"], name), _box(record["shape"], name)
     if dtype not in ELEMENTS:
-        raise BodyError(f"{name}: contains elements of type {dtype!r:.40}, which this format does not have")
+        raise BodyError(f"{name}: contains elements of type {dtype!r:.40}, which this format does not support")
     element_bytes = ELEMENTS[dtype].size_bytes
     if prod(shape) * element_bytes > LARGEST:
         raise BodyError(f"{name}: a tensor of shape {list(shape)} is too large for a file")
@@ -112,7 +112,7 @@ def _tensor(record: Any, name: str, files: Sequence[FileRecord]) -> TensorRecord
 
 def _filters(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or (value and tuple(value) not in FILTERS.values()):
-        raise BodyError(f"{name}: {value!r:.80} are not valid filters of this format")
+        raise BodyError(f"{name}: {value!r:.80} is not a valid list of filters of this format")
     return tuple(value)
 
 
@@ -147,20 +147,20 @@ def _piece(
             _chunks(chunks, f"{name}: the piece at {list(offset)}", extent, element_bytes, file, filters),
         )
     if byte_offset + prod(extent) * element_bytes > file.size:
-        raise BodyError(f"{name}: the piece at {list(offset)} is after the end of {file.name}")
+        raise BodyError(f"{name}: the piece at {list(offset)} extends beyond the end of {file.name}")
     return Piece(file.name, offset, extent, byte_offset)
 
 
 def _chunks(
     listed: Any, what: str, extent: tuple[int, ...], element_bytes: int, file: FileRecord, filters: tuple[str, ...]
 ) -> Chunks:
-    """The chunks of a piece, checked to cover it and to be inside the file."""
+    """Return the chunks of a piece, after checking that they cover it and are inside the file."""
     shape, places = listed
     shape = _box(shape, what)
     if not filters:
         raise BodyError(f"{what} has chunks, but its tensor has no filters")
     if len(shape) != len(extent) or not all(1 <= count <= size for count, size in zip(shape, extent, strict=True)):
-        raise BodyError(f"{what} has chunks of shape {list(shape)}")
+        raise BodyError(f"{what} has chunks of shape {list(shape)}, which does not fit the shape of the piece")
     if prod(shape) * element_bytes > MOST_CHUNK_BYTES:
         raise BodyError(f"{what} has chunks of more than {MOST_CHUNK_BYTES} bytes")
     if not isinstance(places, list) or len(places) != prod(grid(extent, shape)):
@@ -168,15 +168,15 @@ def _chunks(
     counted = tuple((_count(first, what), _count(size, what, least=1)) for first, size in places)
     chunks = Chunks(shape, counted, filters)
     if any(first + size > file.size for first, size in chunks.places):
-        raise BodyError(f"{what} has a chunk after the end of {file.name}")
+        raise BodyError(f"{what} has a chunk that extends beyond the end of {file.name}")
     return chunks
 
 
 def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
-    """Refuse holes, which would silently leave memory unchanged, and overlaps, which would be ambiguous."""
+    """Reject holes, for which a load would leave memory unchanged, and overlaps, which would be ambiguous."""
     filled = [piece for piece in pieces if piece.size]
     if sum(piece.size for piece in filled) != prod(shape):
-        raise BodyError(f"{name}: its pieces do not contain each element of {list(shape)} once")
+        raise BodyError(f"{name}: its pieces do not contain each element of {list(shape)} exactly once")
     if _are_slices(filled):
         return
     for number, piece in enumerate(filled):
@@ -185,7 +185,7 @@ def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> 
 
 
 def _are_slices(pieces: Sequence[Piece]) -> bool:
-    """Whether the pieces differ along only one dimension and do not overlap there, as most do."""
+    """Return whether the pieces differ along only one dimension and do not overlap there, which is the common case."""
     if len(pieces) < 2:
         return True
     first = pieces[0]
@@ -208,7 +208,7 @@ def _overlap(one: Piece, other: Piece) -> bool:
 
 
 def _check_chunks_apart(tensors: dict[str, TensorRecord]) -> None:
-    """Refuse chunks that share bytes: with them a small file could contain any number of tensors."""
+    """Reject chunks that share bytes, with which a small file could expand to any number of tensors."""
     chunks = sorted(
         (piece.file, inside.start, inside.stop, name)
         for name, record in tensors.items()
@@ -222,16 +222,16 @@ def _check_chunks_apart(tensors: dict[str, TensorRecord]) -> None:
 
 
 def _box(value: Any, name: str) -> tuple[int, ...]:
-    """Offsets or sizes, one for each dimension."""
+    """Parse a list of offsets or sizes, one per dimension."""
     if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
         raise BodyError(f"{name}: expected a list of at most {MOST_DIMENSIONS} numbers, got {value!r:.80}")
-    if all(type(number) is int and 0 <= number <= LARGEST for number in value):  # the fast path
+    if all(type(number) is int and 0 <= number <= LARGEST for number in value):  # the fast path for the common case
         return tuple(value)
     return tuple(_count(number, name) for number in value)
 
 
 def _path(value: Any, name: str) -> tuple[str | int, ...]:
-    """A path that joins to the key `name`: an export would lose tensors with other or equal paths."""
+    """Parse a path whose parts, joined by dots, must equal `name`: with conflicting paths an export would lose tensors."""
     if not isinstance(value, list) or not all(isinstance(part, str) or type(part) is int for part in value):
         raise BodyError(f"{name}: {value!r:.80} is not a valid path")
     if not value or ".".join(map(str, value)) != name:

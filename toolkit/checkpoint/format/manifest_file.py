@@ -1,4 +1,4 @@
-"""`manifest.json`, the last file before the commit; with it, a reader opens a shard file only for its data."""
+"""Reads and writes `manifest.json`, the last file that is written before the commit."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from toolkit.errors import ToolkitError
 __all__ = ["manifest_text", "read_body", "read_manifest"]
 
 FORMAT = "toolkit-checkpoint"
-SCHEMAS = (1, 2)  # the second has compressed pieces; without them the first is written, which older versions read
+SCHEMAS = (1, 2)  # toolkit writes schema 2 only for compressed pieces, because older versions read only schema 1
 _UNSIGNED = "0" * 32
 
 
 def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
-    """The contents of the file; its digest covers them with zeros in place of the digest itself.
+    """Return the contents of the file. They include their own digest, computed with zeros in place of the digest.
 
-    `tensors` is the result of `tensors_text` for the manifest's tensors, if known: it is most of the work.
+    `tensors` is the result of `tensors_text` for the manifest's tensors, if known, because it takes the most time.
     """
     body = {
         "format": FORMAT,
@@ -49,8 +49,8 @@ def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
 
 
 def tensors_text(tensors: Mapping[str, TensorRecord], files: Sequence[str]) -> str:
-    """The part of the manifest that stays the same from save to save. `files` are the names in the manifest's order."""
-    # Pieces refer to their file by its index in `files`: names would be most of the manifest.
+    """Return the part that the manifests of all saves of a run share. `files`: the file names in manifest order."""
+    # Pieces refer to their file by its index in `files`, because repeated names would be most of the manifest.
     index = {name: number for number, name in enumerate(files)}
     return json.dumps({name: _tensor_json(record, index) for name, record in tensors.items()}, allow_nan=False)
 
@@ -71,12 +71,12 @@ def _piece_json(piece: Piece, file: int) -> list[Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a manifest; CorruptCheckpointError if missing or damaged, ToolkitError for another version."""
+    """Read a manifest. Raises CorruptCheckpointError if missing or damaged, ToolkitError for another version."""
     return manifest_from(read_body(folder), where=str(folder / MANIFEST))
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """A manifest's JSON, after a check of its digest but not of its contents; errors as in `read_manifest`."""
+    """Return a manifest's JSON, after a check of its digest but not of its contents; errors as in `read_manifest`."""
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -91,14 +91,14 @@ def read_body(folder: Path) -> dict[str, Any]:
     unsigned = head + _UNSIGNED + tail
     if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
         raise CorruptCheckpointError("does not match its own digest", where=str(path))
-    # Only an undamaged file can be reported as another version.
+    # The version is checked after the digest, so that a damaged file is not reported as another version.
     name, schema = body.get("format"), body.get("schema")
     if name != FORMAT or type(schema) is not int or schema not in SCHEMAS:  # in Python, true equals 1
         raise ToolkitError(
             f'expected format "{FORMAT}" with schema {" or ".join(map(str, SCHEMAS))}, '
             f"got {json.dumps(name):.80} with schema {json.dumps(schema):.40}",
             where=str(path),
-            fix="use the version of toolkit that wrote it, or a newer one",
+            fix="use the version of toolkit that wrote this file, or a newer one",
         )
     checked: dict[str, Any] = body
     return checked

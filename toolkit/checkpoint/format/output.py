@@ -1,7 +1,7 @@
-"""New HDF5 files, in memory or on a disk that may fill up.
+"""Creates HDF5 files, in memory or on a disk that may fill up.
 
-HDF5 2.0 was seen to crash (SIGSEGV in H5Fclose) if the last flush of a file fails, and to raise errors without the
-cause. So it writes through a Python file that hides errors from it and raises them after HDF5 has closed the file.
+HDF5 2.0 may crash (SIGSEGV in H5Fclose) if the last flush of a file fails, and its errors do not name the cause. So it
+writes through a Python file object that hides errors from HDF5 and raises them after HDF5 has closed the file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from toolkit.rundir.files import mode_of_files_in
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# The oldest HDF5 with virtual datasets can read the files.
+# HDF5 1.10, the oldest version with virtual datasets, can read the files.
 _LIBRARY_VERSIONS = ("v110", "v110")
 
 
 @contextmanager
 def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
-    """A new file with its folder's mode, complete when the context ends; OSError if a write failed."""
+    """Create a file with the permissions of its folder, fully written when the context ends. Raises OSError if a write failed."""
     with _Stream(path, "x+") as stream:
         os.fchmod(stream.fileno(), mode_of_files_in(path.parent))  # the umask must not decide who can read
         with _hdf5_in(stream, str(path), properties) as file:
@@ -35,9 +35,9 @@ def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
 
 @contextmanager
 def hdf5_in_memory(**properties: Any) -> Iterator[tuple[h5py.File, int]]:
-    """A sparse file in memory, and its descriptor, for the context; close the file before reading from the descriptor.
+    """Create a sparse file in memory. Yields it with its descriptor; close the file before reading from the descriptor.
 
-    Raises OSError if not all of it could be written, as under `ulimit -f`.
+    Raises OSError if a write failed, for example due to `ulimit -f`.
     """
     with _Stream(os.memfd_create("hdf5"), "r+") as stream, _hdf5_in(stream, "memory", properties) as file:
         yield file, stream.fileno()
@@ -50,17 +50,17 @@ def _hdf5_in(stream: _Stream, name: str, properties: dict[str, Any]) -> Iterator
             yield file
     finally:
         if stream.failure is not None:
-            # Replaces HDF5's own error, which does not know which bytes are missing.
+            # Replaces HDF5's own error, which does not contain the cause.
             raise OSError(stream.failure.errno, stream.failure.strerror, name)
 
 
 class _Stream(io.FileIO):
-    """A file that keeps its first error in `failure` and writes nothing after it."""
+    """A file that stores its first error in `failure` and writes nothing more after it."""
 
     failure: OSError | None = None
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all of `data`: one system call writes at most 2 GiB."""
+        """Write all of `data`, possibly in several system calls, because each writes at most 2 GiB."""
         rest = memoryview(data)
         size = len(rest)
         try:

@@ -1,7 +1,7 @@
-"""The layout of a shard file: the offsets of one rank's pieces, and all bytes of the file other than data.
+"""Computes the layout of a shard file: the offsets of the tensor data, and all other bytes (the HDF5 structure).
 
-HDF5 lays the file out once, in memory and without the data. While a state keeps its shape, a save only writes bytes at
-known offsets: threads can do this in parallel, and a full disk cannot crash HDF5.
+HDF5 creates the file once, in memory and without the data. While the shape of the state stays the same, a save only
+writes bytes at known offsets. Threads can do this in parallel, and a full disk cannot crash HDF5.
 """
 
 import os
@@ -27,7 +27,7 @@ _ESCAPED_BYTES = re.compile("(?:%[0-9A-F]{2})+")
 
 
 def escape(name: str) -> str:
-    """The HDF5 link name of a tensor's name: "a/b" becomes "a%2Fb". `unescape` is its exact inverse."""
+    """Convert a tensor name to an HDF5 link name: "a/b" becomes "a%2Fb". `unescape` is the exact inverse."""
     if not name:
         return _EMPTY
     if set(name) == {"."}:
@@ -36,7 +36,7 @@ def escape(name: str) -> str:
 
 
 def unescape(link: str) -> str:
-    """The tensor's name of an HDF5 link name that `escape` made."""
+    """Convert an HDF5 link name that `escape` made back to the tensor name."""
     if link == _EMPTY:
         return ""
     return _ESCAPED_BYTES.sub(lambda match: _plain(match.group()), link)
@@ -50,23 +50,23 @@ def _plain(escaped: str) -> str:
     return bytes.fromhex(escaped.replace("%", "")).decode("utf-8", "surrogatepass")
 
 
-# Tensors of a page and more start on a page; small ones are packed.
+# Tensors of at least one page (4 KiB) start at a page boundary; smaller ones are packed.
 ALIGNMENT = {"alignment_threshold": 4096, "alignment_interval": 4096}
 
 
 def group_path(name: str) -> str:
-    """The group of a tensor inside a shard file."""
+    """Return the HDF5 path of the group of a tensor in a shard file."""
     return f"/tensors/{escape(name)}"
 
 
 def dataset_name(offset: Sequence[int]) -> str:
-    """The dataset of a piece inside its tensor's group: "0,128"; "scalar" without dimensions."""
+    """Return the name of the dataset of a piece in the group of its tensor: "0,128", or "scalar" without dimensions."""
     return ",".join(map(str, offset)) or "scalar"
 
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """A box of a tensor that one rank stores: `shape` is the tensor's own, `offset` and `extent` are the box's."""
+    """A box of a tensor that one rank stores: `shape` is the global shape, `offset` and `extent` define the box."""
 
     name: str
     dtype: str
@@ -76,7 +76,7 @@ class StoredPiece:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the box."""
+        """The size of the box in bytes."""
         return prod(self.extent) * element(self.dtype, where=self.name).size_bytes
 
 
@@ -84,8 +84,8 @@ class StoredPiece:
 class ShardLayout:
     """A shard file without its data.
 
-    `starts` are the pieces' first bytes (0 for one without elements). `structure` are the bytes other than data, as
-    (first byte, bytes) in ascending order; all remaining bytes are zero.
+    `starts` are the first bytes of the pieces (0 for a piece without elements). `structure` contains the HDF5 structure
+    as (first byte, bytes) in ascending order. All other bytes outside the data are zero.
     """
 
     pieces: tuple[StoredPiece, ...]
@@ -95,11 +95,11 @@ class ShardLayout:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all pieces."""
+        """The total size of all pieces in bytes."""
         return sum(piece.size_bytes for piece in self.pieces)
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """The ranges [first, end) of the file without data."""
+        """Yield the byte ranges [first, end) of the file that contain no tensor data."""
         data = sorted(
             (start, start + piece.size_bytes) for piece, start in zip(self.pieces, self.starts, strict=True) if start
         )
@@ -108,17 +108,17 @@ class ShardLayout:
                 yield first, end
 
 
-@lru_cache(maxsize=4)  # a run has one layout, or a few if it also saves other states
+@lru_cache(maxsize=4)  # a run has one layout, or a few if it saves different states
 def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
-    """The layout of a shard file with these pieces; ToolkitError if a type or number of dimensions is not supported."""
-    # In memory, with holes where the data will be: HDF5 writes its own structures and nothing else.
+    """Lay out a shard file with these pieces. Raises ToolkitError for an unsupported type or number of dimensions."""
+    # HDF5 writes only its own structures to the sparse file, which has holes in place of the data.
     with hdf5_in_memory(**ALIGNMENT) as (file, descriptor):
         file.attrs["format"] = "toolkit-shard 1"
-        datasets = [describe(file, piece) for piece in pieces]  # all structures first, so that they are adjacent
+        datasets = [describe(file, piece) for piece in pieces]  # all structures come first, so that they are adjacent
         starts = tuple(_allocate(dataset, piece) for dataset, piece in zip(datasets, pieces, strict=True))
         file.close()
         layout = ShardLayout(pieces, starts, (), os.fstat(descriptor).st_size)
-        # Trailing zeros are omitted.
+        # Trailing zeros need not be stored, because all other bytes are zero anyway.
         gaps = ((first, os.pread(descriptor, end - first, first).rstrip(b"\0")) for first, end in layout.gaps())
         return replace(layout, structure=tuple((first, content) for first, content in gaps if content))
 
@@ -129,7 +129,7 @@ def describe(
     """Create a piece's dataset without data, with `compression` in chunks of shape `chunk`; errors as in `lay_out`."""
     check_dimensions(piece.shape, piece.name)
     group = file.require_group(group_path(piece.name))
-    if not len(group):  # its first piece
+    if not len(group):  # this is the first piece of its tensor
         group.attrs["dtype"] = piece.dtype
         _note(group.id, b"shape", piece.shape)
     properties = h5p.create(h5p.DATASET_CREATE)
@@ -147,13 +147,13 @@ def describe(
 
 
 def _note(owner: h5g.GroupID | h5d.DatasetID, name: bytes, numbers: Sequence[int]) -> None:
-    """Write an attribute of numbers, in a third of the time of h5py's own method: there are thousands of tensors."""
+    """Write an attribute of numbers, three times as fast as h5py's own method, for thousands of tensors."""
     values = np.array(numbers, "<i8")
     h5a.create(owner, name, h5t.STD_I64LE, h5s.create_simple(values.shape)).write(values)
 
 
 def _allocate(dataset: h5d.DatasetID, piece: StoredPiece) -> int:
-    """Allocate a piece's data in the file and return its first byte."""
+    """Allocate space for the data of a piece in the file, and return the offset of its first byte."""
     if not prod(piece.extent):
         return 0
     kind = element(piece.dtype, where=piece.name)

@@ -1,4 +1,4 @@
-"""Loads the newest good checkpoint of a run: renames a damaged one and tries the one before it."""
+"""Loads the newest undamaged checkpoint of a run: renames a damaged one and tries the next older one."""
 
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.terminal.talk import say_beside
 
-MOST_BYTES_EACH = 1 << 20
-MOST_BYTES = 64 << 20  # of all copies together
+MOST_BYTES_EACH = 1 << 20  # the size limit of one copied tensor
+MOST_BYTES = 64 << 20  # the size limit of all copies together
 _NAMES_SHOWN = 3
 
 
 class StartValues:
-    """Copies of small tensors, and the names of all tensors that a damaged checkpoint may have overwritten.
+    """Restores target tensors that a damaged checkpoint has overwritten, in case the next checkpoint lacks them.
 
-    A checkpoint may lack the `optional` keys of the target `tensors`; their tensors are copied first.
+    It copies small tensors before the load, those with `optional` keys first, because only these may be missing in a
+    checkpoint. For larger tensors it only records which ones may have been overwritten.
     """
 
     def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
@@ -51,14 +52,14 @@ class StartValues:
         self._large = flat.keys() - self._values.keys() - {name for name, _, _ in self._copies}
 
     def may_be_overwritten_by(self, folder: Path, manifest: Manifest) -> None:
-        """Record that a load of a checkpoint failed halfway."""
+        """Record that a load from `folder` failed after it may have written into tensors."""
         self._damaged.append(folder.name)
         self._overwritten |= (self._large | self._values.keys()) & (manifest.tensors.keys() | manifest.objects.keys())
 
     def restore(self, following: Manifest | None, *, fix: str) -> None:
-        """Restore values that may have been overwritten, before the load of the checkpoint `following`, if any.
+        """Restore values that may have been overwritten, before `following`, if any, is loaded.
 
-        Raises an OwnFailureError with `fix` if a tensor that `following` lacks was not copied.
+        Raises an OwnFailureError with `fix` if `following` lacks an overwritten tensor that was not copied.
         """
         if not self._damaged:
             return
@@ -70,7 +71,7 @@ class StartValues:
         if lost:
             named = ", ".join(lost[:_NAMES_SHOWN])
             more = f" and {len(lost) - _NAMES_SHOWN} more" if len(lost) > _NAMES_SHOWN else ""
-            after = f"step {following.step} does not contain" if following is not None else "no other contains"
+            after = f"step {following.step} does not contain" if following is not None else "no other checkpoint has"
             raise OwnFailureError(
                 f"{named}{more} may be partly overwritten by the damaged checkpoint {' and '.join(self._damaged)}, and "
                 f"{after} the original value",
@@ -78,7 +79,7 @@ class StartValues:
             )
 
     def _stays(self, name: str, following: Manifest | None) -> bool:
-        """Whether the next load leaves a tensor unchanged. It reports a required tensor that it lacks itself."""
+        """Return whether the next load leaves a tensor unchanged: it is missing, but optional."""
         if following is None:
             return True
         return name not in following.tensors and is_optional(name, self._optional)
@@ -88,20 +89,20 @@ def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-_START_AGAIN = "start again: the damaged checkpoint was renamed, so that the next attempt starts cleanly"
+_START_AGAIN = "start the job again; the damaged checkpoint was renamed, so that the next attempt does not load it"
 
 
 class Candidates:
-    """The checkpoints of one folder, of steps later than `after`, that a load may try. On rank 0 only."""
+    """The checkpoints in one folder with steps later than `after`, which a load may try. Used on rank 0 only."""
 
     def __init__(self, directory: Path, attempt: int, *, after: int) -> None:
         self._directory, self._attempt, self._after = directory, attempt, after
         self._passed: set[Path] = set()
 
     def newest_good(self) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that passes the quick check; passes over those that do not."""
+        """Return the newest checkpoint that passes the quick check; renames damaged ones and skips them."""
         while True:
-            steps = committed_steps(self._directory)  # read again: a saving process may have removed some
+            steps = committed_steps(self._directory)  # list again, because another process may have removed some
             tried = (step for step, folder in steps.items() if step > self._after and folder not in self._passed)
             step = max(tried, default=None)
             if step is None:
@@ -112,22 +113,22 @@ class Candidates:
             self.pass_over(steps[step], "; ".join(map(str, problems)))
 
     def pass_over(self, folder: Path, reason: str) -> bool:
-        """Rename a damaged checkpoint if this process may; returns whether it is gone."""
+        """Skip a damaged checkpoint, and rename it if this process may. Return whether it is gone from its path."""
         self._passed.add(folder)
-        if folder not in committed_steps(self._directory).values():  # the process that writes here removed it
+        if folder not in committed_steps(self._directory).values():  # the process that saves here removed this one
             say_beside(f"checkpoint {folder.name} was removed while it was read")
             return True
         try:
             refuse_others(self._directory, self._attempt)
             aside = move_aside(folder, "bad", self._attempt)
         except (OSError, ToolkitError) as error:
-            say_beside(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
+            say_beside(f"checkpoint {folder.name} is damaged: {reason}; it could not be renamed: {error}")
             return False
-        say_beside(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
+        say_beside(f"checkpoint {folder.name} is damaged and was renamed to {aside}: {reason}")
         return True
 
     def refuse_to_forget(self) -> None:
-        """Raise an error if only damaged checkpoints remain: only the user may decide to start from zero."""
+        """Raise an error if only damaged checkpoints exist: only the user may decide to start from step 0."""
         aside = {path: aside_of(path) for path in sorted(self._directory.glob("step-*"))}
         bad = [
             path for path, parts in aside.items() if path in self._passed or (parts is not None and parts[1] == "bad")
@@ -136,15 +137,15 @@ class Candidates:
             raise CorruptCheckpointError(
                 f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
                 where=str(self._directory),
-                fix=f"{others_beside(bad[-1])}, or remove them to start from zero",
+                fix=f"{others_beside(bad[-1])}, or remove the damaged checkpoints to start from step 0",
             )
 
 
 class FallingBack:
-    """A load, on all ranks, from the newest good checkpoint of a folder."""
+    """Loads the newest undamaged checkpoint of a folder on all ranks."""
 
     def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: Wanted, *, after: int = -1) -> None:
-        """Copy the values that a fall-back may need; ToolkitError if a rank could not."""
+        """Copy the values that a fallback may have to restore. Raises ToolkitError if a rank could not copy them."""
         self._ranks, self._directory, self._wanted = ranks, directory, wanted
         self._candidates = Candidates(directory, attempt, after=after)
         self._fix = _START_AGAIN
@@ -154,9 +155,9 @@ class FallingBack:
             raise load_error(directory, failure) from failure
 
     def load_newest(self) -> LoadedCheckpoint | None:
-        """Fill the tensors; None if there is no good checkpoint.
+        """Fill the tensors. Returns None if there is no undamaged checkpoint.
 
-        Raises an OwnFailureError if a damaged checkpoint has written into a tensor that the next one lacks, and that
+        Raises an OwnFailureError if a damaged checkpoint may have overwritten a tensor that the next one lacks and that
         was too large to copy beforehand.
         """
         while (newest := self._ranks.from_rank_zero(self._candidates.newest_good)) is not None:
@@ -169,13 +170,13 @@ class FallingBack:
         return None
 
     def load_instead(self, source: Path) -> LoadedCheckpoint:
-        """Fill the tensors from a folder that the user named, after `load_newest` found nothing."""
+        """Fill the tensors from a folder that the user named, after `load_newest` found no checkpoint."""
         return load_exactly(self._ranks, source, self._wanted, before=lambda manifest: self._restore(source, manifest))
 
     def load_nothing(self, *, may_forget: bool) -> None:
-        """Leave the tensors as they were before `load_newest`, which found nothing.
+        """Restore the tensors to their values before `load_newest`, which found no checkpoint.
 
-        Raises a CorruptCheckpointError for damaged checkpoints, unless the run `may_forget` them and start from zero.
+        Raises a CorruptCheckpointError if there are damaged checkpoints, unless the run `may_forget` them.
         """
         if not may_forget:
             self._ranks.from_rank_zero(self._candidates.refuse_to_forget)
@@ -185,7 +186,7 @@ class FallingBack:
         self._start.may_be_overwritten_by(folder, manifest)
         is_gone = self._ranks.from_rank_zero(lambda: self._candidates.pass_over(folder, reason))
         if not is_gone:
-            self._fix = f"rename {folder.name}, which this process may not, and start again"
+            self._fix = f"rename {folder.name} by hand, because this process could not, and start the job again"
 
     def _restore(self, folder: Path, following: Manifest | None) -> None:
         try:

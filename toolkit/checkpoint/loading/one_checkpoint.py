@@ -19,10 +19,10 @@ __all__ = ["LoadedCheckpoint"]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The result of `load`: `state` as it was saved, by `world_size` ranks.
+    """The result of `load`. `world_size` is the number of ranks that saved `state`.
 
-    `missing` names the optional tensors that the checkpoint lacks. `bytes_read` counts what this rank read from the
-    shard files.
+    `missing` names the optional tensors that the checkpoint lacks. `bytes_read` counts the bytes that this rank read
+    from shard files.
     """
 
     step: int
@@ -35,7 +35,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The target of a load: `tensors`, of which those below `optional` keys may be missing, read by `threads`."""
+    """The target of a load: `tensors`, the `optional` keys that a checkpoint may lack, and the number of `threads`."""
 
     tensors: dict[str, Any]
     optional: tuple[str, ...]
@@ -43,9 +43,9 @@ class Wanted:
 
 
 def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> LoadedCheckpoint:
-    """Fill this rank's tensors, on all ranks, which raise the same error.
+    """Fill the tensors on all ranks. After a failure all ranks raise the same error.
 
-    Raises ToolkitError for a tensor that is missing or has another shape, and CorruptCheckpointError for damage.
+    Raises ToolkitError if a tensor is missing or has another shape, and CorruptCheckpointError for damage.
     """
     planner = LoadPlanner(wanted.optional)
     try:
@@ -62,9 +62,9 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
 def load_exactly(
     ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] | None = None
 ) -> LoadedCheckpoint:
-    """Like `load_one`, from a folder that the user named, after calling `before` on all ranks.
+    """Call `before` on all ranks, then load as in `load_one` from a folder that the user named.
 
-    The fix of a CorruptCheckpointError names the checkpoints beside it that pass the quick check.
+    The fix of a CorruptCheckpointError names the checkpoints in the same folder that pass the quick check.
     """
     try:
         manifest = ranks.from_rank_zero(lambda: good_manifest(source))

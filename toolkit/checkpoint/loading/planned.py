@@ -1,4 +1,4 @@
-"""Reads the items of a DCP load plan from a checkpoint's shard files into the tensors that the planner names."""
+"""Reads the items of a DCP load plan from the shard files of a checkpoint into the tensors of the planner."""
 
 import io
 from collections import defaultdict
@@ -17,12 +17,12 @@ from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, reads_of
 from toolkit.checkpoint.tensors import as_numpy, dtype_name, refuse_no_dict, shared_numpy
 from toolkit.errors import ToolkitError
 
-Blocks = Mapping[str, Collection[int]]  # of each shard file
+Blocks = Mapping[str, Collection[int]]  # block numbers by shard file
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The target of an item; `buffer` is the target itself if the bytes can be read directly into it."""
+    """The target of a read item; `buffer` is the target itself if the bytes can be read directly into it."""
 
     item: ReadItem
     target: torch.Tensor
@@ -30,10 +30,10 @@ class _Place:
 
 
 class PlannedLoad:
-    """The part of a checkpoint that one rank reads. The constructor reads no bytes; `read` fills the tensors."""
+    """What one rank reads from a checkpoint. The constructor reads no data; `read` fills the tensors."""
 
     def __init__(self, folder: Path, manifest: Manifest, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Find the target of every item; ToolkitError if its kind of number differs from the checkpoint's."""
+        """Find the target of each item. Raises ToolkitError if its type cannot be converted from the checkpoint's."""
         self._folder = folder
         self._manifest = manifest
         self._planner = planner
@@ -47,11 +47,11 @@ class PlannedLoad:
         self._reads: dict[str, FileReads] = {file: reads_of(of_file) for file, of_file in boxes.items()}
 
     def touched_blocks(self) -> dict[str, set[int]]:
-        """The blocks of each shard file that `read` needs."""
+        """Return the blocks that `read` reads, by shard file."""
         return {file: reads.touched() for file, reads in self._reads.items()}
 
     def read(self, *, threads: int = 1, checked_by_others: Blocks | None = None) -> int:
-        """Fill the tensors and return the bytes read. After an error their contents are undefined.
+        """Fill the tensors and return the number of bytes read. After an error the tensors are undefined.
 
         Raises CorruptCheckpointError for damage, and OwnFailureError if this host cannot read a file.
         """
@@ -72,7 +72,7 @@ class PlannedLoad:
         return bytes_read
 
     def _box(self, item: ReadItem) -> tuple[str, WantedBox]:
-        """The shard file of an item, and the box to read."""
+        """Return the shard file of an item, and the box to read."""
         name = item.storage_index.fqn
         record = self._manifest.tensors[name]
         piece = piece_of(record, item.storage_index)
@@ -81,7 +81,7 @@ class PlannedLoad:
         _check_conversion(name, stored, target.dtype)
         out = shared_numpy(target) if target.dtype == stored else None
         buffer = target
-        if out is None:  # another type or device: a copy in between
+        if out is None:  # another type or device needs a copy in between
             buffer = torch.empty(tuple(item.lengths), dtype=stored)
             out = as_numpy(buffer, name)
         self._places.append(_Place(item, target, buffer))
@@ -89,14 +89,14 @@ class PlannedLoad:
 
 
 def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], planner: LoadPlanner) -> PlannedLoad:
-    """The load that fills this rank's tensors, planned by DCP; ToolkitError for a missing or different tensor."""
+    """Plan this rank's load with DCP. Raises ToolkitError if a tensor is missing or has another shape."""
     refuse_no_dict(tensors, "tensors")
     planner.set_up_planner(tensors, metadata_of(manifest), is_coordinator=False)
     return PlannedLoad(folder, manifest, planner.finish_plan(planner.create_local_plan()), planner)
 
 
 def metadata_of(manifest: Manifest) -> dcp.Metadata:
-    """A manifest as DCP's metadata."""
+    """Convert a manifest to DCP metadata."""
     records: dict[str, dcp.STORAGE_TYPES] = {
         name: _storage_metadata(record) for name, record in manifest.tensors.items()
     }
@@ -115,7 +115,7 @@ def _storage_metadata(record: TensorRecord) -> dcp.TensorStorageMetadata:
 
 
 def piece_of(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
-    """The piece of a read item of DCP."""
+    """Return the piece that a DCP read item refers to."""
     offset = tuple(index.offset or ())
     if index.index is not None and record.pieces[index.index].offset == offset:
         return record.pieces[index.index]
@@ -123,10 +123,10 @@ def piece_of(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
 
 
 def _check_conversion(name: str, stored: torch.dtype, wanted: torch.dtype) -> None:
-    """Refuse another kind of number. The precision of floats may change between saving and loading."""
+    """Raise a ToolkitError if the types differ, except for two float types: their precision may change."""
     if stored != wanted and not (stored.is_floating_point and wanted.is_floating_point):
         raise ToolkitError(
             f"is {dtype_name(stored)} in the checkpoint but {dtype_name(wanted)} in memory",
             where=name,
-            fix=f"make the tensor {dtype_name(stored)}",
+            fix=f"load it into a tensor of type {dtype_name(stored)}",
         )

@@ -1,4 +1,4 @@
-"""DCP's load planner, with keys that may be missing."""
+"""A DCP load planner that accepts checkpoints without certain optional keys."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ = ["both_shapes", "difference"]
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, but `optional` keys and keys below them may be missing; reports all other differences at once."""
+    """DCP's planner, except that `optional` keys may be missing, and one error reports all other differences."""
 
     def __init__(self, optional: tuple[str, ...]) -> None:
         super().__init__(allow_partial_load=True)
@@ -28,25 +28,25 @@ class LoadPlanner(DefaultLoadPlanner):
         self.missing: tuple[str, ...] = ()
 
     def create_local_plan(self) -> LoadPlan:
-        """DCP's plan of the keys that exist."""
+        """Return DCP's plan for the keys that the checkpoint has."""
         assert self.metadata is not None
         refuse_nested(self.state_dict)
         self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
         self._refuse_what_differs()
-        # DCP takes a millisecond per DTensor, and misplaces some uneven parts (see `boxes`).
+        # For DTensors DCP takes a millisecond each, and computes wrong offsets for some uneven parts (see `boxes`).
         placed = {name: tensor for name, tensor in self.state_dict.items() if self._is_placed(name, tensor)}
         others = {name: value for name, value in self.state_dict.items() if name not in placed}
         plan = create_default_local_load_plan(others, self.metadata, strict=False)
         return LoadPlan([*plan.items, *(item for name, tensor in placed.items() for item in self._items(name, tensor))])
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set a value at its path. DCP converts every key to a string, while a dict may have integer keys."""
+        """Set a value at its path. DCP's own method converts each key to a string, but a dict may have integer keys."""
         put_value(
             self.original_state_dict, self.mappings[read_item.dest_index.fqn], torch.load(value, weights_only=True)
         )
 
     def _is_placed(self, name: str, value: object) -> bool:
-        """Whether a value is a DTensor with a part on this rank."""
+        """Return whether a value is a DTensor with a part on this rank."""
         assert self.metadata is not None
         record = self.metadata.state_dict_metadata.get(name)
         return (
@@ -68,12 +68,12 @@ class LoadPlanner(DefaultLoadPlanner):
             raise ToolkitError(
                 f"the checkpoint {difference(lacking, shapes=shapes)}",
                 fix="load a checkpoint of this model"
-                + (", or list the keys that it may lack in `optional`" if lacking else "")
-                + (", or use the saved shapes in the model" if shapes else ""),
+                + (", or list the missing keys in `optional`" if lacking else "")
+                + (", or build the model with the saved shapes" if shapes else ""),
             )
 
     def _differing(self, name: str, value: object) -> str:
-        """The shapes of a tensor if they differ, or if it is a tensor on only one side; else ""."""
+        """Return both shapes of a tensor if they differ, or if only one side is a tensor; else ""."""
         assert self.metadata is not None
         record = self.metadata.state_dict_metadata.get(name)
         if record is None:
@@ -92,24 +92,24 @@ def put_value(tree: Any, path: Sequence[str | int], value: object) -> None:
 
 
 def _own_key(container: Any, part: str | int) -> Any:
-    """The key or index of a container for a part of DCP's path."""
+    """Return the actual key or index in a container for one part of a DCP path."""
     if isinstance(container, Mapping):
         return next((key for key in container if str(key) == part), part)
     return part
 
 
 def is_optional(name: str, optional: tuple[str, ...]) -> bool:
-    """Whether a key is in `optional`, or below one of its keys."""
+    """Return whether a key is in `optional`, or below one of its keys."""
     return any(name == key or name.startswith(f"{key}.") for key in optional)
 
 
-MOST_NAMED = 10  # of each kind: a model that is twice as wide differs in every tensor, and a model may have thousands
+MOST_NAMED = 10  # the limit of names per kind of difference: in a wider model, thousands of tensors differ
 
 Shape = Sequence[int] | None  # None for a value other than a tensor
 
 
 def difference(lacking: Sequence[str] = (), extra: Sequence[str] = (), shapes: Sequence[str] = ()) -> str:
-    """Keys that a checkpoint lacks, has in excess, or has in other shapes (of `both_shapes`); "" if there are none."""
+    """Describe keys that a checkpoint lacks, has in excess, or has in other shapes (from `both_shapes`); "" if none."""
     differences = []
     if lacking:
         differences.append(f"lacks {_named(lacking)}")
@@ -121,8 +121,8 @@ def difference(lacking: Sequence[str] = (), extra: Sequence[str] = (), shapes: S
 
 
 def both_shapes(name: str, there: Shape, here: Shape) -> str:
-    """A tensor with different shapes in the checkpoint and in memory: `head.bias ([3] there, [5] here)`."""
-    return f"{name} ({_shape(there)} there, {_shape(here)} here)"
+    """Return a tensor name with its shapes in the checkpoint and in memory: `head.bias (saved: [3], this job: [5])`."""
+    return f"{name} (saved: {_shape(there)}, this job: {_shape(here)})"
 
 
 def _shape(shape: Shape) -> str:

@@ -1,9 +1,9 @@
-"""Reads boxes of pieces from one shard file directly into their targets, and checks every block that they touch.
+"""Reads boxes of tensors from one shard file directly into their targets, and checks the digest of each block it reads.
 
-Reads without HDF5, so that nothing in the file can lead elsewhere. A box that is contiguous in the file and in memory
-is read into its target and digested there. Other boxes are copied row by row, from a block that was just read for its
-check or from the file's pages. The chunks of a compressed piece that overlap the box are read, checked and
-decompressed.
+It does not use HDF5, so that links in a file cannot make it open another one. A box that is contiguous in the file and
+in memory is read into its target and digested there. Other boxes are copied row by row, from a block that was just read
+for its check, or from the memory-mapped file. For a compressed piece, the chunks that overlap the box are read, checked
+and decompressed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolkit.checkpoint.loading.wanted import FileReads, Rows, WantedBox, Wanted
 T = TypeVar("T")
 Pages = mmap.mmap | bytes
 
-_BATCH_BYTES = 64 * 1024 * 1024  # of compressed chunks in memory at a time
+_BATCH_BYTES = 64 * 1024 * 1024  # the total size of compressed chunks in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class _WantedChunk:
 
 
 class ShardReader:
-    """A context manager that reads one shard file; `bytes_read` counts the bytes of whole blocks."""
+    """A context manager that reads one shard file; `bytes_read` includes bytes that are only checked."""
 
     def __init__(self, path: Path, expected: FileRecord, *, threads: int = 1) -> None:
         """Open the file, which must have the size and digests that the manifest states.
@@ -75,9 +75,9 @@ class ShardReader:
         os.close(self._descriptor)
 
     def read(self, reads: FileReads, *, checked_by_others: Collection[int] = ()) -> None:
-        """Fill the targets of `reads`, while other ranks of this node check the blocks `checked_by_others`.
+        """Fill the targets of `reads`, without checking the blocks that other ranks of this node check.
 
-        After an error their contents are undefined. Raises CorruptCheckpointError for a damaged block or a file that
+        After an error the targets are undefined. Raises CorruptCheckpointError for a damaged block or a file that
         changed in the meantime, and OwnFailureError if this host cannot read it.
         """
         has_rows = any(of_block.rows for of_block in reads.blocks.values())
@@ -89,7 +89,7 @@ class ShardReader:
 
     @contextmanager
     def _mapped(self, is_needed: bool) -> Iterator[Pages]:
-        """The file's pages, if rows are wanted. If another process truncates the file now, SIGBUS kills this one."""
+        """Map the file into memory, if needed. If another process then truncates it, SIGBUS kills this process."""
         if not is_needed:
             yield b""
             return
@@ -99,7 +99,7 @@ class ShardReader:
     def _read_blocks(
         self, wanted: Mapping[int, WantedOfBlock], checked_by_others: Collection[int], pages: Pages = b""
     ) -> None:
-        """Read the wanted bytes into their targets, and check each block once."""
+        """Read the wanted bytes into their targets, and check each block that was not checked before."""
         to_check = self._unchecked.intersection(wanted).difference(checked_by_others)
 
         def work(block: int) -> int:
@@ -113,7 +113,7 @@ class ShardReader:
         self._unchecked -= to_check
 
     def _read_and_check(self, block: int, wanted: WantedOfBlock, pages: Pages) -> int:
-        """Read and check a whole block: wanted bytes into their targets, the rest into a scratch buffer."""
+        """Read and check a whole block: the wanted bytes go into their targets, the rest into a scratch buffer."""
         inside = _block(block, self._digests.size)
         scratch = self._scratch_block()[: len(inside)]
         parts = wanted.in_order
@@ -134,13 +134,13 @@ class ShardReader:
         return at - inside.start
 
     def _read_parts(self, first_byte: int, parts: Sequence[memoryview]) -> int:
-        """Fill the parts with the contiguous bytes from `first_byte` on."""
+        """Fill `parts`, in order, with the bytes of the file from `first_byte` on."""
         rest = list(parts)
         position = first_byte
         while rest:
             count = os.preadv(self._descriptor, rest, position)
             if not count:
-                raise CorruptCheckpointError(f"ends at byte {position}", where=str(self._path))
+                raise CorruptCheckpointError(f"ends too early, at byte {position}", where=str(self._path))
             position += count
             rest = without_first(rest, count)
         return position - first_byte
@@ -191,12 +191,12 @@ def _digests_of(path: Path, expected: FileRecord) -> BlockDigests:
     if size != expected.size:
         raise CorruptCheckpointError(f"has {size} bytes instead of {expected.size}", where=str(path))
     if (digests.size, digests.whole) != (expected.size, expected.digest):
-        raise CorruptCheckpointError("does not belong to its shard file", where=str(digest_path))
+        raise CorruptCheckpointError("does not match the manifest's digest of its shard file", where=str(digest_path))
     return digests
 
 
 def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, content: memoryview | None = None) -> None:
-    """Copy the rows that start in a block: from `content`, if they also end in the block, else from the pages."""
+    """Copy the rows that start in a block: from its `content` if they also end in it, else from the mapped file."""
     for part in rows:
         numbers = part.starting_in(block)
         if content is not None:
@@ -207,12 +207,12 @@ def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, content: memory
 
 
 def _block(number: int, size: int) -> range:
-    """The bytes of a block of a file of `size` bytes."""
+    """Return the byte range of a block in a file of `size` bytes."""
     return range(number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size))
 
 
 def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
-    """The chunks of boxes in the file's order, in batches that fit into memory."""
+    """Return the chunks that overlap the boxes, in file order, in batches that fit into memory."""
     wanted = []
     for box in boxes:
         chunks = box.piece.chunks
@@ -232,7 +232,7 @@ def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
 
 
 def _with_gaps(places: Sequence[tuple[int, memoryview]], block: range, scratch: memoryview) -> list[memoryview]:
-    """All bytes of a block as contiguous parts: the targets, and scratch memory for the gaps."""
+    """Return the buffers for all bytes of a block in order: the targets, and scratch memory for the gaps."""
     parts = []
     position = block.start
     for begin, part in [*places, (block.stop, scratch[:0])]:
@@ -245,7 +245,7 @@ def _with_gaps(places: Sequence[tuple[int, memoryview]], block: range, scratch: 
 
 
 def _in_threads(work: Callable[[T], int], items: Sequence[T], threads: int) -> list[int]:
-    """The results of `work` for all items, from several threads."""
+    """Call `work` for all items in several threads and return the results in order."""
     if threads == 1 or len(items) == 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:

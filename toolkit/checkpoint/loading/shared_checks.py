@@ -1,4 +1,4 @@
-"""Assigns blocks to ranks for checking: one of the ranks of a node that read a block checks it."""
+"""Assigns block checks to ranks: if several ranks of a node read a block, only one of them checks its digest."""
 
 import socket
 from collections import defaultdict
@@ -25,15 +25,15 @@ class Touched:
 
 
 def node_name() -> str:
-    """A name that identifies this node, whose processes share one page cache."""
+    """Return a string that identifies this node. All processes of a node share its page cache."""
     try:
         return _BOOT.read_text(encoding="ascii").strip()
-    except OSError:  # not Linux, or /proc is hidden: the host name usually identifies a node
+    except OSError:  # the system is not Linux, or hides /proc; the host name usually identifies a node
         return socket.gethostname()
 
 
 def touched_blocks(manifest: Manifest, items: Iterable[ReadItem]) -> dict[str, set[int]]:
-    """The blocks of each shard file that a plan reads."""
+    """Return the blocks that the items of a plan read, by shard file."""
     touched: dict[str, set[int]] = defaultdict(set)
     for item in items:
         if item.type == LoadItemType.BYTE_IO or 0 in item.lengths:
@@ -46,7 +46,7 @@ def touched_blocks(manifest: Manifest, items: Iterable[ReadItem]) -> dict[str, s
 
 
 def shares_of_checks(of_ranks: Sequence[Touched]) -> list[dict[str, set[int]]]:
-    """`share_of_checks` for every rank; ranks of a node have the same node name."""
+    """Return the result of `share_of_checks` for each rank; ranks with the same node name are on one node."""
     nodes: dict[str, list[Touched]] = defaultdict(list)
     shares = []
     for touched in of_ranks:
@@ -62,9 +62,9 @@ def shares_of_checks(of_ranks: Sequence[Touched]) -> list[dict[str, set[int]]]:
 def share_of_checks(
     own: dict[str, set[int]], of_node: Sequence[dict[str, set[int]]], place: int
 ) -> dict[str, set[int]]:
-    """The blocks that this rank reads and another rank of its node checks: a node checks each block once.
+    """Return the blocks that this rank reads but another rank of its node checks, so that each block is checked once.
 
-    `of_node` are the blocks of each rank of the node, in the same order on all; `place` is this rank's index.
+    `of_node` contains the blocks of each rank of the node, in the same order on all; `place` is the index of this rank.
     """
     others: dict[str, set[int]] = {}
     for file, blocks in own.items():
@@ -72,6 +72,6 @@ def share_of_checks(
         for rank, touched in enumerate(of_node):
             for block in touched.get(file, ()):
                 readers[block].append(rank)
-        # By the block's number, which distributes the work evenly.
+        # Readers take turns by block number, which distributes the checks evenly.
         others[file] = {block for block in blocks if readers[block][block % len(readers[block])] != place}
     return others

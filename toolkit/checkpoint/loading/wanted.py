@@ -1,4 +1,4 @@
-"""The part of a shard file that a load reads, computed from the manifest: boxes, their targets, and bytes by block."""
+"""Computes from the manifest which bytes of a shard file a load reads: boxes with their targets, and bytes by block."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,15 @@ from toolkit.checkpoint.format.chunks import chunks_of_box
 from toolkit.checkpoint.format.digests import BLOCK_BYTES
 from toolkit.checkpoint.format.manifest import Piece
 
-_MOST_ROW_BYTES = 256 * 1024  # far less than a block: most rows end in the block in which they start
+_MOST_ROW_BYTES = 256 * 1024  # far less than a block, so that most rows end in the block in which they start
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a box: `out[i]` starts at byte `first + i * distance` of the file.
+    """Rows of a box: the row `out[i]` starts at byte `first + i * distance` of the file.
 
-    `strides` are the file's, in bytes, for the dimensions of `out`; `span` is a row's length in the file, in bytes.
+    `strides` are the strides in the file, in bytes, for the dimensions of `out`. `span` is the number of bytes in the
+    file from the start of a row to its end.
     """
 
     first: int
@@ -36,12 +37,12 @@ class Rows:
         return range(self.first, self.first + self.distance * len(self.out), self.distance)
 
     def starting_in(self, span: range) -> range:
-        """The numbers of the rows that start in a span of the file."""
+        """Return the indices of the rows that start in a byte range of the file."""
         first, end = (-(-(at - self.first) // self.distance) for at in (span.start, span.stop))
         return range(min(max(first, 0), len(self.out)), min(max(end, 0), len(self.out)))
 
     def copy(self, numbers: range, buffer: mmap | memoryview | bytes, buffer_begins: int) -> None:
-        """Copy some rows from a buffer with the bytes of the file from `buffer_begins` on."""
+        """Copy some rows from a buffer that contains the bytes of the file from byte `buffer_begins` on."""
         if not numbers:
             return
         part = self.out[numbers.start : numbers.stop]
@@ -50,7 +51,7 @@ class Rows:
 
 
 def rows_of(first_byte: int, piece_shape: tuple[int, ...], start: tuple[int, ...], out: np.ndarray) -> Iterator[Rows]:
-    """All rows of the box at `start` in a piece, stored in C order from `first_byte`; none is longer than 256 KiB."""
+    """Return the rows (of at most 256 KiB) of the box at `start` in a piece stored in C order from `first_byte`."""
     size = out.itemsize
     strides = tuple(prod(piece_shape[axis + 1 :]) * size for axis in range(out.ndim))
     axis = next(axis for axis, distance in enumerate(strides) if distance <= _MOST_ROW_BYTES)
@@ -62,12 +63,12 @@ def rows_of(first_byte: int, piece_shape: tuple[int, ...], start: tuple[int, ...
         yield Rows(first, strides[axis], span, strides[axis:], out[outer])
 
 
-_MOST_PARTS = 64  # of a block in one system call; with more, the block is read as a whole and copied
+_MOST_PARTS = 64  # the limit of buffers per system call; a block with more parts is read as a whole and copied
 
 
 @dataclass(frozen=True, eq=False)
 class WantedBox:
-    """A box at `start` in a piece; its target `out` has the box's shape, and elements of the stored size."""
+    """A box at `start` in a piece; the target `out` has the shape of the box, and elements of the stored size."""
 
     piece: Piece
     start: tuple[int, ...]
@@ -76,36 +77,36 @@ class WantedBox:
 
 @dataclass(frozen=True, eq=False)
 class WantedOfBlock:
-    """The wanted bytes of a block: (first byte, target) of contiguous parts, and rows that may start in it."""
+    """The wanted bytes of a block: contiguous parts as (first byte, target), and rows that may start in it."""
 
     parts: list[tuple[int, memoryview]] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
 
     @cached_property
     def in_order(self) -> Sequence[tuple[int, memoryview]]:
-        """The parts in the file's order."""
+        """The parts in file order."""
         return sorted(self.parts, key=_first)
 
     @cached_property
     def is_scattered(self) -> bool:
-        """Whether the block is read as a whole and copied: it has rows, many parts, or bytes with two targets."""
+        """Whether the block must be read as a whole and copied, due to rows, many parts, or bytes with two targets."""
         return bool(self.rows) or len(self.parts) > _MOST_PARTS or _overlap(self.in_order)
 
 
 @dataclass(frozen=True, eq=False)
 class FileReads:
-    """The wanted bytes of one shard file: by block, in the file's order, and boxes of compressed pieces."""
+    """The wanted bytes of one shard file: by block, in file order, and the boxes of compressed pieces."""
 
     blocks: Mapping[int, WantedOfBlock]
     compressed: Sequence[WantedBox]
 
     def touched(self) -> set[int]:
-        """The blocks with wanted bytes."""
+        """Return the numbers of the blocks that contain wanted bytes."""
         return set(self.blocks).union(*map(_blocks_of, self.compressed))
 
 
 def reads_of(boxes: Iterable[WantedBox]) -> FileReads:
-    """The reads for boxes of one file, without opening it."""
+    """Compute the reads for the boxes of one file, without opening it."""
     blocks: defaultdict[int, WantedOfBlock] = defaultdict(WantedOfBlock)
     compressed = []
     for box in boxes:
@@ -119,25 +120,25 @@ def reads_of(boxes: Iterable[WantedBox]) -> FileReads:
 
 
 def in_file_order(blocks: Mapping[int, WantedOfBlock]) -> dict[int, WantedOfBlock]:
-    """The same dict sorted by block."""
+    """Return a copy of the dict, sorted by block number."""
     return {block: blocks[block] for block in sorted(blocks)}
 
 
 def _add(wanted: defaultdict[int, WantedOfBlock], box: WantedBox) -> None:
     """Add a box of an uncompressed piece."""
     inside = _bytes_of_box(box.piece, box.start, box.out.shape, box.out.itemsize)
-    if len(inside) == box.out.nbytes and box.out.flags.c_contiguous:  # contiguous in the file and in memory
+    if len(inside) == box.out.nbytes and box.out.flags.c_contiguous:  # the box is contiguous in the file and in memory
         add_bytes(wanted, inside.start, box.out.reshape(-1).view(np.uint8).data)
         return
     for block in blocks_of(inside):
-        wanted[block]  # checked even if no row starts in it
+        wanted[block]  # this creates the entry, so that the block is checked even if no row starts in it
     for rows in rows_of(box.piece.byte_offset, box.piece.shape, box.start, box.out):
         for block in blocks_of(range(rows.begins[0], rows.begins[-1] + 1)):
             wanted[block].rows.append(rows)
 
 
 def add_bytes(wanted: defaultdict[int, WantedOfBlock], first: int, data: memoryview) -> None:
-    """Add the bytes of the file from `first` on, with the target `data`."""
+    """Add `data` as the target of the bytes of the file from `first` on."""
     for block in blocks_of(range(first, first + len(data))):
         begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
         wanted[block].parts.append((begin, data[begin - first : end - first]))
@@ -148,7 +149,7 @@ def _first(part: tuple[int, memoryview]) -> int:
 
 
 def _overlap(places: Sequence[tuple[int, memoryview]]) -> bool:
-    """Whether some bytes have two targets."""
+    """Return whether some bytes have two targets."""
     return any(begin + len(part) > following for (begin, part), (following, _) in pairwise(places))
 
 
@@ -157,12 +158,12 @@ def _blocks_of(box: WantedBox) -> set[int]:
 
 
 def blocks_of(inside: range) -> range:
-    """The blocks that contain a range of bytes of a file."""
+    """Return the blocks that a byte range of a file overlaps."""
     return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
 
 
 def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> set[int]:
-    """The blocks of a piece's file that contain a non-empty box of it."""
+    """Return the blocks of the shard file that a non-empty box of a piece overlaps."""
     if piece.chunks is None:
         return set(blocks_of(_bytes_of_box(piece, start, shape, element_bytes)))
     within = chunks_of_box(piece.shape, piece.chunks.shape, start, shape)
@@ -170,8 +171,8 @@ def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], elem
 
 
 def _bytes_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> range:
-    """The range of the file from the box's first byte to its last, with other bytes between them."""
-    if tuple(shape) == piece.shape:  # the common case, of which there may be thousands
+    """Return the byte range from the first byte of a box to its last in the file, including unrelated bytes."""
+    if tuple(shape) == piece.shape:  # a fast path for the common case, which may occur thousands of times
         return range(piece.byte_offset, piece.byte_offset + piece.size * element_bytes)
     strides = [prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
     first = sum(at * stride for at, stride in zip(start, strides, strict=True))

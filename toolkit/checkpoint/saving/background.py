@@ -1,8 +1,8 @@
-"""Runs one save at a time in a thread, and keeps its error until the caller waits for it."""
+"""Runs one save at a time in a thread, and stores its error until the caller waits for the save."""
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - its own end must be registered before ours
+import concurrent.futures.thread  # noqa: F401 - must register its exit function before this module does
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -15,13 +15,13 @@ __all__ = ["OnEnd"]
 
 _ALL: WeakSet[Background] = WeakSet()
 
-# Called in the thread with the error of the work, or None.
+# Called in the background thread, with None or the error of the save.
 OnEnd = Callable[[Exception | None], None]
 Agree = Callable[[Callable[[], None]], object]
 
 
 class Background:
-    """A thread for one save; after `wait` it can start the next one."""
+    """Runs a save in a thread; after `wait` it can start the next save."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -38,15 +38,15 @@ class Background:
         return not self.is_busy and self._failure is not None
 
     def start(self, work: Callable[[], None], on_end: OnEnd | None = None, *, agree: Agree) -> None:
-        """Start the work if all processes can; raises the error of `agree` if one cannot.
+        """Start `work` in a thread if all ranks can start theirs; otherwise raise the error of `agree`.
 
-        `agree` calls a function here and in the other processes, and raises an error if it failed in any.
+        `agree` is a collective: it calls a function on every rank, and raises an error on all if it failed on any.
         """
-        assert self._thread is None, "wait() comes first"
+        assert self._thread is None, "call wait() first"
         may_start: SimpleQueue[bool] = SimpleQueue()
 
         def run() -> None:
-            if not may_start.get():  # another process could not, and would not respond
+            if not may_start.get():  # another rank could not start its thread, so collectives with it would hang
                 return
             failure = None
             try:
@@ -57,7 +57,7 @@ class Background:
             if on_end is not None:
                 on_end(failure)
 
-        # Not a daemon: an exiting process waits for its last save.
+        # Not a daemon thread, so that an exiting process waits for its last save.
         thread = threading.Thread(target=run, name="checkpoint save")
         agreed = False
         try:
@@ -67,7 +67,7 @@ class Background:
             may_start.put(agreed)
 
     def wait(self) -> None:
-        """Wait for the work, and raise its error, once."""
+        """Wait for the save. Raises its error, but only once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -82,8 +82,8 @@ def _start(thread: threading.Thread) -> None:
     except RuntimeError as error:
         raise OwnFailureError(
             f"cannot start a thread for the save: {error}",
-            fix="raise the host's limit of threads (`ulimit -u`, or pids.max of the cgroup), or save with `save`, as "
-            "checkpoint.background = false does",
+            fix="raise the thread limit of the host (`ulimit -u`, or pids.max of the cgroup), or call `save` instead "
+            "(checkpoint.background = false)",
         ) from error
 
 
@@ -102,6 +102,6 @@ def _report_at_exit() -> None:
             say(str(error))
 
 
-# At exit the interpreter stops all thread pools, joins the threads that use them, and then runs the functions of
-# `atexit`. This function was registered last, so it runs first, while a save can still use everything.
+# At exit the interpreter first stops all thread pools, which a running save needs, and only then calls the `atexit`
+# functions. threading._register_atexit functions run in reverse order, so this one runs before the pools stop.
 threading._register_atexit(_report_at_exit)  # type: ignore[attr-defined]

@@ -18,16 +18,16 @@ from toolkit.checkpoint.format.filters import Compression, compress
 from toolkit.checkpoint.format.shard_layout import StoredPiece
 from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
 
-_LEAST_BYTES = 4096  # compressing a smaller piece would not save a page of the disk
-_LARGEST_PART = 31 / 32  # of its size; a piece that shrinks less is stored uncompressed, and read faster
-_CHUNKS_AHEAD = 4  # of each thread
+_LEAST_BYTES = 4096  # compressing a smaller piece would not save a disk page
+_LARGEST_PART = 31 / 32  # a piece whose first chunk remains larger is stored uncompressed, to be read faster
+_CHUNKS_AHEAD = 4  # the number of chunks that each thread may compress in advance
 
-Place = int | Chunks  # of a piece: its first byte, or its chunks
+Place = int | Chunks  # where a piece is in the file: its first byte, or its compressed chunks
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk to compress: the number of its piece, its start there, its shape and bytes."""
+    """One chunk to compress: the index of its piece, its start in the piece, its bytes, and its padded size."""
 
     piece: int
     start: tuple[int, ...]
@@ -39,9 +39,9 @@ class _Chunk:
 def write_compressed(
     path: Path, pieces: Sequence[StoredPiece], data: Sequence[memoryview], kind: Compression, *, threads: int = 1
 ) -> tuple[BlockDigests, list[Place]]:
-    """Write a shard file, replacing an older one, and sync it to the disk; returns its digests and each piece's place.
+    """Write a shard file, replacing an older one, and sync it to disk. Returns its digests and the place of each piece.
 
-    `data` are the bytes of each piece; `threads` compress them. Raises OSError if not all of it could be written.
+    `data` contains the bytes of each piece; `threads` threads compress them. Raises OSError if a write failed.
     """
     path.unlink(missing_ok=True)
     with ThreadPoolExecutor(threads) as pool, stream_shard(path) as shard:
@@ -85,7 +85,7 @@ def _write_pieces(
 
 
 def _chunks(pieces: Sequence[StoredPiece], data: Sequence[memoryview]) -> Iterator[_Chunk]:
-    """All chunks of all pieces that are large enough, in order."""
+    """Return the chunks of all pieces that are large enough to compress, in order."""
     for number, (piece, plain) in enumerate(zip(pieces, data, strict=True)):
         if len(plain) < _LEAST_BYTES:
             continue
@@ -98,7 +98,7 @@ def _chunks(pieces: Sequence[StoredPiece], data: Sequence[memoryview]) -> Iterat
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[_Chunk], bytes], chunks: Iterator[_Chunk], ahead: int
 ) -> Iterator[tuple[_Chunk, bytes]]:
-    """Each chunk with the result of `work`, while the pool works on at most `ahead` chunks after it."""
+    """Yield each chunk with the result of `work`, while the pool processes at most `ahead` chunks after it."""
     waiting: deque[tuple[_Chunk, Future[bytes]]] = deque()
     for chunk in chunks:
         waiting.append((chunk, pool.submit(work, chunk)))

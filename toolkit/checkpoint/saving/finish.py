@@ -1,4 +1,4 @@
-"""The files of one save: each rank's digests, and rank 0's index, manifest and commit."""
+"""Finishes a save: each rank writes its digests, then rank 0 writes the index and the manifest and commits."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from toolkit.rundir.files import mode_of_files_in, write_bytes, write_text
 
 _WRITTEN = struct.Struct("<q16sq16s")  # sizes and digests of a shard file and of its digest file
 WRITTEN_BYTES = _WRITTEN.size
-# All ranks wait while rank 0 creates the first index, about 10 microseconds per piece. Larger checkpoints have no index
-# until `toolkit ckpt index`.
-_INDEX_PIECES = 50_000
+# All ranks wait while rank 0 creates the first index, about 10 microseconds per piece. Larger checkpoints get no index
+# unless the user runs `toolkit ckpt index`.
+MOST_INDEXED_PIECES = 50_000
 
 
 @dataclass(frozen=True)
 class Description:
-    """A manifest without tensors and files. `final` is the committed folder, which `attempt` writes.
+    """The manifest of a save without its tensors and files. `final` is the committed folder, which `attempt` writes.
 
-    `token` is the same on all ranks of a save, and different in every other save. With `replace`, checkpoints of the
+    `token` is the same on all ranks of a save and differs between saves. With `replace`, existing checkpoints of the
     same name and of later steps are renamed.
     """
 
@@ -48,15 +48,15 @@ class Description:
 
     @property
     def part(self) -> Path:
-        """The folder in which it is written before the commit."""
+        """The folder in which the checkpoint is written before the commit."""
         return part_folder(self.final, self.attempt, self.token)
 
 
 @dataclass(frozen=True)
 class WholePlan:
-    """What all ranks store: the tensors, their part of the manifest, every key's path, and `index.h5`.
+    """What all ranks together store: the tensors, their part of the manifest, the path of each key, and `index.h5`.
 
-    `files` are all files of the manifest, in its order; `index` is empty if there are too many pieces.
+    `files` contains all files in the order of the manifest; `index` is empty if there are too many pieces.
     """
 
     files_of_ranks: tuple[str, ...]
@@ -70,10 +70,10 @@ class WholePlan:
     def of(
         cls, tensors: dict[str, TensorRecord], paths: Mapping[str, Sequence[str | int]], files_of_ranks: Sequence[str]
     ) -> WholePlan:
-        """The whole plan from the tensors and files of all ranks."""
+        """Build the plan from the tensors and files of all ranks."""
         shards = {piece.file for record in tensors.values() for piece in record.pieces}
         files = tuple(sorted(name for shard in shards for name in (shard, digest_name(shard))))
-        has_index = sum(len(record.pieces) for record in tensors.values()) <= _INDEX_PIECES
+        has_index = sum(len(record.pieces) for record in tensors.values()) <= MOST_INDEXED_PIECES
         return cls(
             files_of_ranks=tuple(files_of_ranks),
             tensors=tensors,
@@ -84,7 +84,7 @@ class WholePlan:
         )
 
     def placed(self, shares: Iterable[tuple[str, Sequence[StoredPiece], Sequence[Place]]]) -> WholePlan:
-        """The same plan with the actual places of the pieces: (file, pieces, places) of each rank."""
+        """Return the plan with the actual places of the pieces; `shares`: the (file, pieces, places) of each rank."""
         places = {
             (file, piece.name, piece.offset): place
             for file, pieces, of_rank in shares
@@ -106,7 +106,7 @@ def _placed(piece: Piece, place: Place) -> Piece:
 
 
 def write_digests(shard: Path, digests: BlockDigests) -> bytes:
-    """Write and sync the digests of a shard file beside it; returns sizes and digests for `finish_save`."""
+    """Write and sync the digest file of a shard file. Returns the sizes and digests of both, for `finish_save`."""
     content = digests.text()
     write_text(shard.with_name(digest_name(shard.name)), content, mode=mode_of_files_in(shard.parent))
     of_content = digests_of_text(content)
@@ -116,13 +116,13 @@ def write_digests(shard: Path, digests: BlockDigests) -> bytes:
 def finish_save(
     description: Description, plan: WholePlan, written: Mapping[str, bytes], values: Mapping[str, Any]
 ) -> None:
-    """Write index and manifest and commit, after all ranks wrote.
+    """Write the index and the manifest and commit, after all ranks have written their files.
 
-    `written` contains the results of `write_digests` by shard file, `values` the values other than tensors by key.
+    `written` contains the results of `write_digests` by shard file, `values` the non-tensor values by key.
 
     Raises:
-        OwnFailureError: a file differs from what its rank wrote; a later attempt owns the run.
-        OSError: index or manifest could not be written.
+        OwnFailureError: a file differs from what its rank wrote, or a later attempt owns the run.
+        OSError: the index or the manifest could not be written.
     """
     part = description.part
     manifest = Manifest(
@@ -139,7 +139,7 @@ def finish_save(
     )
     _check_and_clean(part, {file.name: file.size for file in manifest.files})
     mode = mode_of_files_in(part)
-    with ThreadPoolExecutor(1) as pool:  # two syncs take the time of one
+    with ThreadPoolExecutor(1) as pool:  # two parallel syncs take as long as one
         indexed = pool.submit(write_bytes, part / INDEX, plan.index, mode=mode) if plan.index else None
         write_text(part / MANIFEST, manifest_text(manifest, tensors=plan.tensors_text), mode=mode)
         if indexed:

@@ -1,8 +1,8 @@
 """Writes one shard file for all ranks of a node: thousands of files would overload a file system's metadata servers.
 
-The first rank of the node creates the file and writes all bytes other than data; then each rank writes its own pieces,
-and digests the blocks that only it writes. The first rank digests the few shared blocks. All ranks write through the
-page cache of one host, so that they only need to agree on the offsets.
+The first rank of the node creates the file and writes everything except the tensor data. Then each rank writes its own
+pieces and digests the blocks that only it writes. The first rank digests the few blocks that several ranks share. All
+ranks write through the page cache of one host, so they only need to agree on the offsets.
 """
 
 import os
@@ -27,9 +27,9 @@ _ZEROS = memoryview(bytes(BLOCK_BYTES))
 def write_with_node(
     path: Path, layout: ShardLayout, own: range, data: Callable[[], Sequence[memoryview]], ranks: Ranks
 ) -> BlockDigests | None:
-    """Write this rank's pieces, numbers `own` of the whole file's `layout`, with the node's other ranks.
+    """Write this rank's pieces, those with the indices `own` in `layout`, together with the other ranks of the node.
 
-    Returns the digests of the synced file on the node's first rank, None on the others. Raises RankFailure if another
+    Returns the digests of the synced file on the first rank of the node, None on the others. Raises RankFailure if any
     rank of the node could not write its part.
     """
     is_first = ranks.place_on_node == 0
@@ -42,7 +42,7 @@ def write_with_node(
 
 
 def _all_of_node(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """The result of each rank of the node, on all of them, or the failure of the first that failed."""
+    """Run `work` on each rank of the node and return all results on all of them; raises the worst RankFailure."""
     result: tuple[Any, str | None]
     try:
         result = work(), None
@@ -56,7 +56,7 @@ def _all_of_node(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 
 def _create(path: Path, layout: ShardLayout) -> None:
-    """Create or overwrite the file with its size and all bytes other than data."""
+    """Create or overwrite the file at its final size, with everything except the tensor data."""
     with open_for_writing(path) as descriptor:
         os.ftruncate(descriptor, layout.size)
         for first, end in layout.gaps():
@@ -67,7 +67,7 @@ def _create(path: Path, layout: ShardLayout) -> None:
 
 
 def _write_own(path: Path, layout: ShardLayout, own: range, data: Sequence[memoryview]) -> dict[int, str]:
-    """Write this rank's pieces; returns the digests of the blocks that contain nothing else."""
+    """Write this rank's pieces. Returns the digests of the blocks that contain no other data."""
     shared = _shared_blocks(layout, own)
     parts: dict[int, list[tuple[int, memoryview]]] = defaultdict(list)
     for number, view in zip(own, data, strict=True):
@@ -76,7 +76,7 @@ def _write_own(path: Path, layout: ShardLayout, own: range, data: Sequence[memor
             begin, end = max(start, block * BLOCK_BYTES), min(start + len(view), (block + 1) * BLOCK_BYTES)
             parts[block].append((begin, view[begin - start : end - start]))
     digests = {}
-    # Without O_CREAT: if a later attempt has renamed the folder, this rank must fail.
+    # Without O_CREAT, so that this rank fails if a later attempt has renamed the folder.
     with open_for_writing(path, create=False) as descriptor:
         for block in sorted(parts):
             in_order = sorted(parts[block], key=lambda part: part[0])
@@ -88,7 +88,7 @@ def _write_own(path: Path, layout: ShardLayout, own: range, data: Sequence[memor
 
 
 def _shared_blocks(layout: ShardLayout, own: range) -> set[int]:
-    """The blocks with bytes that this rank does not write."""
+    """Return the blocks that contain bytes of other ranks, or of the HDF5 structure."""
     others = [
         (start, start + piece.size_bytes)
         for number, (start, piece) in enumerate(zip(layout.starts, layout.pieces, strict=True))
@@ -99,7 +99,7 @@ def _shared_blocks(layout: ShardLayout, own: range) -> set[int]:
 
 
 def _digest_with_zeros(parts: Sequence[tuple[int, memoryview]], first: int, size: int) -> str:
-    """The digest of a block of these parts and zeros between them."""
+    """Return the digest of a block that consists of these parts with zeros between them."""
     digest = xxhash.xxh3_128()
     position = first
     for begin, view in [*parts, (min(first + BLOCK_BYTES, size), _ZEROS[:0])]:
@@ -122,12 +122,12 @@ def _finish(path: Path, layout: ShardLayout, known: dict[int, str]) -> BlockDige
 
 
 def _digest_of(descriptor: int, first: int, end: int) -> str:
-    """The digest of a range of the file. A system call may return fewer bytes than requested."""
+    """Return the digest of the bytes [first, end) of the file."""
     digest = xxhash.xxh3_128()
     while first < end:
         data = os.pread(descriptor, end - first, first)
         if not data:
-            raise OwnFailureError(f"the file ends at byte {first}, but {end - first} more were written")
+            raise OwnFailureError(f"the file ends at byte {first}, although {end - first} more bytes were written")
         digest.update(data)
         first += len(data)
     return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""Plans which rank stores what. DCP plans once; while every rank's state keeps its shape, the plan is reused.
+"""Plans which rank stores which part of the state, and reuses the plan while the state of every rank keeps its shape.
 
-DCP's planning costs about 0.3 ms per tensor, and all plans travel to rank 0 and back.
+Planning with DCP costs about 0.3 ms per tensor, and sends all plans to rank 0 and back.
 """
 
 from collections import defaultdict
@@ -24,15 +24,15 @@ from toolkit.checkpoint.tensors import dtype_name, meshes_of, refuse_nested
 from toolkit.comm.agreement import Ranks
 
 Path = tuple[str | int, ...]
-# A shard file, its pieces, and the first byte of each.
+# What one rank stores: the name of its shard file, its pieces, and the first byte of each piece.
 StoredShare = tuple[str, Sequence[StoredPiece], Sequence[int]]
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's save planner with the right box for every part of a tensor; DCP misplaces some uneven parts (see `boxes`)."""
+    """DCP's save planner with correct offsets: DCP itself computes wrong ones for some uneven parts (see `boxes`)."""
 
     def create_local_plan(self) -> SavePlan:
-        """DCP's plan of what this rank writes."""
+        """Return DCP's plan of what this rank writes."""
         plan = super().create_local_plan()
         items = [self._placed(item) for item in plan.items]
         self.plan = replace(plan, items=[item for item in items if not _is_empty_part(item)])
@@ -48,16 +48,16 @@ class SavePlanner(DefaultSavePlanner):
 
 
 def _is_empty_part(item: WriteItem) -> bool:
-    """Whether a rank has no elements of a non-empty tensor: another part has its offset, and DCP stores one of them."""
+    """Return whether this part of a non-empty tensor is empty: DCP might store it, not the part at the same offset."""
     data = item.tensor_data
     return data is not None and 0 in data.chunk.sizes and 0 not in data.size
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank stores: tensors (`items`) and plain values (`values`, their keys).
+    """What one rank stores: tensors (`items`) and plain values (`values` contains their keys).
 
-    `layout` is the file's, which may be the node's; `own` are the numbers of the items in it, in their order.
+    `layout` describes the file, which the whole node may share; `own` are the indices of this rank's items in it.
     """
 
     file: str
@@ -65,13 +65,13 @@ class RankPlan:
     own: range
     items: tuple[WriteItem, ...]
     values: tuple[str, ...]
-    any_values: bool  # of any rank
+    any_values: bool  # whether any rank stores plain values
     is_of_node: bool = False
 
 
 @dataclass(frozen=True)
 class FlatState:
-    """A rank's state, flattened by DCP's planner. `shape` is what its plan depends on."""
+    """The state of a rank, flattened by DCP's planner. Its plan is valid while `shape` stays equal."""
 
     planner: SavePlanner
     shape: Hashable
@@ -84,7 +84,7 @@ class _Share:
 
 
 class SavePlanning:
-    """Plans the saves of one process and keeps the last plan; `by_node` plans one shard file per node."""
+    """Plans the saves of one process and caches the last plan; `by_node` plans one shard file per node."""
 
     def __init__(self, ranks: Ranks, *, by_node: bool = False) -> None:
         self._ranks = ranks
@@ -103,11 +103,11 @@ class SavePlanning:
         return FlatState(planner, (shapes, tuple(planner.mappings.items())))
 
     def is_new(self, state: FlatState) -> bool:
-        """Whether the plan does not fit this rank's state."""
+        """Return whether the cached plan does not fit this rank's state."""
         return state.shape != self._shape
 
     def plan(self, state: FlatState) -> None:
-        """Plan again, on all ranks; if one fails, all raise the same RankFailure and have no plan."""
+        """Make a new plan on all ranks. If any rank fails, all raise the same RankFailure and have no plan."""
         ranks = self._ranks
         self._shape, self.mine, self.whole = None, None, None
         plans = ranks.gather_objects(ranks.together(state.planner.create_local_plan))
@@ -124,7 +124,7 @@ class SavePlanning:
 
 
 def _shared_out(planner: SavePlanner, plans: list[SavePlan]) -> tuple[list[_Share], dcp.Metadata]:
-    """Each rank's share of all plans, and DCP's metadata. One rank stores what several have."""
+    """Return what each rank stores, and DCP's metadata. Only one rank stores a part that several ranks have."""
     shares, metadata = planner.create_global_plan(plans)
     has_values = any(isinstance(record, dcp.BytesStorageMetadata) for record in metadata.state_dict_metadata.values())
     return [_Share(tuple(share.items), has_values) for share in shares], metadata
@@ -139,14 +139,14 @@ def _rank_plan(share: _Share, ranks: Ranks, *, by_node: bool) -> RankPlan:
         return RankPlan(file, lay_out(pieces), range(len(pieces)), items, values, share.has_values)
     of_node = ranks.exchange_on_node(pieces)
     before = sum(map(len, of_node[: ranks.place_on_node]))
-    # Every rank computes it, which is faster than sending it.
+    # Every rank computes the layout, because that is faster than sending it.
     layout = lay_out(tuple(piece for of_rank in of_node for piece in of_rank))
     file = shard_name(ranks.node, ranks.nodes)
     return RankPlan(file, layout, range(before, before + len(pieces)), items, values, share.has_values, True)
 
 
 def stored_piece(item: WriteItem) -> StoredPiece:
-    """The box that a write item of DCP stores."""
+    """Return the box of a tensor that a DCP write item stores."""
     data = item.tensor_data
     assert data is not None
     chunk = data.chunk
@@ -155,7 +155,7 @@ def stored_piece(item: WriteItem) -> StoredPiece:
 
 
 def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata) -> WholePlan:
-    """The whole plan from DCP's metadata of the tensors and the offsets of each rank's pieces."""
+    """Build the plan of all ranks from DCP's metadata and the offsets of each rank's pieces."""
     pieces: dict[str, list[Piece]] = defaultdict(list)
     for file, of_rank, starts in stored:
         for piece, start in zip(of_rank, starts, strict=True):
@@ -175,7 +175,7 @@ def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata) -> WholePl
 
 
 def _shape_of(name: str, value: Any) -> Hashable:
-    """The properties of a value that affect the plan."""
+    """Return the properties of a value that affect the plan."""
     if isinstance(value, DTensor):
         return name, value.dtype, value.shape, value.placements, value.device_mesh
     if isinstance(value, torch.Tensor):
@@ -184,6 +184,6 @@ def _shape_of(name: str, value: Any) -> Hashable:
 
 
 def paths_of(metadata: dcp.Metadata) -> dict[str, Path]:
-    """Every key's parts before DCP joined them with dots, without outdated paths of keys that a planner renamed."""
+    """Return the parts that DCP joined to each key with dots, except outdated ones of keys that a planner renamed."""
     known = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
     return {name: tuple(path) for name, path in known.items() if ".".join(map(str, path)) == name}

@@ -1,4 +1,4 @@
-"""One save on all ranks, in two phases: one needs the training's tensors, the other can run in the background."""
+"""Saves on all ranks in two phases: the first needs the tensors of training, the second can run in the background."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ from toolkit.comm.agreement import Ranks
 from toolkit.errors import OwnFailureError
 
 _MOST_THREADS = 4
-# A rank's shard file, its pieces, their places, and the result of `write_digests`.
+# What one rank wrote: its shard file, its pieces, their places, and the result of `write_digests`.
 _CompressedShare = tuple[str, Sequence[StoredPiece], Sequence[Place], bytes]
 
 
 @dataclass(frozen=True)
 class PreparedSave:
-    """The second phase of a save. Needs no tensor of the training if `data` returns copies."""
+    """The second phase of a save. If `data` returns copies, training may change its tensors meanwhile."""
 
     description: Description
     mine: RankPlan
@@ -41,7 +41,7 @@ class PreparedSave:
     compression: Compression = "none"
 
     def write(self, ranks: Ranks, *, threads: int) -> None:
-        """Write and commit, on all ranks, which raise the same RankFailure."""
+        """Write and commit on all ranks. After a failure all ranks raise the same RankFailure."""
         if self.compression == "none":
             ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
         else:
@@ -51,7 +51,7 @@ class PreparedSave:
 
     def _write_own(self, ranks: Ranks, threads: int) -> bytes:
         mine = self.mine
-        if not mine.layout.pieces:  # no tensors, no file
+        if not mine.layout.pieces:  # a rank without tensors writes no file
             return bytes(WRITTEN_BYTES)
         path = self.description.part / mine.file
         if mine.is_of_node:
@@ -90,10 +90,10 @@ def prepare(
     spare: Path | None = None,
     compression: Compression = "none",
 ) -> PreparedSave:
-    """Open the part folder, plan if the state's shape has changed since the last save, and collect the data.
+    """Create the part folder, plan if the shape of the state has changed since the last save, and collect the data.
 
-    Without `staging`, which copies the tensors, they must not change until the save is written. `spare`, on rank 0, is
-    the folder of a removed checkpoint, whose files are overwritten. Raises RankFailure, the same on every rank.
+    `staging` copies the tensors; without it they must not change until the save is written. `spare`, on rank 0, is the
+    folder of a removed checkpoint, whose files are overwritten. Raises the same RankFailure on every rank.
     """
 
     kept = description
@@ -101,10 +101,10 @@ def prepare(
     def begin() -> tuple[FlatState, bool]:
         nonlocal kept
         refuse_no_dict(tensors, "tensors")
-        if ranks.rank == 0:  # the others ignore it
+        if ranks.rank == 0:  # the state of the other ranks is ignored
             refuse_no_dict(description.state, "state")
         state = planning.flatten(tensors)
-        if staging is not None and ranks.rank == 0:  # lists and dicts may change, too
+        if staging is not None and ranks.rank == 0:  # training may change its lists and dicts, too
             kept = replace(description, state=deepcopy(description.state))
         if ranks.rank == 0:
             directory = description.final.parent
@@ -125,7 +125,7 @@ def prepare(
 
 
 def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bool) -> dict[str, Any]:
-    """All values other than tensors, on rank 0."""
+    """Return the non-tensor values of all ranks, on rank 0."""
 
     def plain() -> dict[str, Any]:
         own = {name: state.planner.state_dict[name] for name in mine.values}
@@ -137,14 +137,14 @@ def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bo
 
 
 def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) -> Callable[[], Sequence[memoryview]]:
-    """A function that returns the bytes of this rank's share, or raises the error of a tensor."""
+    """Return a function that returns the bytes of this rank's pieces, or raises the error of a tensor."""
 
     def tensors() -> list[tuple[str, torch.Tensor]]:
         return [(item.index.fqn, state.planner.resolve_data(item)) for item in mine.items]  # type: ignore[misc]
 
     if staging is None:
         return lambda: _as_planned([bytes_of(tensor, name) for name, tensor in tensors()], mine)
-    # Raised later, in the collective phase: the other ranks continue and must receive the error there.
+    # An error is raised later, in the collective phase: the other ranks can receive it only there.
     try:
         staged = staging.stage(tensors())
     except Exception as error:  # noqa: BLE001
@@ -158,19 +158,19 @@ def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) ->
 
 
 def _as_planned(data: Sequence[memoryview], mine: RankPlan) -> Sequence[memoryview]:
-    """The data; OwnFailureError if a size differs: a DTensor's shape does not determine its local part's."""
+    """Return the data. Raises OwnFailureError if a size differs from the plan: a local part may not fit its DTensor."""
     for number, view in zip(mine.own, data, strict=True):
         piece = mine.layout.pieces[number]
         if len(view) != piece.size_bytes:
             raise OwnFailureError(
-                f"expected {piece.size_bytes} bytes on this rank by the plan, got {len(view)}",
+                f"the plan expects {piece.size_bytes} bytes on this rank, got {len(view)}",
                 where=piece.name,
-                fix="make the local part match the DTensor's placements",
+                fix="make the local part match the placements of the DTensor",
             )
     return data
 
 
 def threads_for(ranks: Ranks) -> int:
-    """The number of threads of this rank for reading and writing: its share of the CPUs that it may use."""
+    """Return the number of reader or writer threads of this rank: its fraction of the CPUs that it may use."""
     mine = len(os.sched_getaffinity(0)) // ranks.sharing_cpus
     return max(1, min(mine, _MOST_THREADS))

@@ -1,4 +1,4 @@
-"""Writes a shard file in blocks from several threads, and digests each block while it is in the processor's cache."""
+"""Writes a shard file in blocks from several threads, and digests each block while it is in the CPU cache."""
 
 import ctypes
 import os
@@ -21,9 +21,9 @@ _ZEROS = memoryview(bytes(BLOCK_BYTES))
 
 
 def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, threads: int = 1) -> BlockDigests:
-    """Write a shard file from the bytes of its pieces, sync it to the disk, and return its digests.
+    """Write a shard file from the bytes of its pieces, sync it to disk, and return its digests.
 
-    Overwrites an existing file: reusing its blocks on the disk is faster than allocating new ones.
+    Overwrites an existing file, because reusing its disk blocks is faster than allocating new ones.
     """
     blocks = range(0, layout.size, BLOCK_BYTES)
     parts = in_lengths(_in_file_order(layout, data), BLOCK_BYTES)
@@ -41,7 +41,7 @@ def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, 
 
 
 def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> str:
-    """Write a block and return its digest; starts the writeback of earlier blocks."""
+    """Write a block and return its digest. Starts the writeback of the page cache every few blocks."""
     digest = xxhash.xxh3_128()
     end = first_byte
     for cached in in_cached_parts(parts):
@@ -54,7 +54,7 @@ def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> s
 
 
 def write_whole(descriptor: int, parts: Sequence[memoryview], first_byte: int) -> int:
-    """Write contiguous parts and return the number of bytes. One system call may write only a part of them."""
+    """Write contiguous parts completely and return the number of bytes; one system call may write fewer."""
     rest = list(parts)
     position = first_byte
     while rest:
@@ -65,7 +65,7 @@ def write_whole(descriptor: int, parts: Sequence[memoryview], first_byte: int) -
 
 
 def _in_file_order(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The whole file in order, without gaps."""
+    """Return the content of the whole file in order, with zeros in the gaps."""
     known = [(first, memoryview(content)) for first, content in layout.structure]
     known += [(start, view) for start, view in zip(layout.starts, data, strict=True) if start]
     position = 0
@@ -80,18 +80,18 @@ def _in_file_order(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[
 
 @contextmanager
 def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
-    """Open a regular file with its folder's mode; `create` makes a new one if needed, or if it has a hard link."""
+    """Open a file with the mode of its folder; `create` makes a new one if there is none, or if it has hard links."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     descriptor = os.open(path, flags, 0o600)
     try:
-        if create and os.fstat(descriptor).st_nlink > 1:  # a user keeps the old file under another name
+        if create and os.fstat(descriptor).st_nlink > 1:  # a user has linked the old file and expects it to stay
             path.unlink()
             linked, descriptor = descriptor, os.open(path, flags | os.O_EXCL, 0o600)
             os.close(linked)
         os.fchmod(descriptor, mode_of_files_in(path.parent))  # the umask must not decide who can read
         yield descriptor
     except OSError as error:
-        error.filename = str(path)  # a descriptor's own error names no file
+        error.filename = str(path)  # errors of descriptors name no file
         raise
     finally:
         os.close(descriptor)
@@ -108,5 +108,5 @@ def _sync_file_range() -> Callable[..., int]:
 
 
 def begin_writeback(descriptor: int, first_byte: int, size_bytes: int) -> None:
-    """Start the writeback. Ignores errors: the sync that follows writes everything and reports errors."""
+    """Start the writeback of a range to disk. Ignores errors, because the later fsync reports them."""
     _sync_file_range()(descriptor, first_byte, size_bytes, _WRITE)

@@ -1,4 +1,4 @@
-"""A copy of a state in memory that every save reuses: allocation, with zero-filled pages, costs more than the copy."""
+"""A buffer for copies of a state, reused by every save, because allocating zeroed pages costs more than the copy."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 
 from toolkit.checkpoint.tensors import check_layout
 
-_ALIGNMENT_BYTES = 64  # a cache line, and enough for every type
+_ALIGNMENT_BYTES = 64  # the size of a cache line, which is enough for every type
 
 
 class StagingBuffer:
@@ -17,18 +17,18 @@ class StagingBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def stage(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[memoryview]:
-        """The bytes of a copy of each tensor, valid until the next call; ToolkitError if a layout cannot be stored."""
+        """Copy the tensors and return their bytes, valid until the next call. Raises ToolkitError for a bad layout."""
         plain = [_strided(name, tensor) for name, tensor in tensors]
         starts, size = _places(plain)
         devices = {tensor.device for tensor in plain if tensor.device.type != "cpu"}
         if len(self._bytes) < size:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # released before the larger allocation
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # release the old buffer before the larger allocation
             self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=bool(devices))
         whole, address = self._bytes.numpy().data, self._bytes.data_ptr()
         views = []
         for tensor, start in zip(plain, starts, strict=True):
             end = start + tensor.nbytes
-            if _is_plain_memory(tensor):  # at the speed of memory: torch has an overhead for each tensor
+            if _is_plain_memory(tensor):  # memmove avoids torch's overhead per tensor
                 ctypes.memmove(address + start, tensor.data_ptr(), tensor.nbytes)
             elif tensor.numel():
                 self._bytes[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
@@ -39,7 +39,7 @@ class StagingBuffer:
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
-    """The first byte of each tensor, and the total size."""
+    """Return the first byte of each tensor, and the total size."""
     starts, position = [], 0
     for tensor in tensors:
         starts.append(position)
@@ -48,7 +48,7 @@ def _places(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's bytes are in host memory in the order in which they are stored."""
+    """Return whether the tensor is in host memory, in exactly the bytes that are stored."""
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return False

@@ -1,4 +1,4 @@
-"""Writes a shard file piece by piece through HDF5, if number and sizes of the pieces are not known in advance."""
+"""Writes a shard file piece by piece through HDF5, for pieces whose number and sizes are not known in advance."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from toolkit.checkpoint.format.shard_layout import ALIGNMENT, StoredPiece, descr
 
 
 class ChunkedPiece:
-    """A compressed piece under construction; each of its chunks must be written."""
+    """A compressed piece that is being written; the caller must write each of its chunks."""
 
     def __init__(self, dataset: h5d.DatasetID, chunk: tuple[int, ...], filters: tuple[str, ...]) -> None:
         self._dataset = dataset
@@ -23,11 +23,11 @@ class ChunkedPiece:
         self._filters = filters
 
     def write(self, start: tuple[int, ...], stored: bytes) -> None:
-        """Write the compressed chunk that starts at an element of the piece."""
+        """Write a compressed chunk; `start` is the index of its first element in the piece."""
         self._dataset.write_direct_chunk(start, stored)
 
     def chunks(self) -> Chunks:
-        """The places of all chunks."""
+        """Return the positions and sizes of all written chunks in the file."""
         stored: list[h5d.StoreInfo] = []
         self._dataset.chunk_iter(stored.append)
         ordered = sorted(stored, key=lambda chunk: chunk.chunk_offset)
@@ -35,17 +35,17 @@ class ChunkedPiece:
 
 
 class StreamedShard:
-    """One shard file under construction: see `stream_shard`."""
+    """A shard file that is being written; `stream_shard` creates it."""
 
     def __init__(self, file: h5py.File) -> None:
         self._file = file
 
     def write(self, name: str, dtype: str, shape: Sequence[int], offset: Sequence[int], data: np.ndarray) -> int:
-        """Write the C-contiguous piece at `offset`, and return its first byte in the file (0 without elements)."""
+        """Write the C-contiguous piece at `offset` and return its first byte in the file (0 if it has no elements)."""
         return self.write_piece(StoredPiece(name, dtype, tuple(shape), tuple(offset), data.shape), data)
 
     def write_piece(self, piece: StoredPiece, data: np.ndarray) -> int:
-        """Like `write`."""
+        """Write a piece as `write` does."""
         dataset = describe(self._file, piece)
         if not data.size:
             return 0
@@ -61,7 +61,7 @@ class StreamedShard:
 
 @contextmanager
 def stream_shard(path: Path) -> Iterator[StreamedShard]:
-    """A new shard file, complete when the context ends; OSError if not all of it could be written."""
+    """Create a shard file, which is complete when the context ends. Raises OSError if a write failed."""
     with new_hdf5_file(path, **ALIGNMENT) as file:
         file.attrs["format"] = "toolkit-shard 1"
         yield StreamedShard(file)

@@ -1,4 +1,4 @@
-"""Measures collectives over all ranks: operations by the communicator's algorithms and by MPI, size by size."""
+"""Measure collectives over all ranks, by operation, algorithm and size, with the communicator and with MPI."""
 
 import os
 import time
@@ -22,6 +22,7 @@ from toolkit.rundir.files import utc_now
 from toolkit.topology.facts import Topology
 from toolkit.topology.gather import gather_topology
 from toolkit.topology.tiers_found import tiers_of_topology
+from toolkit.units import format_bytes
 from toolkit.version import VERSION
 from toolkit.world.facts import World
 
@@ -36,10 +37,10 @@ Halves = tuple[Trial | None, Trial | None]  # out of place, in place
 
 
 def torch_trials(communicator: Communicator, case: CollectiveCase, algorithm: str, room: Room) -> Halves:
-    """The operation out of place and in place.
+    """Return the trials of the operation, out of place and in place.
 
-    torch has no all-reduce and no broadcast out of place: these trials copy the tensor first (the root's in a broadcast),
-    and the time includes the copy.
+    torch has no out-of-place all-reduce and broadcast. These trials copy the tensor first (in a broadcast, on the root
+    only), and the time includes the copy.
     """
     peers = Peers(dist.group.WORLD, tuple(range(case.ranks)), case.rank)
     input_length = case.part if case.operation == "all_gather" else case.elements
@@ -81,14 +82,16 @@ _COPIES = 7
 
 
 def find_limit(world: World, topology: Topology, last_bytes: int) -> tuple[Limit | None, str]:
-    """(the limit, the reason why there is none). An assumed rate is never a limit.
+    """Return (the limit of the hardware, the reason if there is none). Assumed rates are never used.
 
-    Not collective: on one node without GPUs, the calling rank copies memory.
+    Not collective. On a single node without GPUs, the calling rank measures a memory copy.
     """
     nodes = len(topology.ranks_by_host) + len(topology.unplaced_ranks)
     on_gpu = world.device.startswith("cuda")
     if nodes == 1 and not on_gpu:
-        return Limit(copy_rate(last_bytes), "rank", f"memcpy of one core, {_size(last_bytes)} at a time, measured"), ""
+        return Limit(
+            copy_rate(last_bytes), "rank", f"memcpy of one core, {format_bytes(last_bytes)} at a time, measured"
+        ), ""
     try:
         tiers = tiers_of_topology(topology)
     except ToolkitError as error:
@@ -98,12 +101,12 @@ def find_limit(world: World, topology: Topology, last_bytes: int) -> tuple[Limit
     if on_gpu and level.name == "clique":
         return Limit(level.link.bytes_per_s / 1e9, "rank", level.link.source), ""
     if nodes == 1:
-        return None, "limit: these GPUs are not one NVLink clique, and the rate of PCIe is unknown"
+        return None, "limit: these GPUs are not all connected by NVLink, and the rate of PCIe is unknown"
     return _adapters(topology)
 
 
 def _adapters(topology: Topology) -> tuple[Limit | None, str]:
-    """The active ports of the node with the lowest total; the link of a single rank is a part of them."""
+    """Return the total rate of the active ports of a node, for the node with the lowest total."""
     limits = []
     for node in topology.nodes:
         ports = [port.rate_gbit_per_s for nic in node.hardware.nics.value or () for port in nic.ports]
@@ -118,22 +121,15 @@ def _adapters(topology: Topology) -> tuple[Limit | None, str]:
 
 
 def copy_rate(size_bytes: int) -> float:
-    """GB/s of a memory copy by one core, the best of several."""
+    """Return the GB/s of a memory copy by one core, the best of several."""
     source, target = np.zeros(max(size_bytes, 1), np.uint8), np.ones(max(size_bytes, 1), np.uint8)
-    source += 1  # unwritten pages share one page, which is always cached
+    source += 1  # allocates pages: unwritten ones all map to one zero page, which is always cached
     seconds = []
     for _ in range(_COPIES):
         start = time.perf_counter()
         np.copyto(target, source)
         seconds.append(time.perf_counter() - start)
     return len(source) / max(min(seconds), 1e-9) / 1e9
-
-
-def _size(size_bytes: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {name}"
-    return f"{size_bytes} bytes"
 
 
 _MODEL_BUDGET_S = 2.0  # for each tier of links
@@ -179,7 +175,7 @@ def measure(world: World, request: BenchRequest, say: Say) -> Measurement:
 
 
 def _model_of(request: BenchRequest, communicator: Communicator) -> Choice | None:
-    """The predictions for all-reduces from measured links; None if toolkit cannot measure them."""
+    """Return a model that predicts all-reduces from measured links; None if toolkit cannot measure them."""
     if "all_reduce" not in request.operation_names or not communicator.can_measure:
         return None
     return communicator.choose_by_measurement(_MODEL_BUDGET_S)
@@ -195,9 +191,9 @@ def _check_algorithms(request: BenchRequest, communicator: Communicator) -> None
     for name in request.algorithm_names:
         if name not in communicator.algorithms:
             raise ToolkitError(
-                f"all-reduce algorithm {name!r} needs another layout of ranks (docs/collectives.md)",
+                f"all-reduce algorithm {name!r} does not support this layout of ranks (docs/collectives.md)",
                 where="args.algorithms",
-                fix=f"all, or some of {', '.join(communicator.algorithms)}",
+                fix=f"use all, or some of {', '.join(communicator.algorithms)}",
             )
 
 

@@ -1,4 +1,4 @@
-"""MPI's collectives on the same memory, through mpi4py: the performance of the site's MPI on the same links."""
+"""MPI collectives on the same buffers, through mpi4py, to compare the site's MPI on the same links."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from toolkit.world.facts import World
 
 
 def mpi_library(world: World) -> tuple[str | None, str]:
-    """(the library's name and version, the reason why there is none)."""
+    """Return (name and version of the MPI library, the reason if there is none)."""
     if not world.discovered_by.startswith("MPI"):
         return None, (
             f"mpi: {world.launcher} started the ranks, and {world.discovered_by} numbered them, without MPI; "
@@ -23,7 +23,7 @@ def mpi_library(world: World) -> tuple[str | None, str]:
 
 
 def mpi_trials(case: CollectiveCase, room: Room) -> tuple[Trial, Trial]:
-    """The operation out of place and in place, in host memory."""
+    """Return the trials of the operation in host memory, out of place and in place."""
     from mpi4py import MPI
 
     return _out_of_place(MPI.COMM_WORLD, case, room), _in_place(MPI.COMM_WORLD, MPI.IN_PLACE, case, room)
@@ -60,7 +60,7 @@ def _out_of_place(ranks: Any, case: CollectiveCase, room: Room) -> Trial:
 
 
 def _in_place(ranks: Any, here: Any, case: CollectiveCase, room: Room) -> Trial:
-    """In place, all-gather and reduce-scatter use a part of the buffer with all data."""
+    """Return the in-place trial; all-gather and reduce-scatter use this rank's part of the whole buffer."""
     following, previous = case.neighbours
     is_root = case.rank == 0
     calls: dict[str, Callable[[Any], object]] = {

@@ -1,4 +1,4 @@
-"""The request of a measurement and its checks, without torch, since the login side uses them."""
+"""The request for a measurement, and its checks. Works without torch, because login nodes run the checks."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ class BenchRequest:
     """The arguments of `toolkit bench collectives`, the table `[args]` of its job.
 
     Attributes:
-        operations, algorithms: comma-separated names, or "all"; algorithms are those of all-reduce.
-        sizes: "8..16M", or one size; K, M and G are powers of 1024. Each is `factor` times the previous one.
+        operations, algorithms: comma-separated names, or "all"; algorithms apply to all-reduce.
+        sizes: "8..16M", or one size; K, M and G are powers of 1024. Each size is `factor` times the previous one.
         backend: "gloo", "nccl", or "auto" for the device's backend.
         mpi: also measure MPI's collectives.
     """
@@ -42,12 +42,12 @@ class BenchRequest:
         _names(self.algorithms, tuple(ALGORITHMS), "algorithms")
         if self.algorithm_names != ("flat",) and "all_reduce" not in self.operation_names:
             raise _invalid(
-                f"{self.algorithms!r} applies to all_reduce only, and operations are {self.operations}",
+                f"{self.algorithms!r} applies only to all_reduce, but the operations are {self.operations}",
                 "algorithms",
-                "remove it, or also measure all_reduce",
+                "omit the algorithms, or also measure all_reduce",
             )
         if self.backend not in BACKENDS:
-            raise _invalid(f"unknown backend {self.backend!r}", "backend", f"one of {', '.join(BACKENDS)}")
+            raise _invalid(f"unknown backend {self.backend!r}", "backend", f"use one of {', '.join(BACKENDS)}")
         for name, value, least in (
             ("factor", self.factor, 2), ("iterations", self.iterations, 1), ("warmup", self.warmup, 0),
         ):  # fmt: skip
@@ -55,13 +55,13 @@ class BenchRequest:
                 raise _invalid(f"expected {least} or more, got {value}", name, f"set {least} or more")
         first, last = self.first_and_last_bytes
         if last < 1:
-            raise _invalid(f"{self.sizes!r} contains no size", "sizes", "write 8..16M, or one size such as 64K")
+            raise _invalid(f"{self.sizes!r} contains no size", "sizes", "set 8..16M, or one size such as 64K")
         if first < 1:
-            fix = f"write 8..{self.sizes.rpartition('..')[2].strip() if last >= 8 else '16M'}"
+            fix = f"set 8..{self.sizes.rpartition('..')[2].strip() if last >= 8 else '16M'}"
             raise _invalid(f"{self.sizes!r} starts with 0, which no factor increases", "sizes", fix)
         if last < first:
             smaller, between, larger = (part.strip() for part in reversed(self.sizes.partition("..")))
-            fix = f"write the smaller one first: {smaller}{between}{larger}"
+            fix = f"set the smaller size first: {smaller}{between}{larger}"
             raise _invalid(f"{self.sizes!r} contains no size", "sizes", fix)
 
     @property
@@ -88,11 +88,11 @@ class BenchRequest:
     def _bytes(self, text: str) -> int:
         size = parse_bytes(text, binary=True)
         if size is None:
-            raise _invalid(f"{text!r} is not a valid size", "sizes", "write 8..16M, or one size such as 64K")
+            raise _invalid(f"{text!r} is not a valid size", "sizes", "set 8..16M, or one size such as 64K")
         return size
 
     def sizes_of(self, operation: str, ranks: int) -> tuple[int, ...]:
-        """The sizes of an operation on a number of ranks."""
+        """Return the sizes to measure for an operation on this number of ranks."""
         first, last = self.first_and_last_bytes
         return sizes_of(OPERATIONS[operation], first, last, self.factor, ranks)
 
@@ -104,16 +104,16 @@ class BenchRequest:
         """
         if ranks < 2:
             raise ToolkitError(
-                "one rank has no peer: its times would be those of copies",
+                "expected two or more ranks, got one, which would only measure copies",
                 where=f"{ranks} rank{'s' * (ranks != 1)}",
-                fix="start two or more: `toolkit bench collectives --ranks 2`, or `-n 2` for run, submit, mpirun or srun",
+                fix="start two ranks: `toolkit bench collectives --ranks 2`, or `-n 2` for run, submit, mpirun or srun",
             )
         for name in self.operation_names:
             if not self.sizes_of(name, ranks):
                 raise _invalid(
                     f"no size up to {self.sizes.rpartition('..')[2]} gives each of {ranks} ranks 16 bytes of {name}",
                     "sizes",
-                    f"write {self.sizes.partition('..')[0]}..{16 * ranks}, or more",
+                    f"set {self.sizes.partition('..')[0]}..{16 * ranks}, or more",
                 )
 
     def check_layout(self, nodes: int, ranks_per_node: int) -> None:
@@ -129,14 +129,15 @@ class BenchRequest:
             if name not in fitting:
                 layout = f"{counted(nodes, 'node')} of {counted(ranks_per_node, 'rank')}"
                 raise _invalid(
-                    f"all-reduce algorithm {name!r} needs two or more nodes with two or more ranks each, got {layout}",
+                    f"all-reduce algorithm {name!r} requires two nodes or more with two ranks or more each, "
+                    f"got {layout}",
                     "algorithms",
-                    f"all, or some of {', '.join(fitting)}; or `toolkit submit bench_collectives -N 2 "
+                    f"use all, or some of {', '.join(fitting)}; or run `toolkit submit bench_collectives -N 2 "
                     f"--ntasks-per-node 2 --set args.algorithms={name}`",
                 )
 
     def check_shape(self, job: JobTable) -> None:
-        """Check that the ranks of a job can measure the request, with some number from its range of nodes.
+        """Check that the ranks of a job can measure the request, with at least one number of nodes from its range.
 
         Raises:
             ToolkitError: see `check_ranks` and `check_layout`.
@@ -152,15 +153,15 @@ class BenchRequest:
         """
         if self.backend == "nccl" and not gpus:
             raise _invalid(
-                "nccl needs GPUs, and this machine has none",
+                "nccl requires GPUs, but this machine has none",
                 "backend",
-                "remove it; or `toolkit submit bench_collectives --gpus-per-node 2 --set args.backend=nccl`",
+                "omit the backend, or run `toolkit submit bench_collectives --gpus-per-node 2 --set args.backend=nccl`",
             )
         if self.backend != "gloo" and 0 < gpus < ranks_per_node:
             raise ToolkitError(
-                f"{counted(ranks_per_node, 'rank')} would share {counted(gpus, 'GPU')}",
+                f"each rank requires a GPU, but {counted(ranks_per_node, 'rank')} would share {counted(gpus, 'GPU')}",
                 where="args.ranks",
-                fix=("--backend gloo" if gpus == 1 else f"--ranks {gpus}, or --backend gloo"),
+                fix=("pass --backend gloo" if gpus == 1 else f"pass --ranks {gpus}, or --backend gloo"),
             )
 
     def check_world(self, world: World) -> None:
@@ -168,14 +169,14 @@ class BenchRequest:
         self.check_ranks(world.size)
         if self.backend == "nccl" and not world.device.startswith("cuda"):
             raise _invalid(
-                f"nccl needs GPUs, and the ranks on {world.host} have the device {world.device}",
+                f"nccl requires GPUs, but the ranks on {world.host} have the device {world.device}",
                 "backend",
-                "remove backend, or request GPUs (--gpus-per-node)",
+                "omit the backend, or request GPUs (--gpus-per-node)",
             )
 
 
 def on_backend(world: World, backend: str) -> World:
-    """The world with the backend's device: gloo uses host memory, even on nodes with GPUs."""
+    """Return the world with the device of the backend: gloo uses host memory, even on nodes with GPUs."""
     return replace(world, device="cpu") if backend == "gloo" else world
 
 
@@ -187,10 +188,10 @@ def _names(text: str, known: Sequence[str], key: str) -> tuple[str, ...]:
     for name in chosen:
         if name not in known:
             similar = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
-            fix = f"did you mean {similar[0]!r}" if similar else f"all, or some of {', '.join(known)}"
+            fix = f"did you mean {similar[0]!r}" if similar else f"use all, or some of {', '.join(known)}"
             raise _invalid(f"unknown name {name!r}", key, fix)
     if not chosen:
-        raise _invalid(f"{text!r} contains no name", key, f"all, or some of {', '.join(known)}")
+        raise _invalid(f"{text!r} contains no name", key, f"use all, or some of {', '.join(known)}")
     return chosen
 
 

@@ -1,7 +1,7 @@
-"""One collective on its buffers: its input and expected result, how to call it, and how to time and check it.
+"""Call, time and check one collective, with known inputs and expected results.
 
-Ranks contribute integers that depend on rank and position, small enough for exact sums of floats. As in nccl-tests,
-successive calls use successive parts of a large buffer: data in a cache from the previous call would look like a fast
+The input of a rank is integers that depend on rank and position, small enough for exact float sums. As in nccl-tests,
+successive calls use successive parts of a large buffer, because data cached by the previous call would look like a fast
 link.
 """
 
@@ -13,19 +13,19 @@ from statistics import median
 
 import torch
 
-_PERIOD = 251  # a prime: it divides no length of a part, so that a part at the wrong position is detected
+_PERIOD = 251  # a prime, so that the pattern reveals a part at the wrong position
 _BY_RANK = 31
 _NOTHING = -1.0  # no rank contributes this value
 
 
 def pattern(rank: int, elements: int, first: int = 0, device: str = "cpu") -> torch.Tensor:
-    """A rank's contribution from element `first` on, shape (elements,), float32."""
+    """Return the input of a rank from element `first` on, shape (elements,), float32."""
     places = torch.arange(first, first + elements, device=device)
     return ((places + _BY_RANK * rank) % _PERIOD).float()
 
 
 def pattern_sum(ranks: int, elements: int, first: int = 0, device: str = "cpu") -> torch.Tensor:
-    """The sum of all ranks' contributions, shape (elements,), float32; exact up to 60,000 ranks."""
+    """Return the sum of the inputs of all ranks, shape (elements,), float32; exact up to 60,000 ranks."""
     places = torch.arange(_PERIOD, device=device)
     period = sum(((places + _BY_RANK * rank) % _PERIOD for rank in range(ranks)), torch.zeros_like(places))
     return period[torch.arange(first, first + elements, device=device) % _PERIOD].float()
@@ -33,9 +33,9 @@ def pattern_sum(ranks: int, elements: int, first: int = 0, device: str = "cpu") 
 
 @dataclass(frozen=True)
 class CollectiveCase:
-    """One operation on `elements` of all data, for one of a number of ranks. The root is rank 0.
+    """One operation, seen from `rank` of `ranks`, on `elements` elements in total. The root is rank 0.
 
-    In send_recv every rank sends to the next and receives from the previous one, as in nccl-tests.
+    In send_recv, every rank sends to the next one and receives from the previous one, as in nccl-tests.
     """
 
     operation: str
@@ -46,7 +46,7 @@ class CollectiveCase:
 
     @property
     def part(self) -> int:
-        """The elements of one rank, if the operation divides the data."""
+        """The number of elements per rank, if the operation splits the data."""
         return self.elements // self.ranks
 
     @property
@@ -55,7 +55,6 @@ class CollectiveCase:
         return (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
 
     def contribution(self) -> torch.Tensor:
-        """The input of this rank."""
         if self.operation == "all_gather":
             return pattern(self.rank, self.part, device=self.device)
         if self.operation == "broadcast" and self.rank != 0:
@@ -63,7 +62,7 @@ class CollectiveCase:
         return pattern(self.rank, self.elements, device=self.device)
 
     def expected(self) -> torch.Tensor | None:
-        """The expected result on this rank; None if it receives none."""
+        """Return the expected result on this rank; None if it receives none."""
         first, device = self.rank * self.part, self.device
         if self.operation == "all_reduce":
             return pattern_sum(self.ranks, self.elements, device=device)
@@ -86,7 +85,7 @@ class Room:
 
     def __init__(self, elements: int, device: str) -> None:
         self.device = device
-        # Written, so that every page is allocated: unwritten pages share one page, which is always cached.
+        # Writing allocates every page: unwritten ones all map to one zero page, which is always cached.
         self._sent, self._received = (torch.full((elements,), 0.0, device=device) for _ in range(2))
 
     def clear(self) -> None:
@@ -95,11 +94,11 @@ class Room:
         self._received.zero_()
 
     def sent(self, elements: int, turn: int) -> torch.Tensor:
-        """The part of the send buffer for a call."""
+        """Return the part of the send buffer for call number `turn`."""
         return self._part(self._sent, elements, turn)
 
     def received(self, elements: int, turn: int) -> torch.Tensor:
-        """The part of the receive buffer for a call."""
+        """Return the part of the receive buffer for call number `turn`."""
         return self._part(self._received, elements, turn)
 
     def _part(self, buffer: torch.Tensor, elements: int, turn: int) -> torch.Tensor:
@@ -109,7 +108,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to call one operation at one size.
+    """A method of calling one operation at one size.
 
     Attributes:
         call: runs call number `turn`, and returns the result on this rank, None if it receives none.
@@ -121,7 +120,7 @@ class Trial:
     case: CollectiveCase
 
     def count_wrong(self) -> int:
-        """Call once more, and return the number of wrong elements on this rank."""
+        """Make another call, and return the number of wrong elements on this rank."""
         self.sent(0).copy_(self.case.contribution())
         result, expected = self.call(0), self.case.expected()
         if expected is None:
@@ -132,7 +131,7 @@ class Trial:
 
 
 def time_calls(call: Callable[[int], object], iterations: int, device: str) -> tuple[float, float]:
-    """(mean, median) seconds of sequential calls, on a GPU by events of its stream.
+    """Return the (mean, median) seconds of sequential calls; on a GPU, measured with CUDA events.
 
     As in nccl-tests, the mean includes the time between calls.
     """

@@ -1,4 +1,4 @@
-"""Chooses the fastest all-reduce for a size by measured links, and keeps the measurement in the run directory."""
+"""Choose the fastest all-reduce for a size from measured links, and store the measurement in the run directory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.units import format_bytes
 
-_SHARE_OF_TRIES = 0.4  # of a tier's budget
+_SHARE_OF_TRIES = 0.4  # fraction of a tier's budget for trial all-reduces
 _SHOWN_BYTES = (4 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 
 
@@ -26,9 +26,9 @@ class Choice:
     """The measured links of a layout of ranks, and the choice that follows from them.
 
     Attributes:
-        hosts, nodes: `hosts[n]` runs the ranks `nodes[n]` of the group.
-        tried: by algorithm, the seconds of small all-reduces by their bytes.
-        source: describes the origin of the figures.
+        hosts, nodes: `hosts[n]` runs the group ranks `nodes[n]`.
+        tried: the seconds of small all-reduces, by algorithm and size in bytes.
+        source: the origin of the figures, for the log line.
     """
 
     hosts: tuple[str, ...]
@@ -39,11 +39,11 @@ class Choice:
     source: str
 
     def algorithm(self, size_bytes: int) -> str:
-        """The algorithm with the lowest predicted seconds; the same on every rank."""
+        """Return the algorithm with the shortest predicted time, which is the same on every rank."""
         return min(self.algorithms, key=lambda name: self.seconds(name, size_bytes))
 
     def seconds(self, algorithm: str, size_bytes: int) -> float:
-        """Predicted seconds of an all-reduce."""
+        """Return the predicted seconds of an all-reduce."""
         correction = self._corrections.get(algorithm)
         seconds = predict(algorithm, size_bytes, self.nodes, self.links)
         return seconds * correction.ratio(size_bytes) if correction else seconds
@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def line(self) -> str:
-        """One line for the user: the choice at some sizes, and the source."""
+        """One line for the log: the choice at some sizes, and the source."""
         chosen: dict[str, list[str]] = {}
         for size in _SHOWN_BYTES:
             chosen.setdefault(self.algorithm(size), []).append(format_bytes(size))
@@ -70,14 +70,14 @@ def choose(
     run: RunDirectory | None,
     budget_s: float = BUDGET_S,
 ) -> Choice:
-    """The choice among `algorithms` for this layout, from the run's earlier measurement or a new one. Collective.
+    """Return the choice among `algorithms` for this layout, from an earlier or a new measurement. Collective.
 
     Args:
         peers: peers on the CPU with known nodes.
         hosts: the hosts of the nodes, in their order.
-        all_reduce: sums a tensor over the peers by the algorithm of that name.
-        run: the run directory in which rank 0 reads an earlier measurement or writes this one; None for neither.
-        budget_s: seconds of measuring for each tier.
+        all_reduce: sums a tensor over the peers with the named algorithm.
+        run: the run directory in which rank 0 reads an earlier measurement or stores this one; None for neither.
+        budget_s: seconds of measurement for each tier (links within nodes, network between them).
     """
     kept = _from_first(peers, _read(run.links, hosts, peers.nodes) if run and peers.place == 0 else None)
     if isinstance(kept, dict):
@@ -94,14 +94,14 @@ def choose(
 
 
 def _from_first(peers: Peers, value: Any) -> Any:
-    """The value of place 0 on all ranks: each rank measures its own times, and all must choose alike."""
+    """Return the value of the first peer on all ranks, because they measure different times but must choose alike."""
     values = [value]
     dist.broadcast_object_list(values, group=peers.group, group_src=0)
     return values[0]
 
 
 def _read(path: Path, hosts: Sequence[str], nodes: Sequence[Sequence[int]]) -> dict[str, Any] | str | None:
-    """The measurement of this layout; else why it is not usable, or None if there is none."""
+    """Return the stored measurement of this layout, or why it cannot be used; None if there is none."""
     if not path.exists():
         return None
     try:
@@ -111,7 +111,7 @@ def _read(path: Path, hosts: Sequence[str], nodes: Sequence[Sequence[int]]) -> d
     except (ToolkitError, KeyError, TypeError, ValueError) as error:
         return f"{path.name} of the run is damaged ({error})"
     if (kept.get("hosts"), kept.get("nodes")) != (list(hosts), [list(node) for node in nodes]):
-        return f"{path.name} of the run is for other nodes"
+        return f"{path.name} of the run was measured on other nodes"
     return dict(kept)
 
 

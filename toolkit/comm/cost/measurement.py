@@ -1,11 +1,12 @@
-"""Measures links between ranks, and whole algorithms at small sizes.
+"""Measure links between ranks, and whole algorithms at small sizes.
 
-Links: one pair, and all ranks at once, each sending to the rank at the same place on the next node or to the next rank of
-its own node. The times of the latter include what the ranks of a node share, a link or processors.
+Links: messages between one pair of ranks, and between all ranks at once. In the second case, each rank sends to the
+rank with the same index on the next node, or to the next rank of its own node, so that the times include the effects of
+shared links and processors.
 
-Algorithms: the model knows neither how long ranks wait for a processor nor the cost of a call. Each algorithm therefore
-runs at a few small sizes; its error there corrects its predictions, less and less towards the size at which bandwidth
-dominates. All times are those of the slowest rank.
+Algorithms: the model covers neither the waiting time for a processor nor the cost of a call. Each algorithm therefore
+runs at a few small sizes. The error of the prediction there corrects other predictions, with decreasing weight up to
+the size at which bandwidth dominates. All times are those of the slowest rank.
 """
 
 import math
@@ -23,25 +24,28 @@ from toolkit.comm.cost.model import LINKS, Line, Links, fit
 from toolkit.comm.peers import Message, Peers
 from toolkit.comm.reductions import fold
 
-LINK_SIZES_BYTES = tuple(4**power * 1024 for power in range(1, 7))  # 4 KiB to 4 MiB of each rank
-BUDGET_S = 5.0  # for each tier
-_MOST_IN_A_ROW = 16  # about the rounds of an algorithm: ranks that wait for each other settle into a rhythm
+LINK_SIZES_BYTES = tuple(4**power * 1024 for power in range(1, 7))  # 4 KiB to 4 MiB per rank
+BUDGET_S = 5.0  # seconds for each tier of links
+_MOST_IN_A_ROW = 16  # as many as an algorithm has rounds, because ranks that wait for each other synchronize
 _LEAST_IN_A_ROW = 4
-_IN_A_ROW_BYTES = 1024 * 1024  # in one sequence of exchanges
+_IN_A_ROW_BYTES = 1024 * 1024  # target size of a sequence of exchanges
 _MOST_REPEATS = 7
 _LEAST_REPEATS = 3
 _FOLD_BYTES = 4 * 1024 * 1024
-SIZES_BYTES = tuple(kib * 1024 for kib in (2, 16, 64, 256, 512))  # of algorithms
+SIZES_BYTES = tuple(kib * 1024 for kib in (2, 16, 64, 256, 512))  # sizes at which algorithms are measured
 _TRUSTED_BYTES = 2 * 1024 * 1024  # from this size on, the model is not corrected
 _LEAST_TRIES = 2
-_HOPELESS = 4.0  # times the fastest
+_HOPELESS = 4.0  # an algorithm that takes this many times as long as the fastest is not measured further
 
 AllReduce = Callable[[torch.Tensor, str], object]
 
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Receivers and senders of this rank; `of_node` is the number of messages over the busiest node's link, or in it."""
+    """The peers to which this rank sends and from which it receives.
+
+    `of_node` is the number of messages over the link of the busiest node, or inside that node.
+    """
 
     to: tuple[int, ...]
     from_: tuple[int, ...]
@@ -49,12 +53,12 @@ class _Pattern:
 
 
 def measure_links(peers: Peers, budget_s: float = BUDGET_S) -> Links:
-    """The model of the links between peers with known nodes. Collective.
+    """Measure the links between peers with known nodes, and return a model of them. Collective.
 
     Args:
         budget_s: seconds for each tier, the network and the node; large sizes that do not fit are omitted.
     """
-    assert peers.nodes, "the nodes are known"
+    assert peers.nodes, "the nodes must be known"
     node_number, node = next((number, node) for number, node in enumerate(peers.nodes) if peers.place in node)
     inside = node.index(peers.place)
     lines: dict[str, Line] = {}
@@ -77,7 +81,7 @@ def measure_links(peers: Peers, budget_s: float = BUDGET_S) -> Links:
 
 
 def _across(peers: Peers, node_number: int, inside: int) -> tuple[_Pattern, _Pattern]:
-    """(all ranks to the next node, one pair of two nodes)."""
+    """Return the patterns for (all ranks to the next node, one pair of ranks on two nodes)."""
     count = len(peers.nodes)
     following, before = peers.nodes[(node_number + 1) % count], peers.nodes[(node_number - 1) % count]
     pairs = zip(peers.nodes, (*peers.nodes[1:], peers.nodes[0]), strict=True)
@@ -87,13 +91,13 @@ def _across(peers: Peers, node_number: int, inside: int) -> tuple[_Pattern, _Pat
 
 
 def _spread(peers: Peers, node: tuple[int, ...]) -> _Pattern:
-    """All ranks to all of other nodes: many connections share a link, and meet at its end."""
+    """Return the pattern from all ranks to all ranks of other nodes, in which many connections share a link."""
     others = tuple(place for place in range(peers.size) if place not in node)
     return _Pattern(others, others, max(len(one) * (peers.size - len(one)) for one in peers.nodes))
 
 
 def _alone(peers: Peers, pair: tuple[int, ...]) -> _Pattern:
-    """Two ranks to each other: both directions of a link are busy, as in a ring."""
+    """Return the pattern between two ranks, in which both directions of a link are busy, as in a ring."""
     if peers.place not in pair:
         return _Pattern((), (), 1)
     other = pair[1 - pair.index(peers.place)]
@@ -101,7 +105,7 @@ def _alone(peers: Peers, pair: tuple[int, ...]) -> _Pattern:
 
 
 def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
-    """The line of a pattern, from as many sizes as fit into the budget."""
+    """Return the time of a pattern as a function of size, measured at as many sizes as fit in the budget."""
     samples: dict[int, list[float]] = {}
     start = time.monotonic()
     for number, size in enumerate(LINK_SIZES_BYTES, 1):
@@ -113,7 +117,7 @@ def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
         for _ in range(_MOST_REPEATS):
             times.append(_exchange_s(peers, sends, receives, in_a_row))
             spent = _largest(peers, time.monotonic() - start)
-            # On a busy machine small messages are slow, too: they must not use the budget of large ones.
+            # On a busy machine, small messages are slow, too, and must not use up the budget of large ones.
             share_s = budget_s * number / len(LINK_SIZES_BYTES)
             if len(times) >= _LEAST_REPEATS and spent + times[-1] * in_a_row > share_s:
                 break
@@ -125,9 +129,9 @@ def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
 
 
 def _exchange_s(peers: Peers, sends: Sequence[Message], receives: Sequence[Message], in_a_row: int) -> float:
-    """Seconds of one exchange in a sequence.
+    """Return the seconds of one exchange in a sequence.
 
-    An exchange before the sequence warms the link: an idle link may carry the first bytes faster than later ones.
+    Another exchange precedes the sequence, because an idle link may carry the first bytes faster than later ones.
     """
     dist.barrier(group=peers.group)
     peers.exchange(sends, receives)
@@ -138,20 +142,20 @@ def _exchange_s(peers: Peers, sends: Sequence[Message], receives: Sequence[Messa
 
 
 def _fold_seconds(peers: Peers) -> float:
-    """Seconds of a sum by all ranks at once, since they share processors and memory."""
+    """Return the seconds of a local sum while all ranks compute one, because they share processors and memory."""
     data, other = torch.zeros(_FOLD_BYTES // 4), torch.ones(_FOLD_BYTES // 4)
     return min(_slowest_s(peers, partial(fold, data, other, "sum")) for _ in range(_MOST_REPEATS))
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Measured / predicted seconds of one algorithm, at ascending sizes."""
+    """The ratios of measured to predicted seconds of one algorithm, at ascending sizes."""
 
     sizes: tuple[int, ...]
     ratios: tuple[float, ...]
 
     def ratio(self, size_bytes: float) -> float:
-        """The factor for a prediction at this size, interpolated on a logarithmic scale."""
+        """Return the factor for a prediction at this size, interpolated on a logarithmic scale."""
         sizes, logs = (*self.sizes, _TRUSTED_BYTES), [*map(math.log, self.ratios), 0.0]
         at = bisect_right(sizes, size_bytes)
         if at in (0, len(sizes)):
@@ -162,7 +166,7 @@ class Correction:
 
 
 def correct(tried: Mapping[str, Mapping[int, float]], predict: Callable[[str, int], float]) -> dict[str, Correction]:
-    """The correction of each algorithm, from its measured and predicted seconds."""
+    """Return the correction of each algorithm, from its measured and predicted seconds."""
     return {
         name: Correction(tuple(taken), tuple(seconds / predict(name, size) for size, seconds in taken.items()))
         for name, taken in tried.items()
@@ -172,7 +176,7 @@ def correct(tried: Mapping[str, Mapping[int, float]], predict: Callable[[str, in
 def try_all(
     peers: Peers, algorithms: Sequence[str], all_reduce: AllReduce, budget_s: float
 ) -> dict[str, dict[int, float]]:
-    """Median seconds of each algorithm at each small size, with the algorithms in alternation. Collective."""
+    """Return the median seconds of each algorithm at each small size; the algorithms alternate. Collective."""
     medians: dict[str, dict[int, float]] = {name: {} for name in algorithms}
     start = time.monotonic()
     for number, size in enumerate(SIZES_BYTES, 1):
@@ -182,14 +186,14 @@ def try_all(
             for name in algorithms:
                 if repeat > 1 and taken[name][0] > _HOPELESS * min(first for first, *_ in taken.values()):
                     continue  # it is too slow to be chosen
-                if number == repeat == 1:  # opens connections
+                if number == repeat == 1:  # the first call opens connections
                     all_reduce(data, name)
                 taken[name].append(_slowest_s(peers, partial(all_reduce, data, name)))
             spent = _largest(peers, time.monotonic() - start)
             if spent > budget_s or (repeat >= _LEAST_TRIES and spent > budget_s * number / len(SIZES_BYTES)):
                 break
         for name in algorithms:
-            medians[name][size] = median_low(taken[name])  # of two, the mean would keep a delay of one
+            medians[name][size] = median_low(taken[name])  # a mean of two values would include the delay of one
     return medians
 
 

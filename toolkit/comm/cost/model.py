@@ -1,4 +1,4 @@
-"""Predicts the time of an all-reduce from measured links: latency and bandwidth by size, in a node and between nodes.
+"""Predict the time of an all-reduce from measured links: latency and bandwidth by size, in a node and between nodes.
 
 A round takes as long as the busiest part of the machine: the link out of a node, the link into it, or its ranks.
 Alpha-beta models of this kind: R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994); for
@@ -28,12 +28,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of a message by its bytes, as segments in ascending order; the first starts at 0 bytes."""
+    """The seconds of a message as a function of its bytes: ascending segments, the first of which starts at 0 bytes."""
 
     segments: tuple[Segment, ...]
 
     def seconds(self, size_bytes: float) -> float:
-        """The time of a message; an empty one takes none."""
+        """Return the time of a message; 0 for an empty one."""
         if size_bytes <= 0:
             return 0.0
         at = bisect_right([segment.first_bytes for segment in self.segments], size_bytes) - 1
@@ -51,9 +51,9 @@ class Line:
 
 
 def fit(samples: Mapping[int, list[float]]) -> Line:
-    """The line through the medians of measured seconds at two or more sizes.
+    """Return the line through the medians of measured seconds at two or more sizes.
 
-    Noise only adds time: a median above that of a larger size is replaced by the latter.
+    Noise only adds time, so a median above the median of a larger size is lowered to it.
     """
     sizes = sorted(samples)
     assert len(sizes) >= 2, "a line needs two sizes"
@@ -66,22 +66,22 @@ def fit(samples: Mapping[int, list[float]]) -> Line:
         segments.append(Segment(float(low), low_s - slope * low, slope))
     if segments[0].latency_s > 0:
         segments[0] = replace(segments[0], first_bytes=0.0)
-    else:  # a negative latency: these sizes do not determine one
+    else:  # these sizes give a negative latency, so assume none
         segments.insert(0, Segment(0.0, 0.0, times[0] / sizes[0]))
-    # Not the last segment's slope: large messages hide the latency of middle sizes.
+    # Do not extend the slope of the last segment, because large messages hide the latency of medium sizes.
     segments.append(Segment(float(sizes[-1]), 0.0, times[-1] / sizes[-1]))
     return Line(tuple(segments))
 
 
 @dataclass(frozen=True)
 class Links:
-    """Measured seconds by the bytes over a node's link, or inside a node.
+    """Measured seconds as functions of the bytes over the link of a node, or inside a node.
 
     Attributes:
         network, node: while each rank sends to one other.
         network_spread: while each rank sends to all ranks of other nodes.
         network_alone, node_alone: while one pair communicates.
-        fold_s_per_byte: seconds to sum a byte while all ranks do so.
+        fold_s_per_byte: seconds to sum a byte while all ranks compute sums.
     """
 
     network: Line
@@ -96,7 +96,7 @@ LINKS = ("network", "network_spread", "network_alone", "node", "node_alone")
 
 
 def predict(algorithm: str, size_bytes: float, nodes: RankGroups, links: Links) -> float:
-    """Seconds of an all-reduce on these nodes.
+    """Return the predicted seconds of an all-reduce on these nodes.
 
     Raises:
         KeyError: the algorithm is unknown.
@@ -105,7 +105,7 @@ def predict(algorithm: str, size_bytes: float, nodes: RankGroups, links: Links) 
 
 
 def seconds_of(schedule: Stages, nodes: RankGroups, links: Links) -> float:
-    """Seconds of a pipeline: the first segment passes all stages; the slowest stage limits the following ones."""
+    """Return the seconds of a pipeline: the first segment passes all stages, the slowest stage limits the others."""
     node_of = {place: number for number, node in enumerate(nodes) for place in node}
     stages = [sum(_round_s(one, node_of, links) for one in stage) for stage in schedule.stages]
     return sum(stages) + (schedule.segments - 1) * max(stages)
@@ -121,15 +121,15 @@ def _round_s(one: Round, node_of: dict[int, int], links: Links) -> float:
         else:
             leaving[node_of[sender]] += size
             entering[node_of[receiver]] += size
-    # If fewer than half of the ranks send, they neither fill links nor occupy the processors.
+    # If fewer than half of the ranks send, they neither saturate links nor occupy the processors.
     senders = len({sender for sender, _, _ in one.messages})
     is_busy = 2 * senders >= len(node_of)
     network, node = (links.network, links.node) if is_busy else (links.network_alone, links.node_alone)
-    if is_busy and len(one.messages) > senders * len(node_of) / 2:  # each to most others
+    if is_busy and len(one.messages) > senders * len(node_of) / 2:  # each rank sends to most others
         network = links.network_spread
     across = network.seconds(max((*leaving.values(), *entering.values()), default=0.0))
     within = node.seconds(max(inside.values(), default=0.0))
-    if across and within:  # the network's time includes the latency of a node whose ranks all send
+    if across and within:  # the measured network time already includes the latency of a node whose ranks all send
         within -= node.latency_s
     transfer, folding = max(across, within), one.folded_bytes * links.fold_s_per_byte
     return one.repeats * (max(transfer, folding) if one.overlaps else transfer + folding)

@@ -1,23 +1,23 @@
-"""The messages of each all-reduce algorithm, round by round, without torch.
+"""The messages of each all-reduce algorithm, round by round, as input of the cost model; without torch.
 
 A round is a set of concurrent messages; the next round starts when they have arrived. The rounds match the code in
-`ring`, `tree`, `one_hop` and `hierarchical`, for places 0 to p-1 on nodes.
+`ring`, `tree`, `one_hop` and `hierarchical`. A place is the index of a rank among the peers, from 0.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-RankGroups = Sequence[Sequence[int]]  # the places on each node
-Message = tuple[int, int, float]  # from, to, bytes
+RankGroups = Sequence[Sequence[int]]  # for each node, the indices of its ranks
+Message = tuple[int, int, float]  # sender, receiver, bytes
 
 SEGMENT_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Round:
-    """Concurrent messages, `repeats` times in sequence; then the busiest rank sums `folded_bytes`.
+    """Concurrent messages, repeated `repeats` times in sequence; each time the busiest rank sums `folded_bytes`.
 
-    `overlaps` is true if it sums one piece while it receives the next.
+    `overlaps` is true if a rank sums one piece while it receives the next.
     """
 
     messages: tuple[Message, ...]
@@ -28,34 +28,34 @@ class Round:
 
 @dataclass(frozen=True)
 class Stages:
-    """The rounds of each pipeline stage; the stages work concurrently on different ones of `segments` segments."""
+    """The rounds of each pipeline stage; the stages work concurrently on different segments of the data."""
 
     stages: tuple[tuple[Round, ...], ...]
     segments: int = 1
 
 
-# The stages for a number of bytes on these nodes.
+# Returns the stages for a number of bytes on these nodes.
 Schedule = Callable[[float, RankGroups], Stages]
 
 
 def ring(size_bytes: float, nodes: RankGroups) -> Stages:
-    """A ring with one chunk for each rank: first to be summed, then the sums."""
+    """Return the messages of a ring with one chunk per rank: first the chunks to sum, then the sums."""
     return _one(_ring_of(_places(nodes), size_bytes, overlaps=False))
 
 
 def overlapped_ring(size_bytes: float, nodes: RankGroups) -> Stages:
-    """A ring that sums a piece while it receives the next, as the backend does."""
+    """Return the messages of a ring that sums a piece while it receives the next, as the backend does."""
     return _one(_ring_of(_places(nodes), size_bytes, overlaps=True))
 
 
 def tree(size_bytes: float, nodes: RankGroups) -> Stages:
-    """A binomial tree to place 0, and back."""
+    """Return the messages of a binomial tree to place 0, and of the tree back."""
     places = _places(nodes)
     return _one((*_tree_up(places, size_bytes), *_tree_down(places, size_bytes)))
 
 
 def direct(size_bytes: float, nodes: RankGroups) -> Stages:
-    """Every place to every other: first parts to be summed, then the sums."""
+    """Return messages from every place to every other: first the parts to sum, then the sums."""
     places = _places(nodes)
     part = size_bytes / len(places)
     messages = tuple((one, other, part) for one in places for other in places if one != other)
@@ -63,7 +63,7 @@ def direct(size_bytes: float, nodes: RankGroups) -> Stages:
 
 
 def leader(size_bytes: float, nodes: RankGroups) -> Stages:
-    """To the first place of each node, a ring of these places, and a tree back in each node."""
+    """Return the messages to the first place of each node, in a ring of these places, and in a tree back per node."""
     gathered = tuple((place, node[0], size_bytes) for node in nodes for place in node[1:])
     most = max(len(node) for node in nodes)
     down = [_tree_down(node, size_bytes) for node in nodes]
@@ -76,7 +76,7 @@ def leader(size_bytes: float, nodes: RankGroups) -> Stages:
 
 
 def hierarchical(size_bytes: float, nodes: RankGroups) -> Stages:
-    """Reduce-scatter in the node, rings across nodes, all-gather in the node; in segments of 2 MiB."""
+    """Return a reduce-scatter in the node, rings across nodes and an all-gather in the node, in segments of 2 MiB."""
     local = len(nodes[0])
     segments = max(1, -(-int(size_bytes) // SEGMENT_BYTES))
     segment = size_bytes / segments
@@ -125,7 +125,7 @@ def _tree_up(places: Sequence[int], size_bytes: float) -> tuple[Round, ...]:
 
 
 def _tree_down(places: Sequence[int], size_bytes: float) -> tuple[Round, ...]:
-    """The rounds of `_tree_up` in reverse order, with each message reversed."""
+    """Return the rounds of `_tree_up` in reverse order, with each message reversed."""
     return tuple(
         Round(tuple((receiver, sender, size) for sender, receiver, size in up.messages))
         for up in reversed(_tree_up(places, size_bytes))

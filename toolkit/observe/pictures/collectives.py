@@ -1,4 +1,4 @@
-"""Draws a measurement of collectives: time and bus bandwidth by size, the model's prediction, and the hardware's limit."""
+"""Draws measured collectives: time and bus bandwidth by size, with the model prediction and the hardware limit."""
 
 import importlib
 import textwrap
@@ -15,13 +15,13 @@ __all__ = ["draw_measurement"]
 # Colors that most color-blind people can distinguish: M. Okabe, K. Ito, "Color Universal Design" (2008).
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D1F", "#7F7F7F")
 _MPI, _LIMIT = "#000000", "#B2182B"
-_WIDTH, _ROW_HEIGHT, _DPI = 12.5, 3.7, 120  # inches, dots an inch
+_WIDTH, _ROW_HEIGHT, _DPI = 12.5, 3.7, 120  # width and row height in inches, dots per inch
 
 
 def draw_measurement(measurement: Measurement, path: Path) -> None:
-    """Draw a row of two charts for each operation, with its legend at the right, in the format of the path's suffix.
+    """Draw two charts per operation with a legend at the right, in the image format given by the suffix of `path`.
 
-    The charts show the variant that programs use: in place if the operation supports it.
+    The charts show the variant that programs usually use, which is in place if the operation supports it.
     """
     check_picture(path)
     figures = importlib.import_module("matplotlib.figure")
@@ -29,7 +29,7 @@ def draw_measurement(measurement: Measurement, path: Path) -> None:
     operations = list(dict.fromkeys(one.operation for one in series))
     if not operations:
         raise ToolkitError(
-            "nothing was measured", where=str(path), fix="run the measurement until at least one size is done"
+            "no measured sizes to draw", where=str(path), fix="run the measurement until at least one size is complete"
         )
     figure = figures.Figure(figsize=(_WIDTH, _ROW_HEIGHT * len(operations) + 0.4), dpi=_DPI, layout="constrained")
     figure.suptitle(_title(measurement), fontsize=11, weight="bold", ha="left", x=0.01)
@@ -51,7 +51,7 @@ def _title(measurement: Measurement) -> str:
 
 
 def _colors(series: list[Series]) -> dict[tuple[str, str], str]:
-    """The color of each algorithm, the same in all rows."""
+    """Return the color of each algorithm, the same in all rows."""
     ours = list(dict.fromkeys((one.library, one.algorithm) for one in series if one.library != "mpi"))
     return {key: _COLORS[number % len(_COLORS)] for number, key in enumerate(ours)} | {("mpi", ""): _MPI}
 
@@ -82,7 +82,7 @@ def _draw_operation(
         axes.set_ylabel(what, fontsize=8)
         axes.set_title(f"{operation.name}: {what.partition(',')[0]}", fontsize=10, loc="left")
         axes.grid(alpha=0.3)
-    # The limit's line would extend far below the measured times.
+    # Limit the axis, since the line of the hardware limit extends far below the measured times.
     time.set_ylim(bottom=min(row.usual.time_us for one in series for row in one.rows) / 4)
 
 
@@ -106,5 +106,5 @@ def _draw_series(
 
 
 def _bus(sizes: list[int], times_us: list[float], factor: float) -> list[float]:
-    """GB/s from bytes and microseconds."""
+    """Return the bus bandwidth in GB/s for each size."""
     return [size * factor / us / 1e3 for size, us in zip(sizes, times_us, strict=True)]

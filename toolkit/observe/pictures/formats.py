@@ -1,4 +1,4 @@
-"""The formats of picture files, and a check before anything is measured or laid out for one."""
+"""Checks the path of an image file before toolkit spends time on its content."""
 
 import importlib
 from pathlib import Path
@@ -11,10 +11,10 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def check_picture(path: Path) -> None:
-    """Check that toolkit can write a picture to this path.
+    """Check that toolkit can write an image to this path.
 
     Raises:
-        ToolkitError: the suffix is not supported, the path is a folder, its folder is missing, or so is matplotlib.
+        ToolkitError: the suffix is not supported, the path is a folder, or its folder or matplotlib is missing.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ToolkitError(
@@ -24,13 +24,13 @@ def check_picture(path: Path) -> None:
         )
     if path.is_dir():
         raise ToolkitError(
-            "expected a file, got a folder", where=str(path), fix=f"name a file in it: {path / f'picture{path.suffix}'}"
+            "expected a file, got a folder", where=str(path), fix=f"pass {path / f'picture{path.suffix}'}, for example"
         )
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise ToolkitError("its folder does not exist", where=str(path), fix=f"mkdir -p {folder}, or name another")
+        raise ToolkitError("folder not found", where=str(path), fix=f"run mkdir -p {folder}, or choose another folder")
     try:
         for module in ("matplotlib", "matplotlib.figure"):
             importlib.import_module(module)
     except ImportError as error:
-        raise ToolkitError("matplotlib is not installed", where="-o", fix="pip install 'toolkit[plot]'") from error
+        raise ToolkitError("matplotlib is not installed", where="-o", fix="run pip install 'toolkit[plot]'") from error

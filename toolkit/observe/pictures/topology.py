@@ -1,4 +1,4 @@
-"""Writes the drawing of a topology as a picture file, with matplotlib."""
+"""Writes the drawing of a topology to an image file with matplotlib."""
 
 import importlib
 from pathlib import Path
@@ -23,11 +23,11 @@ _FACES = {
 }  # fmt: skip
 _ORDER = {"fabric": 0, "node": 1, "clique": 2, "leaf": 3, "spine": 3}
 _DPI = 130
-_HEAD = 0.55  # inches of the title
+_HEAD = 0.55  # the height of the title in inches
 
 
 def save_picture(drawing: Drawing, path: Path) -> None:
-    """Write the picture in the format of the path's suffix.
+    """Write the drawing in the image format given by the suffix of `path`.
 
     Raises:
         ToolkitError: see `check_picture`.
@@ -66,14 +66,14 @@ def _add_box(axes: Any, box: Box) -> None:
     x, y, size = box.x + box.width / 2, box.y + box.height / 2, 6.5
     style_of_text: dict[str, Any] = {"ha": "center", "va": "center", "rotation": 90 if box.kind == "spine" else 0}
     if box.kind in ("node", "clique", "fabric"):
-        # At the top, where a node's GPUs and rows of nodes leave space.
+        # Put the label at the top, above the GPUs of a node or the rows of nodes.
         y = box.y + box.height - 0.05
         style_of_text["va"] = "top"
         if box.kind != "clique":
             x, size = box.x + 0.08, 8.0
             style_of_text["ha"] = "left"
     if box.kind in ("gpu", "nic"):
-        # A character is about 0.6 of its height wide; 72 points are an inch.
+        # Fit the label: a character is about 0.6 of the font size wide, and an inch has 72 points.
         size = min(size, 72 * (box.width - 0.04) / (0.6 * len(box.label)))
     axes.text(x, y, box.label, fontsize=size, zorder=8, **style_of_text)
 
@@ -83,7 +83,7 @@ def _add_wire(axes: Any, wire: Wire) -> None:
     (x, y), (end_x, end_y) = wire.start, wire.end
     points, codes = [(x, y), (end_x, end_y)], [paths.Path.MOVETO, paths.Path.LINETO]
     if wire.arc:
-        # A cubic curve rises to three quarters of the height of its two middle points.
+        # The top of a cubic Bezier curve is at three quarters of the height of its two control points.
         high = wire.arc / 0.75
         points[1:1] = [(x, y + high), (end_x, end_y + high)]
         codes = [paths.Path.MOVETO, *[paths.Path.CURVE4] * 3]
@@ -95,7 +95,7 @@ def _add_wire(axes: Any, wire: Wire) -> None:
 
 
 def _kinds(drawing: Drawing) -> list[str]:
-    """The kinds of links in the drawing, from near to far."""
+    """Return the kinds of links in the drawing, from near to far."""
     kinds = {wire.kind for wire in drawing.wires}
     if any(box.kind in ("clique", "fabric") for box in drawing.boxes):
         kinds.add("NVLink")

@@ -1,7 +1,7 @@
 """Lays out a topology as boxes and wires, in inches from the lower left corner, without matplotlib.
 
-A leaf is one or more rows of nodes, each above a bar for the leaf's switch. A line at the left connects the leaves.
-NVLink cliques are shaded: inside a node below its GPUs, across nodes below the rows.
+A leaf consists of one or more rows of nodes, each above a bar for the leaf switch. A line at the left connects the
+leaves. NVLink cliques are shaded, behind the GPUs of a node, or behind the rows if they span nodes.
 """
 
 from collections import Counter
@@ -14,22 +14,22 @@ from toolkit.topology.links.nodes import cliques_of, links_within, nearest_nics_
 
 __all__ = ["draw"]
 
-MOST_NODES = 72  # a larger cluster shows the first nodes of each group
+MOST_NODES = 72  # for a larger cluster, only the first nodes of each group are drawn
 FIRST_NODES = 2
 MOST_GROUPS = 16
-WIDEST = 21.0  # inches of nodes in a row
+WIDEST = 21.0  # the maximum width of a row of nodes
 
 GPU_WIDTH, GPU_HEIGHT = 0.46, 0.26
-GAP = 0.10  # between neighbouring devices
+GAP = 0.10  # the gap between neighboring devices
 NODE_GAP = 0.30
-MARGIN = 0.16  # inside a node
-BOTTOM = 0.10  # below a node's NICs
-TITLE = 0.24  # of a node
+MARGIN = 0.16  # the margin inside a node
+BOTTOM = 0.10  # the margin below the NICs of a node
+TITLE = 0.24  # the height of the title of a node
 NIC_HEIGHT = 0.24
-WIRES = 0.42  # between GPUs and NICs
-DROP = 0.26  # from NICs to the leaf's bar
+WIRES = 0.42  # the distance between GPUs and NICs
+DROP = 0.26  # the distance from NICs to the bar of the leaf
 BAR = 0.20
-LEFT = 1.0  # for the line that connects leaves
+LEFT = 1.0  # the width for the line that connects leaves
 ROW_GAP = 0.40
 
 _Point = tuple[float, float]
@@ -37,7 +37,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle; `kind` is node, gpu, nic, clique, fabric, leaf, unknown leaf, spine, more or words."""
+    """A rectangle; `kind` is node, gpu, nic, clique, fabric, leaf, unknown leaf, spine, more or words (text only)."""
 
     kind: str
     x: float
@@ -45,12 +45,12 @@ class Box:
     width: float
     height: float
     label: str = ""
-    rail: int = 0  # of a NIC
+    rail: int = 0  # the rail of a NIC
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A line, or an arc of some height; `kind` is the kind of link, `strength` its number of NVLinks."""
+    """A line, or an arc of height `arc`; `kind` is the kind of link, `strength` the number of NVLinks."""
 
     kind: str
     start: _Point
@@ -61,7 +61,7 @@ class Wire:
 
 @dataclass
 class Drawing:
-    """The parts of a picture; `rails` is the largest number of NICs in a node."""
+    """The parts of a drawing; `rails` is the largest number of NICs in a node."""
 
     title: str
     boxes: list[Box] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Drawing:
 
 
 def draw(topology: Topology, title: str) -> Drawing:
-    """The layout of a topology."""
+    """Return the layout of a topology."""
     drawing = Drawing(title)
     groups = _groups(topology)
     is_whole = len(topology.nodes) <= MOST_NODES
@@ -82,7 +82,7 @@ def draw(topology: Topology, title: str) -> Drawing:
         drawing.notes.append(f"and {len(groups) - len(shown)} more leaves or NVLink cliques")
     y = 0.0
     bars: dict[Hashable, list[float]] = {}
-    # From the bottom: the last group first, so that the first one is at the top.
+    # Draw from the bottom, the last group first, so that the first group is at the top.
     for leaf, fabric, nodes in reversed(shown):
         kept = nodes if is_whole else nodes[:FIRST_NODES]
         bottom, right = y, LEFT
@@ -106,7 +106,7 @@ def draw(topology: Topology, title: str) -> Drawing:
 
 
 def _groups(topology: Topology) -> list[tuple[str | None, str | None, list[NodeFacts]]]:
-    """Nodes by leaf and NVLink clique across nodes: (leaf, clique, nodes), None if unknown or absent."""
+    """Return (leaf, multi-node NVLink clique, nodes) for each group; None for an unknown leaf or an absent clique."""
     labels = [_fabric(node) for node in topology.nodes]
     members = Counter(labels)
     groups: dict[tuple[str | None, str | None], list[NodeFacts]] = {}
@@ -118,7 +118,7 @@ def _groups(topology: Topology) -> list[tuple[str | None, str | None, list[NodeF
 
 
 def _fabric(node: NodeFacts) -> str | None:
-    """The label of the NVLink fabric that all GPUs of a node share."""
+    """Return the label of the NVLink fabric that all GPUs of a node share, or None if there is none."""
     labels = {fact.value for fact in node.gpu_fabrics}
     label = labels.pop() if len(labels) == 1 else None
     return None if label == NO_FABRIC else label
@@ -130,7 +130,7 @@ def _node_width(node: NodeFacts) -> float:
 
 
 def _rows(nodes: list[NodeFacts]) -> list[list[NodeFacts]]:
-    """Nodes in rows of about equal length, none wider than `WIDEST`."""
+    """Split nodes into rows of about equal length, none wider than `WIDEST`."""
     most = max(1, int(WIDEST / (max(_node_width(node) for node in nodes) + NODE_GAP)))
     rows = -(-len(nodes) // most)
     each = -(-len(nodes) // rows)
@@ -140,7 +140,7 @@ def _rows(nodes: list[NodeFacts]) -> list[list[NodeFacts]]:
 def _draw_row(
     drawing: Drawing, nodes: list[NodeFacts], y: float, leaf: str | None, omitted: int
 ) -> tuple[float, float]:
-    """Draw a row of nodes above its bar; returns (height, right end)."""
+    """Draw a row of nodes above its bar; return (height, right end)."""
     x, heights = LEFT, []
     base = y + BAR + DROP
     for node in nodes:
@@ -155,7 +155,7 @@ def _draw_row(
 
 
 def _draw_node(drawing: Drawing, node: NodeFacts, x: float, y: float, bar: float | None) -> float:
-    """Draw a node with its lower left corner at (x, y); returns its height."""
+    """Draw a node with its lower left corner at (x, y); return its height."""
     hardware, width = node.hardware, _node_width(node)
     gpu_y = y + BOTTOM + NIC_HEIGHT + WIRES
     step = GPU_WIDTH + GAP
@@ -179,7 +179,7 @@ def _draw_node(drawing: Drawing, node: NodeFacts, x: float, y: float, bar: float
 def _draw_nics(
     drawing: Drawing, hardware: Hardware, at: dict[str, _Point], node: tuple[float, float, float], bar: float | None
 ) -> None:
-    """Draw NICs, the wires to their nearest GPUs, and the wires to the leaf's bar."""
+    """Draw NICs, the wires to their nearest GPUs, and the wires to the bar of the leaf."""
     x, y, width = node
     nics = [nic.name for nic in hardware.nics.value or ()]
     nearest = {hardware.gpus[place].label: found for place, found in nearest_nics_of(hardware).items()}
@@ -201,7 +201,7 @@ def _draw_nics(
 def _below_their_gpus(
     nics: list[str], nearest: dict[str, NearestNics], at: dict[str, _Point], x: float, width: float
 ) -> dict[str, float]:
-    """Left ends of the NICs: each below the middle of its nearest GPUs, moved to keep clear of its neighbours."""
+    """Return the left ends of the NICs, each centered below its nearest GPUs, and moved so that NICs do not overlap."""
     wanted = {}
     for nic in nics:
         above = [at[gpu][0] for gpu, found in nearest.items() if nic in found.nics and found.level != "SYS"]
@@ -209,7 +209,7 @@ def _below_their_gpus(
     order = sorted(nics, key=lambda nic: (wanted[nic], nics.index(nic)))
     left = {nic: wanted[nic] for nic in order}
     step, low, high = GPU_WIDTH + GAP, x + MARGIN, x + width - MARGIN - GPU_WIDTH
-    for place, nic in enumerate(order):  # leaves space for the NICs at its left
+    for place, nic in enumerate(order):  # leave space for the NICs to the left
         left[nic] = max(left[nic], low + place * step)
     for place, nic in reversed(list(enumerate(order))):
         after = order[place + 1] if place + 1 < len(order) else None
@@ -223,12 +223,12 @@ def _title(node: NodeFacts) -> str:
 
 
 def _uniform(links: list[str | None]) -> str | None:
-    """The link that all pairs have; None if they differ or one is unknown."""
+    """Return the link that all pairs have, or None if links differ or one is unknown."""
     return links[0] if links and links[0] and len(set(links)) == 1 else None
 
 
 def _draw_links(drawing: Drawing, hardware: Hardware, at: dict[str, _Point], gpu_y: float) -> float:
-    """Draw arcs for links between GPUs, except in uniform cliques; returns the height of the highest arc."""
+    """Draw arcs for links between GPUs, except in uniform cliques; return the height of the highest arc."""
     if not at:
         return gpu_y + GPU_HEIGHT + 1.2  # the height of a node with GPUs
     inside = {
@@ -261,7 +261,7 @@ def _draw_cliques(drawing: Drawing, hardware: Hardware, at: dict[str, _Point]) -
         corners = [at[hardware.gpus[place].label] for place in group]
         left, right = min(corners)[0], max(corners)[0] + GPU_WIDTH
         if right - left > len(group) * (GPU_WIDTH + GAP):
-            continue  # other GPUs are between them; the arcs show the links
+            continue  # other GPUs are between them, so only the arcs show the clique
         uniform = _uniform(links_within(hardware, group))
         label = f"NVLink clique, {uniform}" if uniform and len(group) > 2 else ""
         pad = GAP * 0.45
@@ -270,7 +270,7 @@ def _draw_cliques(drawing: Drawing, hardware: Hardware, at: dict[str, _Point]) -
 
 
 def _join_leaves(drawing: Drawing, bars: dict[Hashable, list[float]]) -> None:
-    """Draw a line at the left of each leaf with several rows, and one further left that connects leaves."""
+    """Draw a line to the left of each leaf with several rows, and a line further left that connects the leaves."""
     known = {leaf: heights for leaf, heights in bars.items() if leaf is not None}
     rail, spine = LEFT - 0.3, LEFT - 0.6
     for heights in known.values():

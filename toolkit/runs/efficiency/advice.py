@@ -1,4 +1,4 @@
-"""Advise which flags to change, from requested and used resources."""
+"""Advise which flags to change, by comparing used with requested resources."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
     from toolkit.runs.record.job import Request
 
-# Below these shares the advice is to request less; the request then keeps this margin above the use.
+# If less than the share _LOW is used, the advice is to request the used amount times _ROOM.
 _LOW, _ROOM = 0.5, 1.3
-_HIGH = 0.9  # of memory: a little more would get the job killed
+_HIGH = 0.9  # used share of memory above which the job is close to being killed
 _WALLTIME_STEP_S = 300
-_LONGEST_LIST = 100  # length of a list of tasks that a user would still type
+_LONGEST_LIST = 100  # characters; users would not type a longer task list
 _GIB = 2**30
 
 
 def advice_for(efficiency: Efficiency, job: ResolvedJob, request: Request, *, starts: int) -> Iterator[Advice]:
-    """Return what to request next time. Resources of unknown use get no advice."""
+    """Yield what to request next time; resources whose use is unknown are omitted."""
     if (
         efficiency.status.state is RunState.COMPLETED
         and starts == max(1, efficiency.status.starts)
@@ -39,12 +39,12 @@ def advice_for(efficiency: Efficiency, job: ResolvedJob, request: Request, *, st
 
 
 def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
-    """Advise on the walltime of a run that completed in one start: a shorter request waits less."""
+    """Advise on the walltime of a run that completed in one start: a shorter request waits less in the queue."""
     if time.used is None or time.asked is None or time.share is None or time.share >= _LOW:
         return
     needed_s = math.ceil((time.used * _ROOM + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
     if needed_s < time.asked:
-        yield Advice(f"-t {format_slurm_time(needed_s)}", f"it was done after {_share(time)} of its walltime")
+        yield Advice(f"-t {format_slurm_time(needed_s)}", f"it finished after {_share(time)} of its walltime")
 
 
 def _memory(efficiency: Efficiency) -> Iterator[Advice]:
@@ -52,12 +52,12 @@ def _memory(efficiency: Efficiency) -> Iterator[Advice]:
     if memory.used is None or memory.asked is None or memory.share is None:
         return
     asked, needed = memory.asked, _memory_for(memory.used)
-    reason = f"the node with most used {_share(memory)} of its memory"
+    reason = f"the node with the highest use needed {_share(memory)} of its memory"
     if memory.share < _LOW and needed * _GIB < asked:
         yield Advice(_memory_flag(needed), reason)
         return
     if memory.share > _HIGH:
-        yield Advice(_memory_flag(needed), f"{reason}, and beyond it the job is killed")
+        yield Advice(_memory_flag(needed), f"{reason}, and a job that exceeds its memory is killed")
     small = {one.task: one.memory_peak_bytes for one in efficiency.tasks if one.memory_peak_bytes < _LOW * asked}
     if small and (needed := _memory_for(max(small.values()))) * _GIB < asked:
         used = f"at most {max(small.values()) / asked:.0%} of their memory"
@@ -74,7 +74,7 @@ def _memory_flag(gib: int) -> str:
 
 
 def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
-    """Advise on CPUs; for an array by the task with the most CPU work, because all get the same."""
+    """Advise on CPUs; for an array, by the busiest task, because all tasks get the same number."""
     asked = job.job.cpus_per_rank
     shares = {one.task: one.cpu_share for one in efficiency.tasks if one.cpu_share is not None}
     most = max(shares.values(), default=efficiency.cpu_s.share)
@@ -82,9 +82,9 @@ def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         return
     if most < _LOW:
         needed = max(1, math.ceil(most * asked * _ROOM))
-        whose = "the CPUs of the task with most" if shares else "its CPUs"
+        whose = "the CPUs of the busiest task" if shares else "its CPUs"
         if needed < asked:
-            yield Advice(f"-c {needed}", f"{whose} worked for {most:.0%} of their time")
+            yield Advice(f"-c {needed}", f"{whose} were busy for {most:.0%} of the time")
         return
     idle = {task: share for task, share in shares.items() if share < _LOW}
     if idle and (needed := max(1, math.ceil(max(idle.values()) * asked * _ROOM))) < asked:
@@ -94,7 +94,7 @@ def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
 
 
 def _some_tasks(tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str) -> Iterator[Advice]:
-    """Advise to request an array's few demanding tasks separately."""
+    """Advise to submit the less demanding tasks of an array separately."""
     small = sorted(tasks)
     numbers = write_array(small)
     if 2 * len(small) >= len(efficiency.tasks) and len(numbers) <= _LONGEST_LIST:
@@ -110,12 +110,12 @@ def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         return
     if gpus.idle and not job.component:
         used = math.ceil((gpus.count - gpus.idle) / gpus.count * job.job.gpus_per_node)
-        yield Advice(f"--gpus-per-node {max(1, used)}", f"{gpus.idle} of {gpus.count} GPUs were never seen busy")
+        yield Advice(f"--gpus-per-node {max(1, used)}", f"{gpus.idle} of {gpus.count} GPUs were idle in every sample")
     elif gpus.utilisation < _LOW:
         run = efficiency.status.run_id
         yield Advice(
             "--set train.profile_steps=20",
-            f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` says what they wait for",
+            f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` shows what they wait for",
         )
     if (
         gpus.memory_peak_bytes < _LOW * gpus.memory_bytes
@@ -123,7 +123,7 @@ def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         and job.train.micro_batch
     ):
         flag = f"--set train.micro_batch={2 * job.train.micro_batch}"
-        yield Advice(flag, f"{gpus.memory_peak_bytes / gpus.memory_bytes:.0%} of the GPUs' memory was used")
+        yield Advice(flag, f"the GPUs used {gpus.memory_peak_bytes / gpus.memory_bytes:.0%} of their memory")
 
 
 def _share(resource: Share) -> str:

@@ -1,4 +1,4 @@
-"""Count what a run used, by Slurm's accounting if available, and by its own files."""
+"""Measure what a run used, from Slurm's accounting if available, and from the samples in its own files."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +21,7 @@ from toolkit.runs.efficiency.advice import advice_for
 from toolkit.runs.efficiency.report import Efficiency, GpuUsage, Share, StepsMade, TaskUsage
 from toolkit.runs.record.job import Request, jobs_of_starts, recorded_job, request_of, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import state_phrase
 from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
 from toolkit.supervise.shape import Shape, shape_of_job
 from toolkit.terminal.talk import say
@@ -30,7 +31,7 @@ __all__ = ["efficiency_of"]
 
 @dataclass(frozen=True)
 class Life:
-    """One start, or one run of a Slurm job, as far as it is known."""
+    """The duration and the resources of one start of a run, or of one execution of a Slurm job."""
 
     elapsed_s: float
     limit_s: float | None
@@ -42,7 +43,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Part:
-    """A run, or one task of an array: its starts, and each node's samples of all attempts and of the last one."""
+    """A run or task: its starts, and the samples of each node in all attempts (`nodes`) and the last one (`last`)."""
 
     run: RunDirectory
     lives: Sequence[Life]
@@ -63,7 +64,7 @@ class Part:
 
 
 def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
-    """Return the facts in the files of a run or task. `asked` is the request of each submission, by its first start."""
+    """Read the use from the files of a run or task. `asked` maps the first start of a submission to its requests."""
     attempts = {run.attempt(number): usage_of(run.attempt(number)) for number in run.attempt_numbers()}
     nodes = [one for usage in attempts.values() for one in usage]
     last = list(attempts.values())[-1] if attempts else []
@@ -73,9 +74,8 @@ def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
 def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
     """Return the samples of each node of an attempt.
 
-    If the first rank's guard did not see all ranks of its node (containers hide them, and others may have exited before
-    the only
-    sample), the others are assumed to be like those that it saw.
+    If the guard process of the first rank on a node did not see all of its ranks (containers hide them, others may have
+    exited before the only sample), the missing ones are assumed to be like those that it saw.
     """
     begun = StartRecord.read(attempt)
     if begun is None:
@@ -123,7 +123,7 @@ def _lives(
 
 
 def steps_made(run: RunDirectory) -> StepsMade | None:
-    """Return the performed steps; None if a run reports no steps, or if the first step of an attempt is unknown."""
+    """Return the number of completed steps; None if the run reports none, or if the first step of an attempt is unknown."""
     reached = _reached(run)
     if not reached:
         return None
@@ -136,7 +136,7 @@ def steps_made(run: RunDirectory) -> StepsMade | None:
 
 
 def _reached(run: RunDirectory) -> dict[int, int]:
-    """Yield the last step of each attempt that performed one."""
+    """Return the last step of each attempt that made at least one, by attempt number."""
     reached: dict[int, int] = {}
     for attempt in map(run.attempt, run.attempt_numbers()):
         end, beat = AttemptRecord.read(attempt), read_json_or_none(attempt.heartbeat)
@@ -148,10 +148,7 @@ def _reached(run: RunDirectory) -> dict[int, int]:
 
 
 def _began(run: RunDirectory) -> dict[int, int]:
-    """Return the step from which each attempt resumed: that of the newest save before its first record, or the step
-    before
-    it.
-    """
+    """Return the step from which each attempt resumed: the newest save before its first record, or the step before."""
     path = run.metrics / "train.jsonl"
     records = list(read_records(path, TrainRecord.from_line, what="training")) if path.exists() else []
     if not records and len(run.attempt_numbers()) == 1:
@@ -182,11 +179,11 @@ def efficiency_of(run: RunDirectory) -> Efficiency:
     accounted = _accounted(run, job)
     lives = [_of_accounting(life) for life in accounted] or [life for part in parts for life in part.lives]
     if not lives:
-        fix = f"`toolkit preflight {shlex.quote(str(run.job_file))}` says what it may cost"
-        raise CheckFailedError(f"run {run.run_id} is {status.state.value}: no start of it has begun", fix=fix)
+        fix = f"`toolkit preflight {shlex.quote(str(run.job_file))}` estimates its cost"
+        raise CheckFailedError(f"run {run.run_id} {state_phrase(status.state)}, and it has never started", fix=fix)
     sampled = [part for part in parts if part.nodes]
     if sampled and (unknown := sum(bool(part.lives) and not part.nodes for part in parts)):
-        say(f"nothing was sampled of {counted(unknown, 'task')}: its CPU time and memory are unknown")
+        say(f"no samples for {counted(unknown, 'task')}: CPU time and memory are unknown")
     nodes = [usage for part in sampled for usage in part.nodes]
     counted_use = Efficiency(
         status, "sacct" if accounted else "own samples",
@@ -207,7 +204,7 @@ def efficiency_of(run: RunDirectory) -> Efficiency:
 
 def _task(part: Part) -> TaskUsage:
     number = part.run.task_number
-    assert number is not None  # it is one of an array's
+    assert number is not None  # the caller passes only tasks of an array
     elapsed_s = max((life.elapsed_s for life in part.lives), default=0.0)
     return TaskUsage(number, elapsed_s, Share(part.cpu_s, part.given_cpu_s or None).share, part.memory_peak_bytes)
 
@@ -219,12 +216,12 @@ def _accounted(run: RunDirectory, job: ResolvedJob) -> list[AccountedLife]:
         return []
     try:
         return accounted_usage(slurm_of(job), ids)
-    except (NotFoundError, SchedulerRefusedError):  # toolkit's own samples exist without it
+    except (NotFoundError, SchedulerRefusedError):  # toolkit's own samples are used instead
         return []
 
 
 def _has_moved(run: RunDirectory, job: ResolvedJob) -> bool:
-    """True if some starts were on another cluster, whose sacct alone knows them."""
+    """Return whether some starts were on another cluster; sacct of this cluster does not know those."""
     return any(slurm_of(one) != slurm_of(job) for one in jobs_of_starts(run).values())
 
 
@@ -252,7 +249,7 @@ def _memory(
     nodes: Sequence[dict[str, Any]],
     requests: Sequence[Request],
 ) -> Share:
-    """Return the node with the most. sacct knows only the largest rank; all ranks of a node may be as large."""
+    """Return the highest use of a node. sacct knows only the largest rank; all ranks are assumed to be that large."""
     used = [float(one["memory_peak_bytes"]) for one in nodes]
     if not used:
         used = [

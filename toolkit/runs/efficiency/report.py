@@ -1,4 +1,4 @@
-"""The efficiency of a run. Seconds and bytes; None is unknown."""
+"""Define the report on the efficiency of a run, in seconds and bytes; None means unknown."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from toolkit.runs.status.state_table import RunStatus
 
 @dataclass(frozen=True)
 class Share:
-    """A resource: used and requested amounts in one unit. None is unknown."""
+    """The used and the requested amount of a resource, in the same unit."""
 
     used: float | None = None
     asked: float | None = None
@@ -58,12 +58,11 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """A run, or a task. Seconds and bytes.
+    """The efficiency of a run or a task.
 
-    `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node with the highest peak,
-    `memory_mean_bytes` of the node with the highest mean. `cpus_peak` is the maximum of busy CPUs of one node between
-    two
-    samples. `source` is "sacct" or "own samples". `gpus` is None if their use was not sampled.
+    `walltime_s` is that of the longest start, `cpu_s` the sum of all starts, `memory_bytes` that of the node with the
+    highest peak, `memory_mean_bytes` that of the node with the highest mean. `cpus_peak` is the largest number of busy
+    CPUs on a node between two samples. `source` is "sacct" or "own samples". `gpus` is None if not sampled.
     """
 
     status: RunStatus

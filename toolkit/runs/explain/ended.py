@@ -1,4 +1,4 @@
-"""Explain why a run ended: by its own record, or by Slurm and the logs of a job without one."""
+"""Explain why a run ended: from its own record, or without one from Slurm and the job log."""
 
 import os
 import pwd
@@ -27,7 +27,7 @@ from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, mat
 from toolkit.terminal.talk import clean
 
 LINES_SHOWN = 4
-# The supervisor's message before a record that it could not write, in the words of earlier and present releases.
+# When the supervisor cannot write a record, it prints the record after one of these, depending on its release.
 _UNWRITTEN_RECORD = re.compile("; (?:it would say|its contents): ")
 LOG_LINES = 40
 
@@ -44,7 +44,7 @@ def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
 
 
 def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: AttemptRecord) -> Explanation:
-    """Explain by the supervisor's record."""
+    """Explain the end from the supervisor's record."""
     symptom = end.symptom or end.cause.value
     if end.cause is Cause.CANCELLED:
         return _cancelled(run, status)
@@ -80,9 +80,9 @@ def _next_steps(
         steps.append(f"`toolkit logs {run.run_id} --rank {rank}` shows all output of this rank")
     if f"toolkit resume {run.run_id}" not in fix:
         newest = _newest_checkpoint(run)
-        begin = f"continues from {newest}" if newest else "starts again: there is no checkpoint"
+        begin = f"continues from {newest}" if newest else "starts from the beginning: there is no checkpoint"
         if not run.start_numbers():
-            begin = "submits it again: nothing of it has begun"
+            begin = "submits it again: it has never started"
         elif not newest and is_unmanaged(recorded_job(run).job.entry):
             begin = "starts it again; the script must restore any state that it saved itself"
         symptom = symptom_named(cause)
@@ -105,13 +105,13 @@ def _newest_checkpoint(run: RunDirectory) -> str:
 
 
 def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
-    """Explain a cancel: `toolkit cancel` leaves a file, Slurm's accounting knows the user; otherwise it stays unknown."""
+    """Explain who cancelled a run, from the file of `toolkit cancel`, or from Slurm's accounting."""
     if run.is_asked("cancel"):
         # A request to a whole array applies to its tasks.
         asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
         moment = asked.read_text(encoding="utf-8").strip()
         return Explanation(
-            "cancelled", f"`toolkit cancel` asked for it at {moment}",
+            "cancelled", f"requested with `toolkit cancel` at {moment}",
             evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status),
         )  # fmt: skip
     job = _ask(run, status)
@@ -119,7 +119,7 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
         who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
         why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
     else:
-        why = "scancel or an administrator cancelled it, not `toolkit cancel`; by whom is known only where Slurm keeps accounts"
+        why = "scancel or an administrator cancelled it, not `toolkit cancel`; only Slurm's accounting could name the user"
     evidence = [Evidence(job.source, _as_line(job))] if job is not None else []
     return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status))
 
@@ -138,7 +138,7 @@ def _ask(run: RunDirectory, status: RunStatus) -> JobFacts | None:
     slurm = slurm_of(job)
     try:
         known = slurm.jobs([status.job_id]).get(status.job_id)
-    except (NotFoundError, SchedulerRefusedError):  # the status has this error already
+    except (NotFoundError, SchedulerRefusedError):  # the run status already reports this error
         return None
     if known is None:
         return None
@@ -147,7 +147,7 @@ def _ask(run: RunDirectory, status: RunStatus) -> JobFacts | None:
 
 
 def _with_canceller(slurm: Slurm, job: JobFacts) -> JobFacts:
-    """Return the reason with the user who cancelled the job, if accounting knows it."""
+    """Return the job facts with the user who cancelled the job, if accounting knows the user."""
     try:
         accounted = slurm.accounted([job.job_id]).get(job.job_id)
     except SchedulerRefusedError:
@@ -158,23 +158,23 @@ def _with_canceller(slurm: Slurm, job: JobFacts) -> JobFacts:
 
 
 def _as_line(job: JobFacts) -> str:
-    """Quote the job's row."""
+    """Return the job facts as a line to quote."""
     by = f" by {job.cancelled_by}" if job.cancelled_by is not None else ""
     return " ".join(word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word)
 
 
 @dataclass(frozen=True)
 class _Traces:
-    """What remains of a job without a record: Slurm's answer, its log, and the symptom at the log's end."""
+    """What remains of a job without a record: Slurm's answer, the log, and the symptom at its end."""
 
     run: RunDirectory
     status: RunStatus
     job: JobFacts | None
     log: JobLog
-    log_file: Path | None  # the log, where it can be read
+    log_file: Path | None  # the log, if it can be read
     seen: Symptom | None
     evidence: list[Evidence]
-    starts: int  # started supervisors of this job
+    starts: int  # number of supervisors that this job has started
 
     @property
     def claimed(self) -> bool:
@@ -182,7 +182,7 @@ class _Traces:
 
     @property
     def never_began(self) -> bool:
-        """True if Slurm restarted the job more often than its script ran, by the log or the claims."""
+        """Return whether Slurm restarted the job more often than its script ran, according to the log or the claims."""
         if self.job is None or not self.job.restarts:
             return False
         begun = last_life_begun(self.log_file) if self.log_file is not None else self.starts - 1
@@ -194,7 +194,7 @@ class _Traces:
 
     @property
     def attempt(self) -> AttemptDirectory | None:
-        """Return the job's last attempt, ignoring those of earlier jobs."""
+        """Return the last attempt of this job; None if it has none."""
         attempt = self.run.last_attempt()
         if attempt is None or not self.claimed:
             return None
@@ -212,7 +212,7 @@ class _Traces:
 
 
 def _without_record(run: RunDirectory, status: RunStatus) -> Explanation:
-    """Explain an end without a final record, by Slurm, the log and the disk."""
+    """Explain an end without a final record, from Slurm, the log and the disk."""
     if status.state is RunState.CANCELLED:
         return _cancelled(run, status)
     left = _traces(run, status, _ask(run, status))
@@ -232,7 +232,7 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     starts = sum(claim is not None and claim.job_id == own_job_id(run, status.job_id) for claim in claims)
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
-        return left  # the log is of an earlier start of the job
+        return left  # the log is from an earlier start of the job
     seen, line = _match_log(file)
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
@@ -245,7 +245,7 @@ def _fact_of(status: RunStatus) -> str:
 
 
 def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
-    """Explain Slurm's states and reasons of a run without a record."""
+    """Explain an end from Slurm's state and reason; None if they are not enough."""
     if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
         return left.tell_seen(OUT_OF_MEMORY)
     if job.state == "NODE_FAIL" or job.reason == "NodeDown":
@@ -255,23 +255,23 @@ def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
             "node_lost", why, more=[Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down]
         )
     if job.state in ("TIMEOUT", "DEADLINE"):
-        more = f"`toolkit resume {left.run.run_id} -t TIME` with more time"
+        more = f"`toolkit resume {left.run.run_id} -t TIME` resumes it with a longer time limit"
         return left.tell("walltime", "Slurm ended it at its time limit", more)
     if job.state == "PREEMPTED":
-        return left.tell("preempted", "other jobs took its nodes")
+        return left.tell("preempted", "Slurm preempted it")
     if job.state == "BOOT_FAIL":
-        return left.tell("node_lost", "its nodes did not come up")
+        return left.tell("node_lost", "its nodes did not boot")
     if job.state == "FAILED" and left.log_file is None and not left.log.redirected and not left.claimed:
         return _never_started(left.run, job, left.evidence)
     if left.never_began:
         return left.tell(
-            "never_began", f"Slurm requeued it, and could not start its script again (restart {job.restarts})"
+            "never_began", f"Slurm requeued it, but could not start its script again (restart {job.restarts})"
         )
     return None
 
 
 def _by_silence(left: _Traces) -> Explanation:
-    """Explain an end without a reason from Slurm or the log, by what is missing."""
+    """Explain an end for which neither Slurm nor the log has a reason, from the missing files."""
     run = left.run
     if (full := full_disk(run.whole.path)) is not None:
         why = "the run's file system is full, so that not even the result could be written"
@@ -281,15 +281,15 @@ def _by_silence(left: _Traces) -> Explanation:
         )
     if not left.status.job_id and left.log_file is None:
         return left.tell("submission_broken", _fact_of(left.status))
-    place = f"its log is where -o put it: {left.log.place}"
-    elsewhere = [f"{place}; where there is none, Slurm could not open it on the node"] if left.log.redirected else []
+    place = f"option -o placed its log at {left.log.place}"
+    elsewhere = [f"{place}; if there is none, Slurm could not open it on the node"] if left.log.redirected else []
     if left.job is None and left.log_file is None and not left.claimed:
-        why = "Slurm has forgotten the job, and no supervisor of it began: it was cancelled in the queue, or could not start"
+        why = "Slurm no longer knows the job, and its supervisor never started: it was cancelled in the queue, or could not start"
         return left.tell("forgotten", why, *elsewhere, f"check that compute nodes see {run.whole.path}")
     attempt = left.attempt
     if attempt is None or (left.job is not None and left.job.state == "FAILED" and attempt.exit_file.exists()):
         return left.tell(
-            "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
+            "supervisor_failed", "the job script or the supervisor failed before a result was written",
             *(elsewhere or [f"`toolkit logs {run.run_id}` shows the error"]),
         )  # fmt: skip
     return left.tell("supervisor_lost", "the supervisor vanished without a result: it was killed, or its host is gone")
@@ -301,17 +301,17 @@ def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
         return []
     try:
         return unusable_nodes(slurm_of(recorded_job(run)), nodes=nodes)
-    except SchedulerRefusedError:  # Slurm answered a moment ago, and this is only a detail
+    except SchedulerRefusedError:  # the explanation only lacks a detail
         return []
 
 
 def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
-    """Explain a job whose log or script slurmd could not open, so that toolkit never ran."""
+    """Explain a job whose log or script slurmd could not open, so toolkit never ran."""
     where = job.nodes or "its node"
     look = f": `srun -w {shlex.quote(job.nodes)} ls -d {shlex.quote(str(run.whole.path))}`" if job.nodes else ""
     return Explanation(
         "no_log_folder",
-        f"Slurm could not open the job's log on {where}: the run's folder was not there at the start",
+        f"Slurm could not open the job log on {where}: the run directory did not exist there at the start",
         evidence=[*evidence, Evidence("run directory", str(run.whole.path))],
         actions=[
             f"check that the folder is on a file system that {where} sees{look}",
@@ -321,13 +321,13 @@ def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -
 
 
 def full_disk(path: Path) -> Evidence | None:
-    """Describe the free space of a full file system."""
+    """Return the free space of a full file system; None if it is not full."""
     full = why_full(path)
     return Evidence("df", full) if full else None
 
 
 def _match_log(log: Path | None) -> tuple[SymptomMatch | None, str]:
-    """Return a symptom in the job's log, or its last line, the best available evidence."""
+    """Return the symptom in the job log with its line, or None and the last line, the best available evidence."""
     lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
     seen = match_symptom(lines)
     if seen is not None:

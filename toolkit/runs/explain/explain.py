@@ -18,7 +18,7 @@ from toolkit.runs.explain.waiting import explain_waiting
 from toolkit.runs.record.job import recorded_job
 from toolkit.runs.record.parents import Parent, parents_of
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus
+from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus, state_phrase
 from toolkit.slurm.reasons import CanStart
 from toolkit.terminal.talk import clean
 
@@ -28,21 +28,21 @@ FAILURES_SHOWN = 3
 
 
 def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
-    """Explain the tasks in one sentence, then the reason of the waiting ones, then the first failures."""
-    assert status.tasks is not None  # of an array run
+    """Explain an array: its tasks in one sentence, then why some wait, then the first failures."""
+    assert status.tasks is not None  # the caller passes only array runs
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
     waiting = [task for task in status.tasks if task.state is RunState.PENDING]
     evidence = _failures(run, failed)
     if status.state is RunState.UNKNOWN:
         silent = next(task for task in status.tasks if task.state is RunState.UNKNOWN)
-        why = f"{status.reason}; of task {silent.task}: {silent.reason}"
-        return Explanation("no_answer", why, follows="unknown", evidence=evidence, actions=["ask again later"])
+        why = f"{status.reason}; task {silent.task}: {silent.reason}"
+        return Explanation("no_answer", why, follows="unknown", evidence=evidence, actions=["retry later"])
     if status.state is RunState.CANCELLING:
         return Explanation(
             "cancelling", status.reason, evidence=evidence, actions=[f"`toolkit wait {run.run_id}`"],
             follows="cancelled tasks save and exit, at the latest when Slurm kills them; others continue",
         )  # fmt: skip
-    closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of {task.named}" for task in failed[:1]]
+    closer = [f"`toolkit explain {run.run_id}_{task.task}` explains {task.named} in detail" for task in failed[:1]]
     if waiting:
         explanation = explain_waiting(run, status)
         return replace(
@@ -52,11 +52,11 @@ def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
     if status.state.final:
         if not failed:
             return Explanation("completed", status.reason)
-        again = f"`toolkit resume {run.run_id}` runs those again that are not completed"
+        again = f"`toolkit resume {run.run_id}` resumes the tasks that have not completed"
         why = status.reason + _what_failed_alike(status)
         return Explanation("tasks_failed", why, evidence=evidence, actions=[*closer, again])
     return Explanation(
-        "running", status.reason, follows="its tasks continue to their ends", evidence=evidence,
+        "running", status.reason, follows="its tasks continue until they end", evidence=evidence,
         actions=[*closer, f"`toolkit wait {run.run_id}`"],
     )  # fmt: skip
 
@@ -68,11 +68,11 @@ def _what_failed_alike(status: RunStatus) -> str:
     for task in status.tasks or ():
         (completed if task.state is RunState.COMPLETED else failed).append(task.values or {})
     common = common_values(failed, completed)
-    return f"; all {len(failed)} that failed have {in_words(common)}, and no other" if common else ""
+    return f"; all {len(failed)} failed tasks have {in_words(common)}, and no completed task has" if common else ""
 
 
 def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]:
-    """Return how the first of them ended, and the number of others."""
+    """Return how the first failed tasks ended, and the number of the others."""
     evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task)) is not None]
     if (more := len(failed) - FAILURES_SHOWN) > 0:
         explanation = f"{counted(more, 'more task')} not completed; `toolkit status {run.run_id} --tasks` lists all"
@@ -116,7 +116,7 @@ def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:
 
 
 def _guarded(run: RunDirectory) -> list[Evidence]:
-    """Return the bad steps that `train.guard` has found, by the newest checkpoint."""
+    """Return the number of bad steps that `train.guard` found, as stored in the newest checkpoint."""
     from toolkit.checkpoint.format.layout import MANIFEST
     from toolkit.checkpoint.format.manifest_file import read_body
 
@@ -125,17 +125,14 @@ def _guarded(run: RunDirectory) -> list[Evidence]:
         return []
     try:
         bad = read_body(newest[0])["state"]["extra"]["guard"]["bad_steps"]
-    except (ToolkitError, OSError, KeyError, TypeError):  # damaged, which `ckpt verify` reports, or of another guard
+    except (ToolkitError, OSError, KeyError, TypeError):  # damaged (`ckpt verify` reports it) or saved by another guard
         return []
     which = f"; the log names {'it' if bad == 1 else 'each'}: `toolkit logs {run.run_id} --rank 0`"
     return [quote_file(run, newest[0] / MANIFEST, f"the guard found {counted(bad, 'bad step')}{which}")] if bad else []
 
 
 def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
-    """Return what `toolkit rehearse` did to the explained attempt.
-
-    For a running attempt that includes the previous one; earlier ones explain nothing now.
-    """
+    """Return what `toolkit rehearse` did to the last attempt and, if that has not ended, to the previous one."""
     evidence = []
     for attempt in map(run.attempt, run.attempt_numbers()[-2:]):
         explained = attempt == run.last_attempt() or not _has_ended(run, status)
@@ -146,35 +143,37 @@ def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
 
 
 def _has_ended(run: RunDirectory, status: RunStatus) -> bool:
-    """True if the last attempt has ended, whatever follows it."""
+    """Return whether the last attempt has ended, whatever follows it."""
     last = run.last_attempt()
     return status.state.final or (last is not None and last.exit_file.exists())
 
 
-def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, Any]]:
+def last_events(run: RunDirectory) -> list[dict[str, Any]]:
     """Return the last events of the run, oldest first, each with its attempt."""
     found: list[dict[str, Any]] = []
     for number in reversed(run.attempt_numbers()):
         of_attempt = [{"attempt": number, **event} for event in read_lines(run.attempt(number).events)]
         found = of_attempt + found
-        if len(found) >= count:
+        if len(found) >= LAST_EVENTS:
             break
-    return found[-count:]
+    return found[-LAST_EVENTS:]
 
 
 def lines_of(explanation: Explanation) -> Iterator[str]:
-    """Return the explanation: what, why, what follows, what to do."""
+    """Yield the lines of the explanation: state, reason, evidence, what follows, what to do."""
     status = explanation.status
-    assert status is not None  # `explain_run` lays it in
+    assert status is not None  # `explain_run` sets it
     job = f" (job {status.full_job_id})" if status.job_id else ""
     job += f" with {in_words(status.values)}" if status.values else ""
     step = f", step {status.step}" if status.step is not None else ""
-    yield f"{status.job_name} {status.run_id}{job} is {status.state.value}{step}"
+    yield f"{status.job_name} {status.run_id}{job} {state_phrase(status.state)}{step}"
     yield f"why       {explanation.why}"
     for quoted in explanation.evidence:
         line = clean(quoted.line).replace("\n", " ")
         yield (
-            f"          {quoted.source} says so" if line in explanation.why else f"          {quoted.source}: {line}"
+            f"          {quoted.source} contains this"
+            if line in explanation.why
+            else f"          {quoted.source}: {line}"
         )
     if explanation.waiting is not None:
         yield f"start     {_start_in_words(explanation.waiting)}"
@@ -187,15 +186,15 @@ def lines_of(explanation: Explanation) -> Iterator[str]:
 
 def _start_in_words(waiting: Waiting) -> str:
     if waiting.can_start is CanStart.NEVER:
-        return "never, unless it changes"
+        return "never, unless the job or the cluster changes"
     expected = (
-        f"expected at {_local(waiting.estimated_start)}" if waiting.estimated_start else "Slurm expects no time yet"
+        f"expected at {_local(waiting.estimated_start)}" if waiting.estimated_start else "Slurm has no estimate yet"
     )
     if waiting.can_start is CanStart.UNKNOWN:
         return f"unknown; {expected}"
     if waiting.not_before is not None:
         return f"not before {_local(waiting.not_before)}"
-    return f"{'it will' if waiting.can_start is CanStart.YES else 'not before that has changed'}; {expected}"
+    return f"{'it will start' if waiting.can_start is CanStart.YES else 'not before this has changed'}; {expected}"
 
 
 def _event_in_words(event: dict[str, Any]) -> str:
@@ -211,7 +210,7 @@ def _local(moment: str) -> str:
 
 
 def explain_broken_chain(run: RunDirectory, status: RunStatus) -> Explanation | None:
-    """Explain a failed parent; None if the run has not ended, or ended for its own reasons."""
+    """Explain a failed parent; None if the run has not ended, or ended for another reason."""
     said_by = [part.source for part in status.tasks or (status,)]
     if not status.state.final or RECORD_SOURCE in said_by or (broken := failed_parent(run)) is None:
         return None
@@ -219,18 +218,18 @@ def explain_broken_chain(run: RunDirectory, status: RunStatus) -> Explanation | 
     waited_for = f"after {parent.kind} {parent.run_id} (job {parent.job_id})"
     return Explanation(
         "parent_failed",
-        f"run {parent.run_id}, whose success it requires, is {ended.state.value}: {ended.reason}",
+        f"run {parent.run_id}, whose success it requires, {state_phrase(ended.state)}: {ended.reason}",
         evidence=[Evidence("record.json", waited_for)],
         actions=[
-            f"`toolkit explain {parent.run_id}` explains why that one failed",
+            f"`toolkit explain {parent.run_id}` explains why",
             f"`toolkit resume {parent.run_id}`, then `toolkit resume {run.run_id} --after {parent.run_id}`",
-            f"`toolkit resume {run.run_id}` starts without it",
+            f"`toolkit resume {run.run_id}` starts this run without it",
         ],
     )
 
 
 def failed_parent(run: RunDirectory) -> tuple[Parent, RunStatus] | None:
-    """Return the first run whose success was required and that ended otherwise, or None."""
+    """Return the first parent whose success was required but that ended otherwise, or None."""
     for parent in parents_of(run.whole):
         if parent.kind == "ok" and parent.run.record.exists():
             status = run_status(parent.run)

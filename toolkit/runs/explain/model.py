@@ -1,4 +1,4 @@
-"""The parts of an explanation of a run."""
+"""Define the explanation of a run and its parts."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the documented JSON of `explain --json`."""
-        assert self.status is not None  # `explain_run` lays it in
+        assert self.status is not None  # `explain_run` sets it
         value = asdict(self)
         del value["status"]
         return {
@@ -71,20 +71,20 @@ def quote_file(run: RunDirectory, path: Path, line: str) -> Evidence:
 # Descriptions of ends without a failure.
 _ENDS = {
     "completed": "every rank exited successfully",
-    "walltime": "its walltime was over",
-    "preempted": "other jobs took its nodes",
-    "stopped": "it was asked to save and end",
+    "walltime": "it reached its walltime",
+    "preempted": "Slurm preempted it",
+    "stopped": "it was asked to save and exit",
     "cancelled": "it was cancelled",
-    "stalled": "no rank made a step for too long",
+    "stalled": "no rank completed a step for too long",
     "node_lost": "a node failed",
-    "supervisor_failed": "the supervisor could not go on",
+    "supervisor_failed": "the supervisor could not continue",
 }
 
 
 def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
-    """Describe an attempt's end from its record, in one sentence."""
+    """Describe the end of an attempt from its record, in one sentence."""
     if asked_at := requeue_asked_at(attempt, end):
-        return f"you asked for it: `toolkit requeue` at {asked_at}"
+        return f"requested with `toolkit requeue` at {asked_at}"
     known = symptom_named(end.symptom)
     means = known.means if known is not None and not known.plain else _ENDS.get(end.cause, "")
     explanation = reason_of(attempt, end).removeprefix(f"ended on request ({end.cause})").removeprefix("; ")

@@ -1,4 +1,4 @@
-"""Explain a run that is neither in the queue nor ended, and its earlier attempts."""
+"""Explain a run that is neither queued nor ended, with its earlier attempts."""
 
 import shlex
 import time
@@ -14,7 +14,7 @@ from toolkit.runs.status.state import host_of_local_run
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.supervise.launch import is_unmanaged
 
-QUIET_S = 60.0  # longer steps are reported
+QUIET_S = 60.0  # a step that takes longer is reported
 
 
 def explain_unfinished(run: RunDirectory, status: RunStatus) -> Explanation:
@@ -29,16 +29,16 @@ def explain_unfinished(run: RunDirectory, status: RunStatus) -> Explanation:
         return Explanation("no_answer", status.reason, follows="unknown", actions=[_who_knows(run, status)])
     if status.state is RunState.CANCELLING:
         return Explanation(
-            "cancelling", "a cancel was asked; its ranks save and leave", evidence=[Evidence(status.source, status.reason)],
+            "cancelling", "a cancel was requested; its ranks save and exit", evidence=[Evidence(status.source, status.reason)],
             follows="it ends by itself, at the latest when Slurm kills it", actions=[f"`toolkit wait {run.run_id}`"],
         )  # fmt: skip
     return _running(run)
 
 
 def _who_knows(run: RunDirectory, status: RunStatus) -> str:
-    """Return who can answer later: Slurm, or the host of a run without a scheduler."""
+    """Return how to learn the state: later, or on the host of a run without a scheduler."""
     if not status.job_id.startswith("local-"):
-        return "ask again later"
+        return "retry later"
     return f"on {host_of_local_run(run)}: `toolkit explain {run.run_id}`"
 
 
@@ -46,7 +46,7 @@ def _running(run: RunDirectory) -> Explanation:
     attempt = run.last_attempt()
     actions = [
         f"`toolkit logs {run.run_id} -f`",
-        f"`toolkit rehearse {run.run_id} preempt` tries whether it would survive",
+        f"`toolkit rehearse {run.run_id} preempt` tests whether it would survive a preemption",
     ]
     if attempt is None:
         return Explanation("starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1])
@@ -61,20 +61,20 @@ def _running(run: RunDirectory) -> Explanation:
     stall_s = job.restart.stall_s
     follows = "it continues to its last step" + (", unless it fails as before" if before else "")
     if silent_s is None:
-        why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, no step is reported yet"
+        why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, and no step has been reported yet"
         if here == wanted and is_unmanaged(job.job.entry):
-            why = f"attempt {attempt.number} of {wanted} ranks runs; scripts and executables report no steps"
+            why = f"attempt {attempt.number} is running with {wanted} ranks; scripts and executables report no steps"
         actions = actions[:1]
     elif silent_s > QUIET_S:
-        why = f"attempt {attempt.number} of {wanted} ranks has made no step for {silent_s:.0f} s"
-        follows = f"after {stall_s} s without a step (restart.stall_s) the attempt is ended as stalled"
+        why = f"attempt {attempt.number} with {wanted} ranks has completed no step for {silent_s:.0f} s"
+        follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
     else:
-        why = f"attempt {attempt.number} of {wanted} ranks makes steps; the last one {silent_s:.0f} s ago"
+        why = f"attempt {attempt.number} with {wanted} ranks is making steps, the last one {silent_s:.0f} s ago"
     return Explanation("running", why, follows=follows, evidence=before, actions=actions)
 
 
 def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanation:
-    """Explain a run between two attempts, in this start of its job or the next one."""
+    """Explain a run between two attempts, which belong to the same start or to two starts."""
     end = AttemptRecord.read(attempt)
     assert end is not None  # the caller has read the file
     return Explanation(

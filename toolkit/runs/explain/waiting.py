@@ -26,7 +26,7 @@ _NODES_SHOWN = 4
 
 @dataclass(frozen=True)
 class Detail:
-    """An addition to a reason: numbers, the lines that show them, a better action."""
+    """Details of a reason: its numbers, the lines that show them, a better action."""
 
     words: str = ""
     evidence: tuple[Evidence, ...] = ()
@@ -43,22 +43,22 @@ def explain_waiting(run: RunDirectory, status: RunStatus) -> Explanation:
     try:
         waits = slurm.jobs([job_id]).get(job_id)
     except (NotFoundError, SchedulerRefusedError) as error:
-        return Explanation("no_answer", f"Slurm does not answer: {error.message}", actions=[error.fix])
+        return Explanation("no_answer", f"Slurm does not respond: {error.message}", actions=[error.fix])
     if waits is None or not waits.state:
-        explanation = waits.reason if waits is not None else f"it does not know job {job_id} any more"
-        return Explanation("no_answer", f"Slurm does not report its state: {explanation}", actions=["ask again later"])
+        explanation = waits.reason if waits is not None else f"it no longer knows job {job_id}"
+        return Explanation("no_answer", f"Slurm does not report its state: {explanation}", actions=["retry later"])
     last = run.last_attempt()
     if run_state(waits.state) is RunState.RUNNING and last is not None and last.exit_file.exists():
-        return between_attempts(run, last)  # Slurm has not put it back into the queue yet
+        return between_attempts(run, last)  # the attempt has ended, but Slurm has not requeued the job yet
     if waits.state == "CONFIGURING" or run_state(waits.state) is not RunState.PENDING:
         return Explanation(
-            "starting", f"Slurm says {waits.state}: its nodes are being prepared", follows="it starts by itself"
+            "starting", f"Slurm reports {waits.state}: its nodes are being prepared", follows="it starts by itself"
         )
     return _pending(slurm, run, waits)
 
 
 def _waiting_job(status: RunStatus) -> str:
-    """Return the run's job; of an array the first waiting task."""
+    """Return the job id of the run; for an array, that of the first waiting task."""
     tasks = [task.job_id for task in status.tasks or () if task.state is RunState.PENDING]
     return (tasks or [status.job_id])[0]
 
@@ -78,7 +78,7 @@ def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
         f"pending_{name}",
         f"{words} ({name})",
         follows="" if can_start is CanStart.NEVER else "Slurm starts it by itself",
-        actions=actions or [f"wait; `toolkit wait {run.run_id}` tells when it starts"],
+        actions=actions or [f"wait; `toolkit wait {run.run_id}` reports when it starts"],
         evidence=[Evidence("squeue", f"{waits.job_id} {waits.state} {waits.reason}".strip()), *detail.evidence],
         waiting=Waiting(
             name, can_start, not_before=start if name == "BeginTime" else None,
@@ -88,7 +88,7 @@ def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
 
 
 def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Detail:
-    """Return the addition to a reason; None if sinfo does not respond."""
+    """Return the details of a reason; none if Slurm does not respond."""
     try:
         return _DETAILS[reason](slurm, run, job) if reason in _DETAILS else Detail()
     except (NotFoundError, SchedulerRefusedError):
@@ -99,32 +99,32 @@ def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     limits = partition_rows(slurm, job.partition)
     allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
     lower = [
-        f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` requests as much as it allows"
+        f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` lowers the request to that limit"
         for one in limits[:1]
     ]
-    return Detail(f"the job requests {job.time_limit}, {allowed}", actions=tuple(lower))
+    return Detail(f"the job requests {job.time_limit}, but {allowed}", actions=tuple(lower))
 
 
 def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     limits = partition_rows(slurm, job.partition)
     words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
-    return Detail(f"the job requests {job.node_count}, {words}", down.evidence)
+    return Detail(f"nodes requested: {job.node_count}; {words}", down.evidence)
 
 
 def _largest(partition: PartitionRow) -> str:
-    """Return a partition's maximum job size; sinfo prints `1-2` or `2` for minimum and maximum."""
+    """Return the maximum job size of a partition; sinfo prints `1-2` or `2` for minimum and maximum."""
     most = partition.job_size.rpartition("-")[2]
-    return "" if most == "infinite" else f" and allows {most} a job"
+    return "" if most == "infinite" else f" and allows {most} per job"
 
 
 def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     counts = []
     for one in partition_rows(slurm, job.partition):
         busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
-        counts.append(f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained")
+        counts.append(f"{one.name} has {total}: {busy} in use, {idle} idle, {other} down or drained")
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
-    return Detail(f"the job requests {job.node_count}; {', '.join(counts)}", down.evidence)
+    return Detail(f"nodes requested: {job.node_count}; {'; '.join(counts)}", down.evidence)
 
 
 def _required_nodes(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
@@ -150,17 +150,19 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
     for kind, other, state in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
         whose = f" (run {runs[base]})" if (base := other.partition("_")[0]) in runs else ""
-        words.append(f"{kind}:{other}{whose} " + ("has become impossible" if state == "failed" else "is open"))
+        words.append(
+            f"{kind}:{other}{whose} " + ("cannot be satisfied" if state == "failed" else "is not satisfied yet")
+        )
     return Detail(", ".join(words) or job.dependency)
 
 
 def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
-    """Explain a begin time, also that of a job requeued a moment ago."""
+    """Explain a begin time, for example after a requeue."""
     last = run.last_attempt()
     end = AttemptRecord.read(last) if last is not None else None
     if last is not None and end is not None and not end.final:
         why = cause_in_words(last, end) if requeue_asked_at(last, end) else end.cause.value
-        return Detail(f"it was requeued ({why}), and Slurm holds a requeued job back for a while")
+        return Detail(f"it was requeued ({why}), and Slurm delays a requeued job for a while")
     return Detail()
 
 

@@ -15,7 +15,7 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.runs.status.restarts import RestartNews
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
+from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, state_phrase
 from toolkit.terminal.progress import WIDTH, PlainBarColumn, given_back
 from toolkit.terminal.talk import clean
 
@@ -25,19 +25,19 @@ __all__ = ["Follower", "exit_code_of", "follow_to_end", "report_end"]
 MARKER_PERIOD_S = 0.5
 # First and longest pause between two queries to Slurm.
 QUERY_PERIODS_S = (2.0, 60.0)
-# How long an end known only from Slurm must last: files of other hosts appear late (NFS caches at least 3 s).
+# Seconds for which an end known only from Slurm must last: NFS shows files of other hosts late, after 3 s or more.
 SETTLE_S = 3.0
-# The same if Slurm reports the job completed: then a result is on its way. NFS shows a new file only at the next check of
-# its folder, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
+# The same if Slurm reports the job as completed, because its result must then appear. NFS shows a new file only at the
+# next check of its folder, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
 RESULT_S = 60.0
 # Seconds between lines of progress without a terminal.
 LINE_PERIOD_S = 5.0
-# Sources of a state other than the run's own record: Slurm for a job that it knows, and for a forgotten one.
+# Sources of a state from Slurm: those for a job that it knows, and all, including that for a forgotten job.
 _OF_A_JOB, _OF_SLURM = ("squeue", "sacct"), ("squeue", "sacct", "Slurm")
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """Return the job's exit code: the supervisor's, else that of the final state."""
+    """Return the exit code of the job: that of the supervisor if known, else the usual one for the final state."""
     if status.exit_code is not None:
         return status.exit_code
     for ending in ENDINGS.values():
@@ -47,7 +47,7 @@ def exit_code_of(status: RunStatus) -> int:
 
 
 def settle_s(status: RunStatus) -> float:
-    """Return how long the end of a run, or of its last task, must last before it is final."""
+    """Return for how many seconds the end of a run, or of its last task, must last before it counts as final."""
     states = [(task.state, task.source) for task in status.tasks or ()] or [(status.state, status.source)]
     if any(state is RunState.LOST and source in _OF_A_JOB for state, source in states):
         return RESULT_S
@@ -56,7 +56,7 @@ def settle_s(status: RunStatus) -> float:
 
 @dataclass
 class Follower:
-    """Follows one run to its end; queries Slurm less and less often, and reads the run's own files continuously."""
+    """Follows a run until it ends; queries Slurm less and less often, and checks the run's own files continuously."""
 
     run: RunDirectory
     console: Console = field(default_factory=lambda: Console(stderr=True))
@@ -88,7 +88,7 @@ class Follower:
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 if status.cannot_start and not stuck:
                     self.console.print(
-                        f"it cannot start unless it changes: `toolkit explain {self.run.run_id}`",
+                        f"the job cannot start as it is: `toolkit explain {self.run.run_id}` states the reason",
                         highlight=False, markup=False, soft_wrap=True,
                     )  # fmt: skip
                 last_state, stuck = status.state, stuck or status.cannot_start
@@ -114,13 +114,13 @@ class Follower:
         return self._status
 
     def is_over(self) -> bool:
-        """True when the run has ended, and the end has lasted."""
+        """Return whether the run has ended for good."""
         return self._has_settled(self.look())
 
     def _has_settled(self, status: RunStatus) -> bool:
-        """True if an end known only from Slurm has lasted: the run's own record may still be on its way."""
+        """Return whether the end has lasted for `settle_s`: the run's own record may appear after Slurm's answer."""
         if not status.state.final:
-            self._ended_at = None  # it runs again, as after a requeue
+            self._ended_at = None  # the run is active again, for example after a requeue
             return False
         self._ended_at = time.monotonic() if self._ended_at is None else self._ended_at
         return time.monotonic() - self._ended_at >= settle_s(status)
@@ -140,7 +140,7 @@ class Follower:
         if status.state is RunState.COMPLETED and record is not None:
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
         if status.state.final and settle_s(status) == RESULT_S:
-            return f"{head}: waiting for the result of a job that Slurm calls completed"
+            return f"{head}: Slurm reports the job as completed; waiting for its result"
         if status.state.final:
             return head  # `report_end` prints the reason
         return f"{head}: {status.reason}"
@@ -169,7 +169,7 @@ def _marks(run: RunDirectory) -> tuple[int, ...]:
 
 
 def follow_to_end(run: RunDirectory, *, plain: bool = False) -> int:
-    """Wait for a run's end and report it; return the job's exit code. `plain` draws in ASCII without colors.
+    """Wait until a run has ended and report how; return the job's exit code. `plain` draws in ASCII without colors.
 
     Raises:
         InterruptedWaitError: Ctrl-C, which ends only the wait.
@@ -192,7 +192,7 @@ def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
     attempt = run.last_attempt() if status.source == RECORD_SOURCE else None
     end = AttemptRecord.read(attempt) if attempt else None
     console.print(
-        f"run {status.run_id} is {status.state.value}: {clean(status.reason)}",
+        f"run {status.run_id} {state_phrase(status.state)}: {clean(status.reason)}",
         markup=False,
         highlight=False,
         soft_wrap=True,

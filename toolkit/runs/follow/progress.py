@@ -1,4 +1,4 @@
-"""Progress of a run: step, rate, expected end against the walltime, loss, last save, ranks."""
+"""Determine the progress of a run: step, rate, expected end and walltime, loss, last save, ranks."""
 
 import json
 import math
@@ -34,12 +34,12 @@ CURVE_POINTS = 40
 class Progress:
     """A run at one moment. Unknown or meaningless values are None.
 
-    steps_per_s: over the last records of this attempt, saves included.
-    ends_in_s: until the last step, at that rate.
-    walltime_left_s: until Slurm ends the allocation.
-    losses: from the whole run.
-    saved_age_s: since the end of the last save.
-    silent_s: since the last sign of a step.
+    steps_per_s: the rate over the last records of this attempt, including saves.
+    ends_in_s: the time until the last step, at this rate.
+    walltime_left_s: the time until Slurm ends the allocation.
+    losses: samples of the loss over the whole run.
+    saved_age_s: the time since the end of the last save.
+    silent_s: the time since the last change of the heartbeat.
     last_line: the last output of a run that reports no steps.
     """
 
@@ -62,7 +62,7 @@ class Progress:
 
     @property
     def spare_s(self) -> float | None:
-        """Return the seconds from its end to the walltime; negative if the walltime comes first."""
+        """Return the seconds from the expected end to the walltime; negative if the walltime is earlier."""
         if self.ends_in_s is None or self.walltime_left_s is None:
             return None
         return self.walltime_left_s - self.ends_in_s
@@ -86,7 +86,7 @@ class Progress:
 
 
 def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) -> Progress:
-    """Return a run's progress by its own files; `facts`, Slurm's, give the end of the allocation."""
+    """Return a run's progress from its own files; `facts` are Slurm's, with the end of the allocation."""
     attempt = run.last_attempt()
     if status.tasks is not None or attempt is None or status.state is RunState.PENDING:
         return Progress(status, attempt=attempt.number if attempt is not None else None, step=status.step)
@@ -102,7 +102,7 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
     curve = samples_of(run.metrics / "train.jsonl", TrainRecord.from_line, CURVE_POINTS)
     last = recent[-1]
     found = replace(found, steps=last.steps, loss=last.loss, losses=(*(one.loss for one in curve), last.loss))
-    if last.attempt != attempt.number or status.state.final:  # of the previous attempt, whose rate may differ
+    if last.attempt != attempt.number or status.state.final:  # an earlier attempt may have had another rate
         return found
     rate = _rate([one for one in recent if one.attempt == attempt.number])
     left = max(0, last.steps - max(last.step, status.step or 0))
@@ -114,7 +114,7 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
 def _recent(run: RunDirectory) -> list[TrainRecord]:
     found = []
     for line in tail_text(run.metrics / "train.jsonl", RECENT_RECORDS):
-        with suppress(ValueError, KeyError, TypeError):  # a partial line, at either end of the text read
+        with suppress(ValueError, KeyError, TypeError):  # the first or last line may be incomplete
             found.append(TrainRecord.from_line(line))
     return found
 
@@ -126,7 +126,7 @@ def _rate(records: Sequence[TrainRecord]) -> float:
 
 
 def _started(attempt: AttemptDirectory, ranks: int) -> int:
-    """Return the started ranks. After the first step all have, and thousands of files need not be listed."""
+    """Return the number of started ranks; after the first step, all have started, and no files need to be listed."""
     return ranks if attempt.heartbeat.exists() else sum(1 for _ in attempt.ranks.glob("rank-*.json"))
 
 
@@ -140,7 +140,7 @@ def _age_s(attempt: AttemptDirectory, now: float) -> float | None:
 def _left_s(facts: JobFacts | None, now: float) -> float | None:
     try:
         return max(0.0, datetime.fromisoformat(facts.end_time).timestamp() - now) if facts is not None else None
-    except ValueError:  # "N/A" for a job without a limit
+    except ValueError:  # Slurm reports "N/A" for a job without a limit
         return None
 
 
@@ -157,7 +157,7 @@ def _saved(run: RunDirectory, now: float) -> dict[str, Any]:
 
 
 def _last_line(run: RunDirectory) -> str:
-    """Return the last line of rank 0's log, else of the job's; "" before there is any."""
+    """Return the last line of the log of rank 0, or else of the job log; "" if there is none yet."""
     for choice in (LogChoice(rank="0"), LogChoice()):
         with suppress(NotFoundError):
             part = choose_logs(run, choice)[-1]

@@ -32,7 +32,7 @@ def line_of(one: Progress) -> str:
 
 
 def screen_of(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
-    """Return all details of one run, or a table of several; without `unicode` in ASCII."""
+    """Return all details of one run, or a table of several runs; if `unicode` is false, in ASCII."""
     return _one(found[0], unicode=unicode) if len(found) == 1 else _several(found, unicode=unicode)
 
 
@@ -114,7 +114,7 @@ def _bar(step: int, steps: int, *, unicode: bool) -> RenderableType:
 
 
 def _cut(*, unicode: bool) -> OverflowMethod:
-    """Return the end of a cut line: rich's ellipsis is not ASCII."""
+    """Return how rich shortens a line: in ASCII without an ellipsis, because that of rich is not ASCII."""
     return "ellipsis" if unicode else "crop"
 
 
@@ -135,7 +135,7 @@ def _several(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a character for each number, as high as its value; a blank for one that is not finite."""
+    """Return one bar character per number, as high as its value; a space if it is not finite."""
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     size = (high - low) or 1.0

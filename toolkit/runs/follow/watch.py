@@ -1,4 +1,4 @@
-"""Watched runs: read from their files continuously, and from Slurm at most once in 10 s."""
+"""Watch runs: read their files continuously, and query Slurm at most once every 10 s."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -43,14 +43,14 @@ class Watch:
     _ended_at: dict[RunDirectory, float] = field(default_factory=dict)
 
     def look(self) -> list[Progress]:
-        """How far each run is now.
+        """Return the progress of each run.
 
         Raises:
-            ToolkitError: the files of the one run are damaged; of several, one that is hides no other.
+            ToolkitError: the files of a run are damaged, unless all runs of a folder are watched.
         """
         now = time.monotonic()
         if self.all_of is not None and now - self._listed_at >= LIST_PERIOD_S:
-            self._listed_at = self._asked_at = now  # listing queries Slurm, too
+            self._listed_at = self._asked_at = now  # listing the runs has also queried Slurm
             self._take_new(self.all_of)
         if now - self._asked_at >= SLURM_PERIOD_S:
             self._asked_at, self._answers = now, query_clusters(read_files_of(self.runs).values())
@@ -80,15 +80,15 @@ class Watch:
             return Progress(unreadable(run, error))
 
     def _is_new(self, files: RunFiles, answer: Answer) -> bool:
-        """True for a job that Slurm was not queried for yet: the known state of its run remains until then."""
+        """Return whether Slurm has not been queried for a job yet; the known state of its run then remains."""
         return not isinstance(answer, ToolkitError) and not set(ids_to_ask(files)) <= set(answer)
 
     def are_over(self, found: list[Progress]) -> bool:
-        """True when every run has ended, and its end has lasted."""
+        """Return whether every run has ended for good."""
         now = time.monotonic()
         for one, run in zip(found, self.runs, strict=True):
             if not one.status.state.final:
-                self._ended_at.pop(run, None)  # it runs again, as after a requeue
+                self._ended_at.pop(run, None)  # the run is active again, for example after a requeue
             elif run not in self._ended_at:
                 self._ended_at[run] = now
         return all(

@@ -26,17 +26,17 @@ __all__ = ["list_runs", "unfinished_runs"]
 _FORM = zlib.crc32(
     repr([[one.name for one in fields(kind)] for kind in (RunStatus, TaskStatus, ValidationRecord)]).encode()
 )
-_NAMES = ("run_id", "job_name", "path")  # known without the index; RUNS may have moved since
+_NAMES = ("run_id", "job_name", "path")  # known from the folders; the cached path is outdated if RUNS was moved
 
 
 def status_of(runs: Path, kept: Entry) -> RunStatus | None:
-    """Return the cached status; None without one, if the run changed since, or if it cannot be read."""
+    """Return the cached status; None if there is none, if the run has changed since, or if it cannot be read."""
     name = kept.name
     path = runs / name.job_name / name.run_id
     try:
         if not kept.state or changed_ns(path) != kept.changed_ns:
             return None
-    except PermissionError:  # this user has lost access since
+    except PermissionError:  # this user can no longer read the run
         return None
     try:
         kept_status = json.loads(kept.message)
@@ -53,7 +53,7 @@ def status_of(runs: Path, kept: Entry) -> RunStatus | None:
 
 
 def changed_ns(path: Path) -> int:
-    """Return the newest change of the run's folders that a later start would change."""
+    """Return the newest modification time, in ns, of the folders that another start would change."""
     run = RunDirectory(path)
     parts = run.with_tasks()
     return max(_modified_ns(folder) for part in parts for folder in (part.path, part.attempts))
@@ -67,16 +67,14 @@ def _modified_ns(folder: Path) -> int:
 
 
 def end_of(status: RunStatus, changed_ns: int) -> Ended | None:
-    """Return what to cache of a run, with `changed_ns` from before it was read; None unless its end is final."""
+    """Return the cache entry of a run; None unless its end is final. `changed_ns` is from before the run was read."""
     if not _is_for_good(status):
         return None
     return Ended(RunName(status.run_id, status.job_name), status.state.value, changed_ns, _kept_status(status))
 
 
 def _is_for_good(status: RunStatus) -> bool:
-    """True if the run's own files state its end; an end known only from Slurm may still be replaced by the run's
-    record.
-    """
+    """Return whether the run's own files state its end; an end known only from Slurm may still be replaced by them."""
     if not status.state.final:
         return False
     if status.tasks is not None:
@@ -102,7 +100,7 @@ def _task(kept_status: dict[str, Any]) -> TaskStatus:
     return TaskStatus(**{**kept_status, "state": RunState(kept_status["state"])})
 
 
-SLOW_S = 1.0  # longer searches are reported
+SLOW_S = 1.0  # a search that takes longer is reported
 
 
 def list_runs(
@@ -111,8 +109,7 @@ def list_runs(
     """Return the status of each run, newest first.
 
     `job` filters by job name, `states` by state, `since` by run id, which begins with the UTC time; `limit` 0 lists
-    all. Ends
-    of runs are cached; each cluster is queried once for the others.
+    all. Runs that have ended are cached; each cluster is queried once for the others.
     """
     words = [state.value for state in states] if states else None
     with closing(RunIndex(runs)) as index:
@@ -137,15 +134,16 @@ def unfinished_runs(runs: Path) -> list[RunStatus]:
 def _has_begun(run: RunDirectory) -> bool:
     try:
         return has_begun(run)
-    except PermissionError:  # another user's, not readable here
+    except PermissionError:  # the run belongs to another user
         return False
 
 
 @dataclass
 class _Walk:
-    """From the newest run to the oldest, until `limit` are found that are in one of `states`.
+    """A search from the newest run to the oldest, until `limit` runs in one of `states` are found.
 
-    `determined` are those that their own files determine; Slurm is queried for the `undetermined` ones. `changed` is when a run last did.
+    `determined` are runs whose files determine their state; Slurm is queried for the `undetermined` ones. `changed` is
+    the time of the last change of each run.
     """
 
     index: RunIndex
@@ -169,7 +167,7 @@ class _Walk:
                 say(f"reading runs that the cache does not contain yet; {counted(left, 'run')} {are} left to check")
                 is_reported = True
         if self.read and (taken_s := time.monotonic() - began) > SLOW_S:
-            kept = f"; {self.index.path} remembers those that have ended" if self.index.path else ""
+            kept = f"; those that have ended are now cached in {self.index.path}" if self.index.path else ""
             say(f"{counted(self.read, 'run')} {'was' if self.read == 1 else 'were'} read in {taken_s:.1f} s{kept}")
 
     def _is_enough(self) -> bool:
@@ -197,7 +195,7 @@ class _Walk:
 
         try:
             self.changed[run.path] = changed_ns(run.path)
-        except PermissionError as error:  # another user's
+        except PermissionError as error:  # the run belongs to another user
             return unreadable(run, not_permitted(error))
         try:
             status = own_status(run)

@@ -1,4 +1,4 @@
-"""Runs as a tree: parents, reruns and resumes."""
+"""Arrange runs as a tree of parents, reruns and resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Link:
-    """How a run came from another one: `kind` is "after ok", "after any" or "rerun of"; `run_id` may name a task."""
+    """The relation to an earlier run or task: `kind` is "after ok", "after any" or "rerun of"."""
 
     kind: str
     run_id: str
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Resume:
-    """A start by a resume, with its job id, "" if it was never submitted."""
+    """A start that a resume created, with its job id; "" if it was never submitted."""
 
     start: int
     time: str
@@ -72,7 +72,7 @@ def tree_of(statuses: Sequence[RunStatus]) -> list[Node]:
 
 
 def _node(status: RunStatus) -> Node:
-    """Read a run; a damaged file hides only its own content."""
+    """Return the node of a run; a damaged file hides only its own content."""
     run, damage = RunDirectory(Path(status.path)), _Damage()
     return Node(status, _links_of(run, damage), _resumes_of(run, damage), damage.messages)
 
@@ -84,7 +84,7 @@ class _Damage:
         self.messages: list[str] = []
 
     def read(self, read: Callable[[Path], Found], path: Path) -> Found | None:
-        """Return a file's content; None if it does not exist or is damaged."""
+        """Return the content of a file; None if it does not exist or is damaged."""
         try:
             return read(path)
         except ToolkitError as error:
@@ -113,7 +113,7 @@ def _resumes_of(run: RunDirectory, damage: _Damage) -> list[Resume]:
 
 
 def lines_of(roots: Sequence[Node]) -> Iterator[str]:
-    """Return the tree as text, a line for each run and each resume."""
+    """Yield the lines of the tree, one per run and one per resume."""
     for root in roots:
         yield _line(root)
         yield from _below(root, "")

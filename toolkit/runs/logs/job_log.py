@@ -1,4 +1,4 @@
-"""The path of a job's log: in the run's folder, unless the job's `-o` names another."""
+"""Find the log of a job: in the run directory, unless the job's `-o` names another place."""
 
 import getpass
 import re
@@ -17,7 +17,7 @@ from toolkit.slurm.sbatch_options import last_value_of
 __all__ = ["last_directive"]
 
 _FIELD = re.compile(r"%(.)")
-# The script's first line. The previous start may have been killed within a line.
+# The first line that the script prints; a killed start may have left an incomplete line before it.
 _BEGINS = re.compile(r"toolkit: job [0-9_]+ begins \(restart ([0-9]+)\)\s*$")
 
 
@@ -25,8 +25,8 @@ _BEGINS = re.compile(r"toolkit: job [0-9_]+ begins \(restart ([0-9]+)\)\s*$")
 class JobLog:
     """The log of one job or task.
 
-    `place` is the option that sbatch was given. `path` is None where its fields cannot be filled in here. `redirected`: `-o` put it
-    elsewhere. `alone`: the name is this job's, so that no other job writes to the file.
+    `place` is the path as sbatch received it; `path` is None if its %-fields cannot be expanded here. `redirected` is
+    true if `-o` names another place. `alone` is true if no other job writes to the file.
     """
 
     place: str
@@ -36,14 +36,12 @@ class JobLog:
 
     @property
     def readable(self) -> Path | None:
-        """The file, if this host sees it and it belongs to this job only."""
+        """The file if this host sees it and only this job writes to it, else None."""
         return self.path if self.alone and self.path is not None and self.path.is_file() else None
 
 
 def own_job_id(run: RunDirectory, job_id: str) -> str:
-    """A job id as its claim and its log have it: a follow-up job of a task is an array of one, and of repeated jobs it is
-    the one that started last.
-    """
+    """Return a job id as its claim and log have it: `123_4` for a follow-up job of task 4, or the last repeated job."""
     if run.task_number is not None:
         number = slurm_id(newest_parts(run), "", run.task_number).partition("_")[2]
         return f"{job_id}_{number}" if job_id.isdecimal() else job_id
@@ -51,7 +49,7 @@ def own_job_id(run: RunDirectory, job_id: str) -> str:
 
 
 def job_log(run: RunDirectory, job_id: str) -> JobLog:
-    """Return the log of a run's job `job_id`, `123_4` for a task, by its start's script."""
+    """Return the log of a run's job according to the script of its start; `job_id` is `123_4` for a task."""
     job_id = own_job_id(run, job_id)
     usual = run.whole.path / f"slurm-{job_id}.out"
     start = _start_of(run, job_id)
@@ -69,14 +67,14 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
 
 
 def last_life_begun(log: Path) -> int | None:
-    """Return the restart whose script wrote to a log last; None without a mark near its end."""
+    """Return the number of the last restart in the end of a log; None if there is none."""
     marks = last_lines(log, 1, shown=lambda line: line if _BEGINS.search(line) else None, unfinished=True).lines
     mark = _BEGINS.search(marks[0]) if marks else None
     return int(mark[1]) if mark else None
 
 
 def of_last_life(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines after the last mark, because requeued starts append to one log; all without a mark."""
+    """Return the lines since the last restart began, because requeued starts append to one log."""
     marks = [number for number, line in enumerate(lines) if _BEGINS.search(line)]
     return lines[marks[-1] + 1 :] if marks else lines
 
@@ -93,7 +91,7 @@ def _start_of(run: RunDirectory, job_id: str) -> int:
 
 
 def last_directive(script: Path, name: str, letter: str) -> str:
-    """Return an option's last directive in a script, which sbatch uses; "" without one."""
+    """Return the value in the last #SBATCH line with an option, which is the one that sbatch uses; "" without one."""
     lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
     directives = (line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH "))
     return last_value_of(map(_unquoted, directives), name, letter)
@@ -107,10 +105,10 @@ def _unquoted(option: str) -> str:
 
 
 def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
-    """Return Slurm's expansion of `%j` and similar; None if only Slurm knows it."""
+    """Return a path with `%j` and other fields expanded; None if only Slurm can expand them."""
     array, _, task = job_id.partition("_")
     known = {"%": "%", "A": array, "x": run.job_name}
-    known |= {"a": task} if task else {"j": job_id}  # only Slurm knows a task's own number
+    known |= {"a": task} if task else {"j": job_id}  # for a task, `%j` is a job number that only Slurm knows
     if "%u" in place:
         known["u"] = getpass.getuser()
     if not set(_FIELD.findall(place)) <= set(known):
@@ -119,6 +117,6 @@ def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
 
 
 def _working_directory(run: RunDirectory, start: int, path: Path) -> Path | None:
-    """Return the folder of sbatch's call, to which names are relative; unknown for later starts."""
+    """Return `path` below the folder where sbatch was called; None for later starts, whose folder is unknown."""
     submitted_from = str((read_json_or_none(run.record) or {}).get("working_directory", ""))
     return Path(submitted_from) / path if start == 0 and submitted_from else None

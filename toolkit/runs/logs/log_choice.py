@@ -1,4 +1,4 @@
-"""The logs of a run that a command selects: the job's, of all ranks, of one, of a node, of failed ones."""
+"""Select logs of a run: of the job, of all ranks, of one rank, of a node, or of failed ranks."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ __all__ = ["LogChoice", "LogPart", "choose_logs", "logs_of_attempt"]
 
 @dataclass(frozen=True)
 class LogChoice:
-    """What is wanted. `rank` is a number or "all", `nodes` a host list; without any of the first four, the job's own log.
+    """The requested logs. `rank` is a number or "all", `nodes` a host list; if no field is set, the job log.
 
-    `attempt` None is the last one; with `failed` the last one in which a rank failed.
+    `attempt` None means the last one; with `failed`, the last one in which a rank failed.
     """
 
     rank: str = ""
@@ -37,7 +37,7 @@ class LogChoice:
 
 @dataclass(frozen=True)
 class LogPart:
-    """A log, or the lines of some ranks in a shared one."""
+    """A log file, or the lines of some ranks in a shared one."""
 
     path: Path
     label: str = ""
@@ -56,10 +56,10 @@ class LogPart:
 
 
 def choose_logs(run: RunDirectory, choice: LogChoice) -> list[LogPart]:
-    """The logs to read.
+    """Return the logs to read.
 
     Raises:
-        NotFoundError: there is no such log yet; those that exist are named.
+        NotFoundError: there is no such log yet; the fix names those that exist.
     """
     if run.task_number is None and run.task_numbers():
         return _of_array(run, choice)
@@ -72,21 +72,21 @@ def choose_logs(run: RunDirectory, choice: LogChoice) -> list[LogPart]:
 
 
 def logs_of_attempt(attempt: AttemptDirectory, *, labelled: bool = True) -> list[LogPart]:
-    """Return the logs of an attempt's ranks by rank, or those of its nodes."""
+    """Return the logs of an attempt: those of single ranks in order, then those that the ranks of a node share."""
     own = sorted(attempt.logs.glob("rank-*.log"), key=rank_of)
     logs = [LogPart(path, label_of(rank_of(path)) if labelled else "") for path in own]
     return logs + [LogPart(path, of_several=True) for path in node_logs(attempt) or _of_done_task(attempt)]
 
 
 def _of_array(run: RunDirectory, choice: LogChoice) -> list[LogPart]:
-    """Return the jobs' own logs of all tasks, or those of failed ones."""
+    """Return the job logs of all tasks, or the logs of the failed ones."""
     if choice.failed and choice.attempt is None:
         return _of_failed_tasks(run)
     if choice.of_ranks:
         raise NotFoundError(
-            f"the ranks of an array run write by task, and run {run.run_id} is an array",
+            f"run {run.run_id} is an array, so ranks and nodes can only be selected for a single task",
             where=str(run.path),
-            fix=f"pass --task T too; `toolkit status {run.run_id} --tasks` lists the tasks",
+            fix=f"add --task T; `toolkit status {run.run_id} --tasks` lists the tasks",
         )
     parts = all_parts(run)
     logs = []
@@ -112,7 +112,7 @@ def _of_failed_tasks(run: RunDirectory) -> list[LogPart]:
         logs += [replace(part, label=_label_of_task(number) + part.label) for part in found]
     if not logs:
         raise NotFoundError(
-            "no task has failed", where=str(run.path), fix=f"`toolkit status {run.run_id} --tasks` says how they are"
+            "no task has failed", where=str(run.path), fix=f"`toolkit status {run.run_id} --tasks` shows their states"
         )
     return logs
 
@@ -120,7 +120,7 @@ def _of_failed_tasks(run: RunDirectory) -> list[LogPart]:
 def _attempt(run: RunDirectory, choice: LogChoice) -> AttemptDirectory:
     numbers = run.attempt_numbers()
     if not numbers:
-        raise NotFoundError("no attempt has begun", where=str(run.path), fix=_why_none(run))
+        raise NotFoundError("no attempt has started", where=str(run.path), fix=_why_none(run))
     if choice.attempt is not None and choice.attempt not in numbers:
         raise NotFoundError(
             f"no attempt {choice.attempt}", where=str(run.path), fix=f"pass --attempt {numbers[0]} to {numbers[-1]}"
@@ -132,8 +132,8 @@ def _attempt(run: RunDirectory, choice: LogChoice) -> AttemptDirectory:
 
 
 def _of_job(run: RunDirectory) -> list[Path]:
-    """Return Slurm's logs of a run's jobs, the newest last, including `-o` of the newest if this host sees it."""
-    # Slurm opens the logs of an array's tasks in the run's own folder: slurm-ARRAY_NUMBER.out.
+    """Return the job logs of a run, the newest last, including the `-o` file of the newest job if it is readable."""
+    # The logs of array tasks are in the run directory: slurm-ARRAY_NUMBER.out.
     job_id = newest_job_id(run)
     if run.task_number is None:
         found = set(run.path.glob("slurm-*.out"))
@@ -144,14 +144,14 @@ def _of_job(run: RunDirectory) -> list[Path]:
     if log is not None and log.path is not None and log.path.is_file():
         found.add(log.path)
     if not found:
-        elsewhere = f"its log is where -o put it: {log.place}; " if log is not None and log.redirected else ""
+        elsewhere = f"option -o placed its log at {log.place}; " if log is not None and log.redirected else ""
         raise NotFoundError("no log yet", where=str(run.path), fix=elsewhere + _why_none(run))
     return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def _why_none(run: RunDirectory) -> str:
     """Explain missing logs from the files alone, because followers call it repeatedly."""
-    ask = f"`toolkit status {run.run_id}` says"
+    ask = f"`toolkit status {run.run_id}` shows"
     if run.is_asked("cancel"):
         return f"none will appear, because the run was cancelled before it wrote one; {ask} whether it has ended"
     return f"{ask} what the run waits for, or how it ended"
@@ -165,20 +165,20 @@ def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[LogPart]:
     ranks = _rank_count(attempt)
     started = bool(logs_of_attempt(attempt))
     raise NotFoundError(
-        f"no log of rank {rank}",
+        f"no log for rank {rank}",
         where=str(attempt.logs),
         fix=f"pass --rank 0 to {ranks - 1}, or all" if ranks and started else "wait until the ranks have started",
     )
 
 
 def _rank_count(attempt: AttemptDirectory) -> int:
-    """Return the number of ranks that the supervisor recorded; 0 before."""
+    """Return the number of ranks that the supervisor recorded; 0 if it has not recorded it yet."""
     started = StartRecord.read(attempt)
     return started.ranks if started is not None else 0
 
 
 def _of_some(attempt: AttemptDirectory, ranks: Collection[int], *, alone: bool = False) -> list[LogPart]:
-    """Return the logs of some ranks, restricted to their lines; [] for ranks that the attempt lacks."""
+    """Return the logs of some ranks, and only their lines of shared logs; [] if the attempt lacks the ranks."""
     known = range(_rank_count(attempt))
     logs = logs_of_attempt(attempt, labelled=not alone)
     chosen = [part for part in logs if not part.of_several and rank_of(part.path) in ranks]
@@ -201,9 +201,9 @@ def _of_nodes(attempt: AttemptDirectory, nodes: str) -> list[LogPart]:
         return chosen
     known = sorted(filter(None, set(hosts.values())))
     raise NotFoundError(
-        f"no log of a rank on {nodes}",
+        f"no rank log for node {nodes}",
         where=str(attempt.logs),
-        fix=f"pass --node {','.join(known)}" if known else "pass --rank N: on which node each rank was is not known",
+        fix=f"pass --node {','.join(known)}" if known else "pass --rank N; the nodes of ranks are unknown",
     )
 
 
@@ -215,7 +215,7 @@ def _host_of(attempt: AttemptDirectory, part: LogPart) -> str:
 
 
 def failed_ranks(attempt: AttemptDirectory) -> list[int]:
-    """Return the failed ranks, first the one that caused the other failures, if known."""
+    """Return the failed ranks; the first one caused the other failures, if known."""
     end = AttemptRecord.read(attempt)
     blamed = end.rank if end is not None else None
     others = sorted(map(rank_of, attempt.errors.glob("rank-*.json")))
@@ -226,9 +226,9 @@ def _of_failed(attempt: AttemptDirectory) -> list[LogPart]:
     ranks = failed_ranks(attempt)
     if not ranks:
         end = AttemptRecord.read(attempt)
-        cause = end.cause.value if end is not None else "running"
+        cause = f"ended as {end.cause.value}" if end is not None else "is running"
         raise NotFoundError(
-            f"no rank of attempt {attempt.number} has failed: it is {cause}", where=str(attempt.path),
+            f"no rank of attempt {attempt.number} has failed: the attempt {cause}", where=str(attempt.path),
             fix=f"`toolkit explain {attempt.run.run_id}`, or --rank all",
         )  # fmt: skip
     place = {rank: number for number, rank in enumerate(ranks)}
@@ -240,7 +240,7 @@ def _rank(part: LogPart) -> int:
 
 
 def _of_done_task(attempt: AttemptDirectory) -> Iterator[Path]:
-    """Return Slurm's log of a completed task, which includes those of its ranks."""
+    """Yield the job log of a completed task, which includes the logs of its ranks."""
     run = attempt.run
     done = run.task_number is not None and attempt.exit_file.exists() and not attempt.logs.exists()
     log = job_log(run, newest_job_id(run)).readable if done else None

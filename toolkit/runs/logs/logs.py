@@ -20,7 +20,7 @@ __all__ = ["FOLLOW_PERIOD_S", "LogReader", "for_terminal", "in_blocks", "read_by
 
 FOLLOW_PERIOD_S = 0.3
 BLOCK_LETTERS = 1 << 16
-SEARCHED_LINES = 1000  # per log and read
+SEARCHED_LINES = 1000  # read from each log at a time
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 # The time near the start of a line: 2026-11-22T17:53:28.120Z, or with "," for "." as Python's logging writes it.
 _TIME = re.compile(
@@ -29,25 +29,25 @@ _TIME = re.compile(
 
 
 def for_terminal(line: str) -> str:
-    """Return a program's line with its colors and without other escapes, which could move the cursor or set titles."""
-    parts = _COLOUR.split(line.rstrip("\r").rpartition("\r")[2])  # every second part is a color
+    """Return a program's line with its colors but without other escapes, which could move the cursor or set titles."""
+    parts = _COLOUR.split(line.rstrip("\r").rpartition("\r")[2])  # every second part is an escape that sets a color
     shown = "".join(part if place % 2 else clean(part) for place, part in enumerate(parts))
     return shown + "\x1b[0m" if len(parts) > 1 else shown
 
 
 @dataclass
 class LogReader:
-    """Reads what was appended to some logs since the last look.
+    """Reads what was appended to logs since the last call.
 
-    Lines come whole, each with its newline. One of more than 1 MiB comes in pieces, of which the last one has it. Bytes
-    that are no UTF-8 are kept as `surrogateescape` has them.
+    Lines are complete and have their newline. A line of more than 1 MiB is split into pieces; only the last one has the
+    newline. Bytes that are not UTF-8 are decoded with `surrogateescape`.
     """
 
     offsets: dict[Path, int] = field(default_factory=dict)
-    _inside: dict[Path, bool] = field(default_factory=dict)  # the unfinished line, and whether it is printed
+    _inside: dict[Path, bool] = field(default_factory=dict)  # whether the split line is shown, for each log inside one
 
     def read(self, parts: Iterable[LogPart], *, to_the_end: bool = False) -> Iterator[str]:
-        """`to_the_end` also takes a last line without its end, where nothing more will come."""
+        """Yield the new lines; `to_the_end` includes an incomplete last line, because the log will not grow."""
         for part in parts:
             with part.path.open("rb") as stream:
                 stream.seek(self.offsets.get(part.path, 0))
@@ -61,7 +61,7 @@ class LogReader:
                         yield text + ("\n" if ended or len(line) < LONGEST_LINE_BYTES else "")
 
     def _piece(self, part: LogPart, piece: str, *, last: bool) -> str | None:
-        """Return the displayed part of a line or of a piece; the first piece decides, and has the label."""
+        """Return the displayed part of a line or piece; the first piece gets the label, and decides for the others."""
         if (inside := self._inside.get(part.path)) is not None:
             text = piece if inside else None
         else:
@@ -74,13 +74,13 @@ class LogReader:
         return text
 
     def read_last(self, part: LogPart, lines: int, *, to_the_end: bool, say: Callable[[str], object]) -> Iterator[str]:
-        """Return the last lines of a log; later lines are for `read`."""
+        """Yield the last lines of a log; `read` continues after them."""
         tail = last_lines(part.path, lines, shown=part.shown, unfinished=to_the_end)
         self.offsets[part.path] = tail.end
         if tail.gave_up:
             say(
-                f"{part.path}: {len(tail.lines)} of {lines} lines were found in the last {SEARCHED_BYTES >> 20} MiB, "
-                "or after a line of more than 1 MiB; without -n toolkit reads the whole log"
+                f"{part.path}: found only {len(tail.lines)} of {lines} lines in the last {SEARCHED_BYTES >> 20} MiB, "
+                "or after a line of more than 1 MiB; omit -n to read the whole log"
             )
         yield from (line + "\n" for line in tail.lines)
 
@@ -94,17 +94,17 @@ def read_logs(
     over: Callable[[], bool],
     say: Callable[[str], object],
 ) -> Iterator[str]:
-    """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`.
+    """Yield the last `lines` lines of each log (0: all), then, with `follow`, what is appended until `over()`.
 
-    `follow` waits for a log that is not there yet. `say` receives what is not complete.
+    `follow` waits for a log that does not exist yet. `say` receives a message if not all lines were found.
 
     Raises:
-        NotFoundError: there is no such log, and none can come any more.
+        NotFoundError: there is no such log, and it can no longer appear.
     """
     reader = LogReader()
     first = True
     while True:
-        done = not follow or over()  # checked before the read, so that lines from before the end are printed
+        done = not follow or over()  # checked before the read, which then includes the last lines
         try:
             parts = choose_logs(run, choice)
         except NotFoundError:
@@ -123,9 +123,9 @@ def read_logs(
 
 
 def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], object]) -> Iterator[str]:
-    """The last `lines` lines of all logs together (0: all), in the order of the times that they begin with.
+    """Yield the last `lines` lines of all logs together (0: all), ordered by the time at the start of each line.
 
-    A line without one stays behind the line before it.
+    A line without a time follows the line before it.
 
     Raises:
         CheckFailedError: no line has a time.
@@ -138,7 +138,7 @@ def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], o
 
     if not any(_time_of(line) for part in parts for line in islice(texts(part), SEARCHED_LINES)):
         raise CheckFailedError(
-            "no line begins with a time, such as 2026-11-22 17:53:28, so their order is unknown",
+            "no line begins with a time, such as 2026-11-22 17:53:28, so the lines cannot be merged",
             where=str(parts[0].path.parent),
             fix="omit --by-time; -f prints lines as they are written",
         )
@@ -147,7 +147,7 @@ def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], o
 
 
 def in_blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Join the text into larger pieces, which are faster to write."""
+    """Join lines into larger blocks, which are faster to write."""
     block: list[str] = []
     size = 0
     for line in lines:

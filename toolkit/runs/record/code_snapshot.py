@@ -1,8 +1,7 @@
-"""A copy of the job's folder, made at submission, so that later edits do not affect a waiting run.
+"""Copy the job folder at submission, so that later edits do not affect a waiting run.
 
-It contains what git tracks or would add, or every file without a repository. Everything else, such as data and
-environments,
-is a link, so that scripts find their neighbours.
+The copy has the files that git tracks or would add; without a repository, all files. Everything else, such as data and
+environments, is a link, so that relative paths remain valid.
 """
 
 import hashlib
@@ -29,10 +28,10 @@ __all__ = [
     "repeat_snapshot", "take_snapshot",
 ]  # fmt: skip
 
-MOST_FILES = 5000  # copies and links; this many take a second on a slow file system
+MOST_FILES = 5000  # copies and links; creating them takes a second on a slow file system
 MOST_BYTES = 100 * 2**20
-LARGEST_FILE_BYTES = 10 * 2**20  # code is smaller, data is linked
-COPIERS = 8  # a network file system handles many at once
+LARGEST_FILE_BYTES = 10 * 2**20  # code files are smaller; larger files are data, which is linked
+COPIERS = 8  # threads; a network file system handles several copies at once
 _NEVER = frozenset({".git", ".hg", ".svn", "__pycache__"})
 # Files that identify an environment, a cache, or a run, rather than code.
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
@@ -40,7 +39,7 @@ _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
 
 @dataclass(frozen=True)
 class CodeFile:
-    """A copied file; a link within the folder has the digest of its target."""
+    """A copied file; for a link within the folder, `sha256` is the digest of its target."""
 
     sha256: str
     bytes: int
@@ -49,7 +48,7 @@ class CodeFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copied files by path in the folder, and links."""
+    """The copied files by path, and the links, both relative to the folder."""
 
     source: Path
     files: Mapping[str, CodeFile]
@@ -57,12 +56,12 @@ class Snapshot:
 
     @property
     def digest(self) -> str:
-        """One digest of all copied files."""
+        """The digest of all copied files together."""
         known = {name: (file.sha256, file.executable) for name, file in sorted(self.files.items())}
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
     def summary(self, folder: str) -> dict[str, Any]:
-        """The entry of `record.json`."""
+        """Return the entry for `record.json`."""
         size = sum(file.bytes for file in self.files.values())
         return {"folder": folder, "files": len(self.files), "bytes": size, "digest": self.digest}
 
@@ -72,12 +71,12 @@ class _TooLargeError(Exception):
 
 
 def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
-    """Copy the code that the ranks of `job` start from to the new folder `target` of a run; or why that is not done.
+    """Copy the code of `job` to the new folder `target` of a run; return the snapshot, or why there is none.
 
-    With `snapshot = "auto"`, a job whose entry names nothing in its folder has no code there.
+    With `snapshot = "auto"`, there is none if the entry names no file in the job folder.
 
     Raises:
-        ToolkitError: the job wants its folder copied, and it holds too much; or a file cannot be read or written.
+        ToolkitError: the job requires a copy, but the folder is too large; or a file cannot be read or written.
     """
     wanted = job.job.snapshot
     entry = files_of_entry(job)
@@ -89,16 +88,16 @@ def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
         names = [name for name in _names(folder, runs, entry) if _real(folder / name) not in secret]
         copied, linked = _sorted_out(folder, names, runs, entry)
     except _TooLargeError as error:
-        message = f"{folder} {error}: too much for a snapshot"
+        message = f"{folder} {error}: too large for a snapshot"
         where = job.origin("job.snapshot").place("job.snapshot")
         if wanted == "copy":
             raise ToolkitError(message, where=where, fix=_FIX) from None
-        say(f"{message}; the ranks start from the folder as it is then. Fix: {_FIX}")
+        say(f"{message}; the ranks will run the code that is in the folder when they start. Fix: {_FIX}")
         return str(error)
     return _keep(_write(folder, target, copied, linked), target)
 
 
-_FIX = 'move data out of it, name it in .gitignore, or write snapshot = "none" into [job]'
+_FIX = 'move data out of it, list the data in .gitignore, or set snapshot = "none" in [job]'
 
 
 def _secret_files(job: ResolvedJob) -> set[Path]:
@@ -108,7 +107,7 @@ def _secret_files(job: ResolvedJob) -> set[Path]:
 
 
 def list_of(folder: Path) -> Path:
-    """Return the path of a snapshot's list, beside it."""
+    """Return the path of a snapshot's file list, which is next to the snapshot."""
     return folder.with_name(f"{folder.name}.json")
 
 
@@ -127,7 +126,7 @@ def repeat_snapshot(source: Path, target: Path) -> Snapshot:
     """Copy a run's snapshot to another run.
 
     Raises:
-        CheckFailedError: a file of it is not what it was when it was taken.
+        CheckFailedError: a file of it has changed since it was taken.
     """
     snapshot = read_snapshot(source)
     assert snapshot is not None
@@ -137,9 +136,9 @@ def repeat_snapshot(source: Path, target: Path) -> Snapshot:
     altered = sorted(name for name, file in snapshot.files.items() if copied.get(name) != file)
     if altered:
         raise CheckFailedError(
-            f"{', '.join(altered[:3])}{' and more' if altered[3:] else ''} is not what was submitted",
+            f"changed since the submission: {', '.join(altered[:3])}{' and more' if altered[3:] else ''}",
             where=str(source),
-            fix="restore it, or `toolkit submit` the job as it is now",
+            fix="restore these files, or `toolkit submit` the job as it is now",
         )
     return _keep(snapshot, target)
 
@@ -171,7 +170,7 @@ def _names(folder: Path, runs: Path, entry: Sequence[str]) -> list[str]:
 
 
 def _code_among(listed: Sequence[str], folder: Path, runs: Path) -> Iterator[str]:
-    """Return git's list without files of runs that it does not ignore."""
+    """Return git's list without the files of runs, environments and caches that git does not ignore."""
     known: dict[PurePosixPath, bool] = {PurePosixPath(): False}
 
     def is_left_out(inside: PurePosixPath) -> bool:
@@ -200,7 +199,7 @@ def _is_no_code(folder: Path, runs: Path) -> bool:
 def _sorted_out(
     folder: Path, names: Sequence[str], runs: Path, entry: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return (files to copy, targets of links). Files of the entry are copied whatever their size."""
+    """Return (files to copy, targets of links). Files of the entry are copied regardless of their size."""
     copied, size = [], 0
     for name in names:
         path = folder / name
@@ -228,14 +227,14 @@ def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str
     make_folder(target)
     for inside in sorted({parent for name in [*names, *linked] for parent in PurePosixPath(name).parents[:-1]}):
         (target / inside).mkdir()
-        (target / inside).chmod(stat.S_IMODE(target.stat().st_mode))  # independent of the umask
+        (target / inside).chmod(stat.S_IMODE(target.stat().st_mode))  # mkdir applies the umask
     mode = mode_of_files_in(target)
 
     def copy(name: str) -> CodeFile | None:
         source = folder / name
         try:
             data, executable = source.read_bytes(), os.access(source, os.X_OK)
-        except FileNotFoundError:  # it has just been removed
+        except FileNotFoundError:  # the file was removed after it was listed
             return None
         (target / name).write_bytes(data)
         (target / name).chmod(mode | 0o100 if executable else mode)
@@ -250,7 +249,7 @@ def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str
 
 
 def _turn_inward(folder: Path, target: Path, names: Iterable[str]) -> None:
-    """Redirect links within the folder to the copy of their target, if there is one."""
+    """Redirect links that point into the folder to the copies of their targets, if these exist."""
     for name in names:
         link, copy = folder / name, target / name
         if link.is_symlink() and _leads_inside(link, folder) and (copy.parent / link.readlink()).exists():
@@ -259,7 +258,7 @@ def _turn_inward(folder: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _keep(snapshot: Snapshot, target: Path) -> Snapshot:
-    """Write the list of a complete snapshot."""
+    """Write the record of a complete snapshot (its source, files and links), and return the snapshot."""
     write_json(list_of(target), {**asdict(snapshot), "source": str(snapshot.source)})
     return snapshot
 
@@ -275,7 +274,7 @@ def _leads_inside(link: Path, folder: Path) -> bool:
 
 DIFF_LIMIT_BYTES = 200_000
 ANSWER_S = 20.0
-# A diff that `git apply` can read, whatever the user's configuration.
+# Options for a diff that `git apply` can read, regardless of the user's configuration.
 _DIFF = (
     "-c", "diff.relative=false", "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "-U3",
     "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short",
@@ -288,14 +287,14 @@ def new_and_tracked_files(folder: Path, *, leave_out: Path) -> list[str] | None:
     if prefix is None or call_git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
     arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    if leave_out.is_relative_to(folder) and leave_out != folder:  # thousands of files that git does not ignore
+    if leave_out.is_relative_to(folder) and leave_out != folder:  # RUNS may contain thousands of files
         arguments.append(f"--exclude=/{prefix.strip()}{leave_out.relative_to(folder)}/")
     listed = call_git(folder, *arguments)
     return None if listed is None else [name for name in listed.split("\0") if name]
 
 
 def code_state(folder: Path) -> dict[str, Any]:
-    """Return commit and uncommitted changes of the job's repository; {} outside one or without git."""
+    """Return the commit and the uncommitted changes of the git repository of a job; {} without a repository or git."""
     commit = call_git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}
@@ -313,19 +312,21 @@ def code_state(folder: Path) -> dict[str, Any]:
 
 
 def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
-    """Write a recorded state of the repository around `folder` to the new folder `target`; `folder`'s place in it.
+    """Check out the recorded state of the repository of `folder` to `target`; return the copy of `folder` in it.
 
-    Files that git did not track then are not in it.
+    Files that git did not track at that time are missing.
 
     Raises:
-        CheckFailedError: the commit is gone, its changes were not kept, or git cannot write them.
+        CheckFailedError: the commit is gone, its changes were not recorded, or git cannot write them.
     """
     commit, where = code["commit"], str(folder)
     prefix = call_git(folder, "rev-parse", "--show-prefix")
     root = call_git(folder, "rev-parse", "--show-toplevel")
     if prefix is None or root is None or call_git(folder, "cat-file", "-e", f"{commit}^{{commit}}") is None:
         raise CheckFailedError(
-            f"the run's commit {commit[:12]} is not here", where=where, fix=f"`git -C {folder} fetch origin {commit}`"
+            f"the repository lacks commit {commit[:12]} of the run",
+            where=where,
+            fix=f"`git -C {folder} fetch origin {commit}`",
         )
     _check_kept(code, where)
     make_folder(target)
@@ -335,14 +336,14 @@ def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
 
 
 def _check_kept(code: dict[str, Any], where: str) -> None:
-    """Reject a record without the uncommitted files, because other code would run."""
+    """Reject a record without the uncommitted changes, because different code would run."""
     if "diff" in code or code.get("clean"):
         return
-    why = code.get("diff_left_out", f"git did not answer in {ANSWER_S:.0f} s")
+    why = code.get("diff_left_out", f"git did not respond within {ANSWER_S:.0f} s")
     raise CheckFailedError(
-        f"the changes beside commit {code['commit'][:12]} were not kept ({why})",
+        f"the uncommitted changes to commit {code['commit'][:12]} were not recorded ({why})",
         where=where,
-        fix='commit them, and `toolkit submit` again; with [job] snapshot = "copy" their files are kept',
+        fix='commit the changes, and `toolkit submit` again; [job] snapshot = "copy" always keeps a copy of the files',
     )
 
 
@@ -363,9 +364,9 @@ def _write_state(root: Path, code: dict[str, Any], target: Path, folder: Path) -
         if done.returncode:
             stderr = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
             raise CheckFailedError(
-                f"commit {code['commit'][:12]} with its recorded changes cannot be written: git {arguments[0]}: {stderr[0]}",
+                f"cannot restore commit {code['commit'][:12]} with its recorded changes: git {arguments[0]}: {stderr[0]}",
                 where=str(target),
-                fix="fix that, or `toolkit submit` the job as it is now",
+                fix="fix this git error, or `toolkit submit` the job as it is now",
             )
 
     git("read-tree", "--no-sparse-checkout", code["commit"])
@@ -382,5 +383,5 @@ def call_git(folder: Path, *arguments: str) -> str | None:
         )  # fmt: skip
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    # No text mode, which would remove carriage returns from a diff.
+    # Text mode would remove carriage returns from a diff.
     return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None

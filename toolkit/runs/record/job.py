@@ -1,4 +1,4 @@
-"""The job of a run from its record, and its Slurm."""
+"""Read the recorded job of a run, its cluster, and the resources that it requests."""
 
 import json
 import re
@@ -31,12 +31,12 @@ def slurm_of(job: ResolvedJob) -> Slurm:
 
 
 def uses_slurm(job: ResolvedJob) -> bool:
-    """False for the site that starts ranks on this machine."""
+    """Return whether the site has Slurm; otherwise the ranks start on this machine."""
     return job.scheduler.kind == "slurm"
 
 
 def is_interactive(run: RunDirectory) -> bool:
-    """True if the newest start runs in an allocation of the user, which toolkit must not end."""
+    """Return whether the newest start runs in an allocation of the user, which toolkit must not end."""
     return any(read_json(path).get("interactive") for path in sorted(run.path.glob("submitted-*.json"))[-1:])
 
 
@@ -72,12 +72,12 @@ def _job_of_record(path: Path) -> ResolvedJob:
 
 @lru_cache(maxsize=256)
 def _validated(text: str) -> ResolvedJob:
-    """Validate a job once, because many runs have the same one, and validation is slower than reading."""
+    """Return the validated job; cached, because many runs have the same job, and validation is slow."""
     return ResolvedJob.model_validate(json.loads(text))
 
 
 def site_of(recorded: ResolvedJob) -> Site:
-    """Return the site of a recorded job: its file at submission (`--site PATH`), else by its name."""
+    """Return the site of a recorded job: from the site file of its submission (`--site PATH`), else by name."""
     path = recorded.origin("site.name").detail.rpartition(":")[0]
     return load_site(path if path and Path(path).is_file() else recorded.site.name)
 
@@ -92,11 +92,11 @@ _PLAIN_FEATURES = re.compile(r"[\w.&|-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Request:
-    """The resources of one task of an array, or of a job that is none.
+    """The resources of a job, or of one task of an array.
 
-    `memory_mib` is for each node, None where the cluster's default counts. `time_s` is None without a limit, and where
-    `has_time` is false, too. `features` are alternatives of features that one node must have together; () for none, and
-    for what is not so simple.
+    `memory_mib` is per node; None means the default of the cluster. `time_s` is None without a limit, or if `has_time`
+    is false. `features` are alternative sets of node features; () for none, or for expressions that toolkit does not
+    parse.
     """
 
     partitions: tuple[str, ...]
@@ -108,7 +108,7 @@ class Request:
     gpus_per_node: int
     gpu_type: str
     gpu_option: str
-    gres: tuple[str, ...]  # names of all that --gres requests
+    gres: tuple[str, ...]  # the resource names in --gres
     time_s: int | None
     has_time: bool
     account: str
@@ -122,11 +122,11 @@ class Request:
 
     @property
     def tasks(self) -> int:
-        """The jobs of an array; 1 for a single job."""
+        """The number of jobs of an array; 1 for a single job."""
         return 1 if self.array is None else len(self.array)
 
     def tres(self, nodes: int) -> dict[str, float]:
-        """Return the resources of one job on some nodes, by Slurm's names; without memory if the cluster sets it."""
+        """Return the resources of one job on `nodes` nodes, by Slurm's names; without memory if the cluster sets it."""
         counts = {"node": 1.0, "cpu": float(self.cpus_per_node), "gres/gpu": float(self.gpus_per_node)}
         if self.memory_mib is not None:
             counts["mem"] = self.memory_mib
@@ -135,9 +135,9 @@ class Request:
         return {name: count * nodes for name, count in counts.items() if count}
 
 
-def request_of(job: ResolvedJob, once: Sequence[str] = ()) -> Request:
-    """Return the resources that a job requests from sbatch; `once` are options of this submission only."""
-    table, words = job.job, (*sbatch_words(job), *once)
+def request_of(job: ResolvedJob, extra_sbatch_options: Sequence[str] = ()) -> Request:
+    """Return the resources that a job requests from sbatch, with the extra options of one submission."""
+    table, words = job.job, (*sbatch_words(job), *extra_sbatch_options)
     gpu_option = job.gpu.request.replace("{count}", str(table.gpus_per_node)) if table.gpus_per_node else ""
     gpus, gpu_type = _gpus((gpu_option, *words))
     cpus = table.ranks_per_node * table.cpus_per_rank
@@ -172,7 +172,7 @@ def _gres(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory_mib(job: ResolvedJob, words: Sequence[str], cpus: int, gpus: int) -> float | None:
-    """Return the requested MiB; `--mem=0` requests each node's whole memory, which any node has, so it counts as 0."""
+    """Return the requested MiB; `--mem=0` requests all memory of a node, which any node has, so it counts as 0."""
     key = f"--mem={job.job.mem_gb_per_node}G" if job.job.mem_gb_per_node else ""
     of_node = memory_mib(last_value_of((key, *words), "mem"))
     if of_node is not None:
@@ -185,7 +185,7 @@ def _memory_mib(job: ResolvedJob, words: Sequence[str], cpus: int, gpus: int) ->
 
 
 def _features(constraint: str) -> tuple[frozenset[str], ...]:
-    """Parse `a&b|c`: a and b together, or c. Counts and brackets are left to Slurm."""
+    """Parse `a&b|c`: a and b together, or c. Expressions with counts and brackets return ()."""
     if not _PLAIN_FEATURES.fullmatch(constraint):
         return ()
     return tuple(frozenset(alternative.split("&")) for alternative in constraint.split("|"))

@@ -1,4 +1,4 @@
-"""The parents of a run: Slurm's dependency, and their record."""
+"""Record the parents of a run, which --after names, and make the Slurm dependency on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,13 +13,13 @@ from toolkit.slurm.sbatch_options import last_value_of
 
 __all__ = ["KINDS", "Parent", "dependency_options", "record_of"]
 
-KINDS = {"ok": "afterok", "any": "afterany"}  # sbatch's words
+KINDS = {"ok": "afterok", "any": "afterany"}  # sbatch's dependency types
 
 
 @dataclass(frozen=True)
 class Parent:
-    """One run, or task, that another follows. `kind` is "ok" where it must be completed, "any" where any end will do;
-    `job_id` is what Slurm waits for, "" if the parent has ended.
+    """A run or task that another one follows. `kind` is "ok" if it must succeed, "any" if any outcome is enough;
+    `job_id` is the job that Slurm waits for, "" if the parent has ended.
     """
 
     run_id: str
@@ -33,12 +33,12 @@ class Parent:
 
 
 def dependency_options(after: Sequence[Parent], given: Sequence[str] = ()) -> list[str]:
-    """sbatch's options for these parents, beside a dependency among the options that are `given`; [] for none.
+    """Return the sbatch options for these parents, merged with a dependency in `given`; [] without parents.
 
-    A run that waits for one that can no longer complete is ended by Slurm, instead of waiting for ever.
+    If a parent can no longer end as required, Slurm cancels the run instead of letting it wait forever.
 
     Raises:
-        ToolkitError: the given dependency cannot be joined with ours.
+        ToolkitError: the given dependency cannot be merged with ours.
     """
     open_ones = [parent for parent in after if parent.job_id]
     if not open_ones:
@@ -46,7 +46,7 @@ def dependency_options(after: Sequence[Parent], given: Sequence[str] = ()) -> li
     own = last_value_of(given, "dependency", "d")
     if "?" in own:
         raise ToolkitError(
-            f"{own} is satisfied by one of several jobs, and --after requires all", where=f"--dependency={own}",
+            f"--after requires all of its runs, but {own} is satisfied by any of its jobs", where=f"--dependency={own}",
             fix="omit --after, or join the dependencies with commas",
         )  # fmt: skip
     ours = ",".join(f"{KINDS[parent.kind]}:{parent.job_id}" for parent in open_ones)
@@ -64,7 +64,7 @@ def parents_of(run: RunDirectory) -> list[Parent]:
 
 
 def parents_in(path: Path) -> list[Parent]:
-    """The parents in `record.json` or `resumed-SSS.json`.
+    """Return the parents in `record.json` or `resumed-SSS.json`.
 
     Raises:
         ToolkitError: the file is damaged.
@@ -77,6 +77,6 @@ def parents_in(path: Path) -> list[Parent]:
         ]
     except (KeyError, TypeError) as error:
         raise ToolkitError(
-            "the record is damaged: it does not say which runs this one follows", where=f"{path}:after",
+            "the record is damaged: its list of parents is incomplete", where=f"{path}:after",
             fix="restore the file or start a new run",
         ) from error  # fmt: skip

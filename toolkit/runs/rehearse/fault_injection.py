@@ -1,6 +1,6 @@
-"""The failures that a rehearsal can cause, each as close to the real one as a user's permissions allow.
+"""Cause the failures of a rehearsal, each as close to the real one as a user's permissions allow.
 
-Each is a context: entering it causes the failure, leaving it undoes what must not outlast the rehearsal.
+Each is a context manager: entering it causes the failure, leaving it undoes changes that must not outlast it.
 """
 
 import math
@@ -42,28 +42,28 @@ CutOff = Callable[[str], AbstractContextManager[Injected]]
 
 
 def choose(run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | None, cut_off: CutOff | None) -> Inject:
-    """The failure of a kind for this run.
+    """Return the failure of the given kind for this run.
 
     Raises:
-        CheckFailedError: it would end the run, or cannot be done to it.
+        CheckFailedError: it would end the run, or cannot be caused here.
     """
     job = recorded_job(run)
     if kind != "kill-rank" and is_interactive(run):
         raise CheckFailedError(
-            f"run {run.run_id} lives in an allocation that Slurm does not start again: {kind} would end it",
-            fix="rehearse kill-rank N, or submit it",
+            f"run {run.run_id} runs in an allocation, which Slurm does not start again: {kind} would end it",
+            fix="rehearse kill-rank N, or submit the job with `toolkit submit`",
         )
     job_id = job_ids(run)[-1]
     slurm = None if job_id.startswith("local-") else slurm_of(job)
-    # Slurm notices a disconnected node; if only its ranks die, it is a crash.
+    # Slurm reports a disconnected node as lost; if only the ranks of the node die, the cause is a crash.
     cause = Cause.NODE_LOST if kind == "kill-node" and cut_off is not None else _CAUSES[kind]
     _require_a_next_start(run, attempt, kind, cause)
     if kind == "kill-rank":
         return _rank(attempt, _known_rank(attempt, rank), slurm, job_id)
     if slurm is None:
         raise CheckFailedError(
-            f"run {run.run_id} has no scheduler that could do {kind}",
-            fix="rehearse kill-rank N, or submit it to a cluster",
+            f"run {run.run_id} has no scheduler, which {kind} needs",
+            fix="rehearse kill-rank N, or submit the job to a cluster",
         )
     if kind == "kill-node":
         host = _last_host(attempt)
@@ -74,7 +74,7 @@ def choose(run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | 
 
 
 def _require_a_next_start(run: RunDirectory, attempt: AttemptDirectory, kind: str, cause: Cause) -> None:
-    """Reject a rehearsal that would end a run whose budget is spent, counted like the supervisor does."""
+    """Reject a rehearsal that would end a run whose budget is spent, as the supervisor counts it."""
     job = recorded_job(run)
     budget = ENDINGS[cause].budget
     limit = int(getattr(job.restart, budget))
@@ -84,11 +84,11 @@ def _require_a_next_start(run: RunDirectory, attempt: AttemptDirectory, kind: st
     if 0 <= limit <= spent:
         raise CheckFailedError(
             f"restart.{budget} = {limit} is spent ({spent} so far): {kind} would end this run",
-            fix=f"submit it with --set restart.{budget}={spent + 1} or more",
+            fix=f"submit the job with --set restart.{budget}={spent + 1} or more",
         )
     if cause is not Cause.CRASHED and not job.job.requeue:
         raise CheckFailedError(
-            f"this run may not be requeued: {kind} would end it", fix="submit it with job.requeue = true"
+            f"this run may not be requeued: {kind} would end it", fix="submit the job with job.requeue = true"
         )
 
 
@@ -96,7 +96,7 @@ def _known_rank(attempt: AttemptDirectory, rank: int | None) -> int:
     ranks = begun_ranks(attempt)
     if rank is None or rank not in ranks:
         raise ToolkitError(
-            "kill-rank needs a rank" if rank is None else f"no rank {rank}",
+            "kill-rank needs a rank number" if rank is None else f"no rank {rank}",
             where=str(attempt.ranks), fix=f"choose one of {ranks[0]} to {ranks[-1]}: kill-rank {ranks[-1]}",
         )  # fmt: skip
     return rank
@@ -131,7 +131,7 @@ def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -
         for known in here:
             _kill_there(slurm, job_id, host, known["pid"])
         yield Injected(
-            f"sent KILL to {counted(len(here), 'rank')} on {host}; the node itself stays, and Slurm does not see it fail"
+            f"sent KILL to {counted(len(here), 'rank')} on {host}; the node keeps running, so Slurm reports no failure"
         )
 
     return inject
@@ -139,19 +139,19 @@ def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -
 
 def _kill_here(host: str, guard: int) -> None:
     if host != socket.gethostname():
-        raise CheckFailedError(f"the rank runs on {host}", fix=f"rehearse it there, this is {socket.gethostname()}")
+        raise CheckFailedError(f"the rank runs on {host}", fix=f"run the command there, not on {socket.gethostname()}")
     gone = CheckFailedError(f"process {guard} is no longer a rank", fix="check `toolkit status`, and retry")
     try:
         if b"toolkit.rank" not in Path(f"/proc/{guard}/cmdline").read_bytes():
             raise gone
         for child in Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8").split():
             os.kill(int(child), signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):  # the guard, or its rank until a moment ago
+    except (FileNotFoundError, ProcessLookupError):  # the guard or its rank has just exited
         raise gone from None
 
 
 def _kill_there(slurm: Slurm, job_id: str, host: str, guard: int) -> None:
-    # srun does not accept `42_0`, only squeue's number of it.
+    # srun does not accept `42_0`, only the job number from squeue.
     number = slurm.call(["squeue", "--noheader", f"--jobs={job_id}", "--format=%A"]).strip()
     slurm.call(
         ["srun", f"--jobid={number}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
@@ -171,7 +171,7 @@ def _preempt(slurm: Slurm, job_id: str) -> Inject:
 
 
 def _walltime(slurm: Slurm, job_id: str, warn_s: int) -> Inject:
-    """Make Slurm itself warn: lower the time limit to its end just after the warning."""
+    """Make Slurm send its own warning: lower the time limit so that the job ends shortly after it."""
 
     @contextmanager
     def inject() -> Iterator[Injected]:
@@ -199,14 +199,14 @@ def _limits(slurm: Slurm, job_id: str) -> tuple[str, float, float]:
     if fact is None or not (fact.start_time and fact.end_time):
         raise CheckFailedError(f"Slurm does not report when job {job_id} ends", fix="check `toolkit status`, and retry")
     if fact.time_limit == "UNLIMITED":
-        raise CheckFailedError(f"job {job_id} has no time limit", fix="rehearse preempt, or submit it with -t")
+        raise CheckFailedError(f"job {job_id} has no time limit", fix="rehearse preempt, or submit the job with -t")
     began, end = (datetime.fromisoformat(moment).timestamp() for moment in (fact.start_time, fact.end_time))
     return fact.time_limit, began, end
 
 
 @dataclass
 class _LoweredLimit:
-    """A job's old time limit, to be restored while the job waits: for a running one only operators may raise it."""
+    """The old time limit of a job, restored while the job waits: only operators may raise it for a running one."""
 
     slurm: Slurm
     job_id: str
@@ -229,10 +229,10 @@ class _LoweredLimit:
         return self._given_back
 
     def require_given_back(self) -> None:
-        """The last try.
+        """Try a last time.
 
         Raises:
-            SchedulerRefusedError: Slurm would not; it names the command.
+            SchedulerRefusedError: Slurm refused; the fix names the command.
         """
         self._tried_at = float("-inf")
         if not self.give_back():

@@ -1,8 +1,7 @@
 """Rehearse a failure: cause it in a running run, follow the run until it continues, and report the cost.
 
-docs/rehearse.md describes each failure. Everything is read from the run's own files, whose clock must agree with this
-host's
-to within a second.
+docs/rehearse.md describes each failure. All times are read from the run's own files; the clocks of their hosts must
+agree with this host's to within a second.
 """
 
 import time
@@ -21,7 +20,7 @@ from toolkit.rundir.run_files import read_folder
 from toolkit.rundir.states import RunState
 from toolkit.runs.status.restarts import follows
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import recorded_state
+from toolkit.runs.status.state_table import recorded_state, state_phrase
 
 __all__ = ["Injected", "lines_of", "rehearse", "require_stepping", "what_is_at_stake"]
 
@@ -30,7 +29,7 @@ POLL_S = 0.3
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The cost of a failure. Seconds of wall clock; None for stages that were not reached."""
+    """The cost of a failure, in seconds of wall clock; None for stages that were not reached."""
 
     run_id: str
     failure: str
@@ -61,7 +60,7 @@ class Injected:
     in_queue: Callable[[], bool] = lambda: True
 
 
-# Entering causes the failure; leaving undoes what must not outlast the rehearsal.
+# Entering causes the failure; leaving undoes changes that must not outlast the rehearsal.
 Inject = Callable[[], AbstractContextManager[Injected]]
 
 
@@ -78,18 +77,18 @@ class RunEndedError(CheckFailedError):
 
 
 class RehearsalTimeoutError(CheckFailedError):
-    """The run has not ended, and did not get as far as expected in time."""
+    """The run has not ended, but did not reach the expected event in time."""
 
 
 def rehearse(
     run: RunDirectory, failure: str, inject: Inject, *, timeout_s: float, tell: Callable[[str], None]
 ) -> Rehearsal:
-    """Cause the failure and follow the run until it has done a new step, or has ended.
+    """Cause the failure and follow the run until it has made a new step, or has ended.
 
     Raises:
-        RunEndedError: the run did not survive, or was completed before it stepped again.
-        TimeOverError: it did not step again in `timeout_s`.
-        CheckFailedError: the run is not stepping.
+        RunEndedError: the run did not survive, or completed before it made another step.
+        RehearsalTimeoutError: it made no other step within `timeout_s`.
+        CheckFailedError: the run is not making steps.
     """
     before = require_stepping(run)
     begun = time.time()
@@ -99,7 +98,7 @@ def rehearse(
         watch = _Watch(run, before, begun + timeout_s)
         over = _until_over(watch, tell)
         again = _until_stepping(watch, injected.in_queue, tell)
-        # The heartbeat lags; resumed steps had been done.
+        # The heartbeat lags; the attempt completed all steps before the one at which the next attempt resumed.
         steps = max(over.steps, again.first_step)
         attempt, passed = _until_new_step(watch, again.attempt, steps, tell)
     failed_at = _asked_at(before, begun) if failure == "walltime" else begun
@@ -116,28 +115,28 @@ def _leave_word(attempt: AttemptDirectory, failure: str, done: str, tell: Callab
     """Record the failure, so that `explain` can report it as a rehearsal."""
     try:
         write_json(attempt.rehearsed, {"failure": failure, "done": done, "time": utc_now()})
-    except OSError as error:  # the failure has happened, and the rehearsal continues
+    except OSError as error:  # the failure has happened, so the rehearsal continues
         tell(f"cannot write {attempt.rehearsed}: {error.strerror}; `toolkit explain` will not know of the rehearsal")
 
 
 def require_stepping(run: RunDirectory) -> AttemptDirectory:
-    """The attempt that makes steps now.
+    """Return the attempt that is making steps.
 
     Raises:
-        CheckFailedError: the run does not run, or has not made a step yet.
+        CheckFailedError: the run is not running, or has not made a step yet.
     """
     status = run_status(run)
     if status.tasks is not None:
         raise CheckFailedError(
-            f"run {run.run_id} is an array, and a failure happens to one task",
-            fix=f"`toolkit rehearse {run.run_id}_T ...` with the number of a task as T",
+            f"run {run.run_id} is an array, but a rehearsal needs one task",
+            fix=f"`toolkit rehearse {run.run_id}_T ...` with a task number T",
         )
     attempt = run.last_attempt()
     if status.state is not RunState.RUNNING or attempt is None or attempt.exit_file.exists():
         raise CheckFailedError(
-            f"run {run.run_id} is {status.state.value}; only a running one can be rehearsed",
+            f"run {run.run_id} {state_phrase(status.state)}; only a running run can be rehearsed",
             where=str(run.path),
-            fix=f"`toolkit status {run.run_id}`; rehearse it when it reports steps",
+            fix=f"`toolkit status {run.run_id}`; retry when it shows steps",
         )
     if not attempt.heartbeat.exists():
         raise CheckFailedError(
@@ -157,34 +156,34 @@ class _Watch:
     deadline: float
 
     def ticks(self, what: str) -> Iterator[None]:
-        """Go on until the caller has seen `what`.
+        """Yield repeatedly, until the caller has seen `what` and stops.
 
         Raises:
             RunEndedError: the run has ended.
-            TimeOverError: the time is over.
+            RehearsalTimeoutError: the deadline has passed.
         """
         while True:
             ended = recorded_state(
                 read_folder(self.run)
-            )  # before the caller checks, so that it sees everything from before the end
+            )  # read before the caller checks, which then sees all that precedes the end
             yield
             if ended is not None:
                 raise RunEndedError(self.run, ended.state, what, ended.reason)
             if time.time() > self.deadline:
                 status = run_status(self.run)
-                if status.state.final:  # by Slurm or the process table; it left no record
+                if status.state.final:  # known from Slurm or the process table; the run left no record
                     raise RunEndedError(self.run, status.state, what, status.reason)
                 raise RehearsalTimeoutError(
-                    f"gave up before {what}; the run is {status.state.value} ({status.reason})",
+                    f"gave up before {what}; the run {state_phrase(status.state)} ({status.reason})",
                     where=str(self.run.path),
-                    fix=f"`toolkit wait {self.run.run_id}` follows it on, or choose a longer --timeout",
+                    fix=f"`toolkit wait {self.run.run_id}` continues to follow it, or choose a longer --timeout",
                 )
             time.sleep(POLL_S)
 
 
 @dataclass(frozen=True)
 class _Over:
-    """The end of the failed attempt: steps done, time and cause."""
+    """The end of the failed attempt: its last step, the end time and the cause."""
 
     steps: int
     time: float
@@ -206,7 +205,7 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
     attempt = watch.before
     steps = steps_done(watch.run, attempt)
     for _ in watch.ticks("the attempt was over"):
-        if _later(watch) is None:  # records of the next attempt would hide this one's
+        if _later(watch) is None:  # once the next attempt has records, they hide those of this one
             steps = max(steps, steps_done(watch.run, attempt))
         end = AttemptRecord.read(attempt)
         if end is not None:
@@ -214,9 +213,9 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
             return _Over(steps, _epoch(end.time), end.cause.value)
         later = _later(watch)
         if later is not None and (begun := StartRecord.read(later)) is not None:
-            # Its supervisor was lost, too, and did not record the end.
+            # The supervisor of the attempt was lost, too, and did not record its end.
             return _Over(steps, _epoch(begun.time), "supervisor_lost")
-    raise AssertionError("ticks never ends by itself")
+    raise AssertionError("the iterator `ticks` never ends")
 
 
 def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[[str], None]) -> _Again:
@@ -237,17 +236,15 @@ def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[
             ranks = [read_json_or_none(path) for path in attempt.ranks.glob("rank-*.json")]
             started = _epoch(begun.time)
             last = max((_epoch(rank["time"]) for rank in ranks if rank is not None), default=started)
-            tell(f"attempt {attempt.number} makes steps")
+            tell(f"attempt {attempt.number} is making steps")
             return _Again(attempt, started, last, int(beat["step"]), _epoch(beat["time"]))
-    raise AssertionError("ticks never ends by itself")
+    raise AssertionError("the iterator `ticks` never ends")
 
 
 def _until_new_step(
     watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]
 ) -> tuple[AttemptDirectory, float | None]:
-    """The attempt that did a step that had not been done before, and when; None when the time was over first, or when
-    the run was completed: nothing was left to do.
-    """
+    """Return the attempt that made the first new step, and when; no time after a timeout or if the run completed."""
     try:
         for _ in watch.ticks(f"step {steps + 1}"):
             last = _later(watch) or attempt
@@ -272,14 +269,14 @@ def _later(watch: _Watch) -> AttemptDirectory | None:
 
 
 def steps_done(run: RunDirectory, attempt: AttemptDirectory) -> int:
-    """Return the steps of an attempt in any file: the heartbeat has at most one per second, and lags."""
+    """Return the last step of an attempt in any file; the heartbeat alone lags by up to a second."""
     beat, record = read_json_or_none(attempt.heartbeat), last_record(run.metrics / "train.jsonl")
     of_records = record.step if record is not None and record.attempt == attempt.number else 0
     return max(int(beat["step"]) if beat is not None else 0, of_records)
 
 
 def _asked_at(attempt: AttemptDirectory, otherwise: float) -> float:
-    """Return when the supervisor was warned of the walltime: earlier steps are not lost."""
+    """Return when the supervisor was warned of the walltime, because steps before that time are not lost."""
     asked = [event["time"] for event in read_lines(attempt.events) if event["event"] == "stop_requested"]
     return _epoch(asked[0]) if asked else otherwise
 
@@ -293,7 +290,7 @@ def _gap(first: float, second: float) -> float:
 
 
 def lines_of(cost: Rehearsal) -> Iterator[str]:
-    """Return the rehearsal's report."""
+    """Yield the lines of the rehearsal's report."""
     yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} continues"
     yield f"steps     {cost.steps} were done, it resumed from {cost.resumed_at}: {cost.steps_repeated} repeated"
     repeat = "" if cost.repeat_s is None else f" + repeat {cost.repeat_s}"
@@ -305,7 +302,7 @@ def lines_of(cost: Rehearsal) -> Iterator[str]:
 
 
 def what_is_at_stake(run: RunDirectory, attempt: AttemptDirectory) -> str:
-    """Describe what the run would fall back to, for the question before the failure."""
+    """Describe what the run would fall back to, for the confirmation before the failure."""
     kept = run.committed_checkpoints()
     fallback = f"its newest checkpoint is {kept[-1].name}" if kept else "it has no checkpoint yet"
     return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {fallback}"

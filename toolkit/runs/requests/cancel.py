@@ -1,4 +1,4 @@
-"""Cancel a run: write `control/`, and cancel its job in Slurm."""
+"""Cancel a run: write the request to `control/`, and cancel its job in Slurm."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of
 from toolkit.runs.status.damaged import cancel_in_queue
 from toolkit.runs.status.reconcile_submission import last_open_start, tasks_in
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RunStatus
+from toolkit.runs.status.state_table import RunStatus, state_phrase
 
 __all__ = ["cancel_run", "cancel_task", "what_follows"]
 
 
 def cancel_run(run: RunDirectory) -> RunStatus:
-    """Ask a whole run to end: ranks save at the next step boundary and leave.
+    """Request the end of a whole run: ranks save at the next step boundary and exit.
 
     Raises:
         CheckFailedError: the run has already ended.
@@ -32,15 +32,15 @@ def cancel_run(run: RunDirectory) -> RunStatus:
         return _cancel_damaged(run, error)
     if status.state.final or status.state is RunState.CREATED:
         raise CheckFailedError(
-            f"run {run.run_id} is {status.state.value}; there is nothing to cancel",
+            f"run {run.run_id} {state_phrase(status.state)}; there is nothing to cancel",
             where=str(run.path),
-            fix="`toolkit history` shows which runs live",
+            fix="`toolkit status --live` lists the active runs",
         )
     for part in (run, *_begun_tasks(run, status)):
         write_text(part.control / "cancel", utc_now() + "\n")
-    # A local supervisor reads the file within a second. A signal could arrive before its handlers are installed, or, on
-    # another host, hit another process. In the user's own allocation the run ends, not the allocation. A job that is being
-    # submitted has no id yet: its supervisor finds the file before it starts a rank.
+    # A local supervisor reads the file within a second. A signal could arrive before its handlers are installed, or
+    # reach an unrelated process if it is on another host. In the user's own allocation, only the run must end. A job
+    # that is being submitted has no id yet: its supervisor finds the file before it starts a rank.
     if last_open_start(run) is None and not is_interactive(run):
         job_id = newest_job_id(run)
         if not job_id.startswith("local-"):
@@ -54,7 +54,7 @@ def _cancel_damaged(run: RunDirectory, error: DamagedFileError) -> RunStatus:
         raise error
     for part in run.with_tasks():
         write_text(part.control / "cancel", utc_now() + "\n")
-    with _outage_in_words(run, "of it"):
+    with _outage_in_words(run, ""):
         return cancel_in_queue(run, error)
 
 
@@ -65,12 +65,12 @@ def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
         yield
     except (SchedulerRefusedError, NotFoundError) as error:
         error.message = (
-            f"run {run.run_id} was asked to save and end, and its ranks do so at their next step; Slurm was not asked to "
-            f"end job {job_id}: {error.message}"
+            f"run {run.run_id} was asked to save and exit, which its ranks do at their next step, but "
+            f"{f'job {job_id}' if job_id else 'its job'} could not be cancelled in Slurm: {error.message}"
         )
         error.where = str(run.path)
         error.fix = (
-            f"once Slurm answers, `toolkit cancel {run.run_id}` removes the waiting job from the queue; "
+            f"once Slurm responds, `toolkit cancel {run.run_id}` removes the waiting job from the queue; "
             "one that starts before then exits without ranks. If its cluster is gone for good, "
             f"`toolkit resume {run.whole.run_id} --site OTHER --job-gone` continues elsewhere"
         )
@@ -78,7 +78,7 @@ def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
 
 
 def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
-    """The tasks that live, or that an open submission starts again, and that have a folder: the others see the run's."""
+    """Return the active tasks, or those that an open submission starts again; others read the request of the run."""
     if status.tasks is None:
         living = tasks_in(newest_record(run))
     else:
@@ -95,9 +95,9 @@ def cancel_task(run: RunDirectory, task: int) -> RunStatus:
     state = run_status(run.task(task)).state
     if state.final or state is RunState.CREATED:
         raise CheckFailedError(
-            f"task {task} of run {run.run_id} is {state.value}; there is nothing to cancel",
+            f"task {task} of run {run.run_id} {state_phrase(state)}; there is nothing to cancel",
             where=str(run.path),
-            fix=f"`toolkit status {run.run_id}` shows which tasks live",
+            fix=f"`toolkit status {run.run_id} --tasks` shows the state of each task",
         )
     # Slurm forgets a task cancelled in the queue at once; one that starts at this moment sees the file.
     write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
@@ -109,10 +109,10 @@ def cancel_task(run: RunDirectory, task: int) -> RunStatus:
 
 
 def what_follows(status: RunStatus) -> str:
-    """Describe what follows a cancel of a run or task, in one line."""
+    """Describe in one line what happens after a run or task is cancelled."""
     if status.state.final:
-        return f"run {status.run_id} is {status.state.value}"
-    asked = f"run {status.run_id} was asked to save and end"
+        return f"run {status.run_id} {state_phrase(status.state)}"
+    asked = f"run {status.run_id} was asked to save and exit"
     if status.state is RunState.UNKNOWN:
-        return f"{asked} ({status.reason}); a job of it that begins later ends before its first rank"
+        return f"{asked} ({status.reason}); if its job starts later, it exits without starting ranks"
     return f"{asked}; `toolkit wait {status.run_id}` waits for it"

@@ -1,4 +1,4 @@
-"""Requests to a running run: save, save and stop, or requeue; and the record of a requeue."""
+"""Request a save, a stop or a requeue from a running run, and record requeues."""
 
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
@@ -8,7 +8,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause, RunState
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RunStatus
+from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.supervise.launch import is_unmanaged
 
 __all__ = ["ask_for", "requeue_run", "what_follows_a_stop"]
@@ -23,9 +23,9 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
     status = _require_running(run, f"so it cannot {request}")
     if request == "save" and _is_unmanaged(run) and not _reports_steps(run):
         raise CheckFailedError(
-            f"run {run.run_id} is a script or an executable, which saves by itself: it does not read requests to save",
+            f"run {run.run_id} cannot save on request: its program has not called world.should_stop",
             where=str(run.path),
-            fix="a script that calls world.should_stop and world.should_save can be asked once it has made a step",
+            fix="call world.should_stop and world.should_save in the script; the run accepts requests after its first step",
         )
     for part in run.with_tasks():
         write_text(part.control / request, utc_now() + "\n")
@@ -36,7 +36,7 @@ def what_follows_a_stop(run: RunDirectory) -> str:
     """Describe what follows a stop request, in one line."""
     resume = f"`toolkit resume {run.run_id}`"
     if _is_unmanaged(run):
-        return f"run {run.run_id} gets TERM now, and is killed when its time to save is over; {resume} starts it again"
+        return f"run {run.run_id} receives TERM now, and is killed after its time to save; {resume} starts it again"
     return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
 
 
@@ -45,7 +45,7 @@ def _is_unmanaged(run: RunDirectory) -> bool:
 
 
 def _reports_steps(run: RunDirectory) -> bool:
-    """True for a script that uses `toolkit.world` like a training loop."""
+    """Return whether a script uses `toolkit.world` like a training loop."""
     attempts = (part.last_attempt() for part in run.with_tasks())
     return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
 
@@ -63,12 +63,12 @@ def requeue_run(run: RunDirectory) -> RunStatus:
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-"):
         raise CheckFailedError(
-            f"run {run.run_id} is in no queue: it runs on {job.site.name}",
+            f"run {run.run_id} is not a Slurm job: it runs on {job.site.name}",
             fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
         )
     if is_interactive(run):
         raise CheckFailedError(
-            f"run {run.run_id} is in no queue: it lives in the allocation {status.job_id}",
+            f"run {run.run_id} is not a queued job: it runs in allocation {status.job_id}",
             fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
         )
     if not job.job.requeue:
@@ -84,9 +84,9 @@ def requeue_run(run: RunDirectory) -> RunStatus:
         before = part.control / "requeue"
         write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
     after = run_status(run)
-    if after.state.final:  # Slurm does not report the tasks that it skips
+    if after.state.final:  # Slurm does not report array tasks that it did not requeue
         raise CheckFailedError(
-            f"run {run.run_id} is {after.state.value}: it ended before Slurm could requeue it",
+            f"run {run.run_id} {state_phrase(after.state)} before Slurm could requeue it",
             where=str(run.path),
             fix=f"`toolkit resume {run.run_id}` starts it again",
         )
@@ -107,8 +107,8 @@ def _require_running(run: RunDirectory, so: str) -> RunStatus:
     status = run_status(run)
     if status.state is not RunState.RUNNING:
         raise CheckFailedError(
-            f"run {run.run_id} is {status.state.value}, {so}",
+            f"run {run.run_id} {state_phrase(status.state)}, {so}",
             where=str(run.path),
-            fix="`toolkit status --live` shows which runs live",
+            fix="`toolkit status --live` lists the active runs",
         )
     return status

@@ -1,4 +1,4 @@
-"""A run with damaged files: its remaining facts, and how to end its job, which may still run."""
+"""Report the remaining facts of a run with damaged files, and end its job, which may still be running."""
 
 import shutil
 from dataclasses import replace
@@ -13,7 +13,7 @@ from toolkit.rundir.states import RunState
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.runs.status.unknown_names import slurm_here
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import Slurm, prints_commands
 from toolkit.slurm.marked import marked_jobs
 from toolkit.slurm.records import with_cluster_option
 
@@ -42,12 +42,12 @@ def with_way_out(error: DamagedFileError) -> DamagedFileError:
     ends = f"`toolkit cancel {run.run_id}`"
     if not job_id.startswith("local-"):
         ends += with_cluster_option(f" or `scancel {job_id}`", home_of(run, job_id)[0])
-    error.fix += f"; job {job_id} may live on, and {ends} ends it"
+    error.fix += f"; job {job_id} may still be active, and {ends} ends it"
     return error
 
 
 def cancel_in_queue(run: RunDirectory, error: DamagedFileError) -> RunStatus:
-    """Cancel the queued jobs of a run by their comments, because its own files do not name them.
+    """Cancel the queued jobs of a run, found by their comments because its own files do not name them.
 
     Raises:
         SchedulerRefusedError, NotFoundError: Slurm does not respond, or refused.
@@ -58,27 +58,27 @@ def cancel_in_queue(run: RunDirectory, error: DamagedFileError) -> RunStatus:
     if status.job_id.startswith("local-"):
         return replace(status, reason=damage)
     if slurm is None:
-        return replace(status, reason=f"{damage}, and there is no Slurm here")
+        return replace(status, reason=f"{damage}, and this host has no Slurm")
     found = [job.job_id for job in marked_jobs(slurm) if job.run_id == run.run_id]
     if not found:
-        return replace(status, reason=f"{damage}, and the queue has no job of it")
+        return replace(status, reason=f"{damage}, and the run has no job in the queue")
     slurm.cancel(list(dict.fromkeys(found)))
-    return replace(status, reason=f"{damage}, so `scancel {' '.join(dict.fromkeys(found))}` was done at once")
+    return replace(status, reason=f"{damage}, so `scancel {' '.join(dict.fromkeys(found))}` was executed immediately")
 
 
 def _slurm_of(run: RunDirectory) -> Slurm | None:
-    """Return Slurm's commands for the recorded cluster of a run, else for this host's."""
+    """Return Slurm's commands for the recorded cluster of a run, or else for the cluster of this host."""
     try:
         job = recorded_job(run)
     except DamagedFileError:
-        return slurm_here() or (Slurm() if shutil.which("squeue") else None)
+        return slurm_here() or (Slurm(echo=prints_commands()) if shutil.which("squeue") else None)
     return slurm_of(job) if uses_slurm(job) else None
 
 
 def _newest_job(run: RunDirectory) -> str:
     try:
         return next(reversed(readable_job_ids(run)), "").partition("_")[0]
-    except PermissionError:  # another user's
+    except PermissionError:  # the run belongs to another user
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Interrupted submissions: what was recorded before sbatch, and how the token finds the job again."""
+"""Find the job of an interrupted submission by the token that was recorded before the call of sbatch."""
 
 import socket
 import time
@@ -22,7 +22,7 @@ __all__ = ["close_submission", "tasks_in"]
 
 @dataclass(frozen=True)
 class OpenSubmission:
-    """A start that was passed to sbatch without a response. `certain`: it has no job, and none will appear."""
+    """A start whose sbatch call has not responded. If `certain`, it has no job, and none will appear."""
 
     start: int
     certain: bool
@@ -30,9 +30,9 @@ class OpenSubmission:
 
 
 def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence[Part] = ()) -> None:
-    """Record the job of a start; also in the tasks that it restarts, whose last record it outdates.
+    """Record the job of a start, also for the tasks that it restarts.
 
-    `parts` are the jobs of an array that Slurm has as several.
+    `parts` are the Slurm arrays of a run that was split into several.
     """
     again = tasks_in(newest_record(run)) if run.task_numbers() else ()
     for task in run.task_numbers():
@@ -60,23 +60,20 @@ def tasks_in(record: Path) -> frozenset[int]:
 
 
 def last_open_start(run: RunDirectory) -> int | None:
-    """Return the start whose submission has no result yet; None if every later one is known."""
+    """Return the start whose submission has no result yet; None if a later start was submitted, or none is open."""
     opened = max(_numbers(run, "submitting"), default=-1)
     return opened if opened > max(_numbers(run, "submitted"), default=-1) else None
 
 
 def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
-    """Query Slurm for the job of an interrupted submission, and record it if found.
-
-    None if no submission is open any more.
-    """
+    """Query Slurm for the job of an interrupted submission, and record it if found; None if none is open any more."""
     start = last_open_start(run)
     if start is None:
         return None
     path = run.submitting(start)
     record = read_json_or_none(path)
     if record is None:
-        return None  # another process has just settled it
+        return None  # another process has just recorded the job
     claim = read_claim(run, start)
     try:
         job_id = claim.job_id if claim is not None else find_by_token(slurm, record["token"])
@@ -93,12 +90,12 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     if _is_under_way(record):
         doing = f"start {start} is being submitted by process {record['pid']} on {record['host']}"
         return OpenSubmission(start, False, doing)
-    broken = f"the submission of start {start} broke off, and Slurm knows no job with the comment {record['token']}"
+    broken = f"the submission of start {start} was interrupted, and Slurm has no job with comment {record['token']}"
     since = record.get("absent_since")
-    if since is None:  # a slurmctld that has just resumed may still have the request in its queue
+    if since is None:  # a slurmctld that has just resumed may still be about to process the request
         write_json(path, {**record, "absent_since": time.time()})
     if since is None or time.time() - since < SETTLE_S:
-        return OpenSubmission(start, False, f"{broken} yet; ask again after {SETTLE_S:.0f} s")
+        return OpenSubmission(start, False, f"{broken} yet; retry after {SETTLE_S:.0f} s")
     return OpenSubmission(start, True, broken)
 
 
@@ -112,7 +109,7 @@ def _found_parts(run: RunDirectory, start: int, planned: Sequence[Part], first_j
 
 
 def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:
-    """True if a user submitted a rendered script with sbatch, and it is in the queue; records the job."""
+    """Record the job of a rendered script that the user submitted with sbatch; return whether it is in the queue."""
     try:
         job_id = find_by_token(slurm, token_of(run.run_id, 0))
     except (SchedulerRefusedError, NotFoundError):
@@ -129,7 +126,7 @@ def _is_under_way(record: dict[str, Any]) -> bool:
         except ProcessLookupError:
             return False
     age = datetime.now(UTC) - datetime.fromisoformat(record["time"])
-    return age.total_seconds() < 2 * PATIENCE_S  # another host's processes cannot be seen
+    return age.total_seconds() < 2 * PATIENCE_S  # assume so for a while, because its host is another one
 
 
 def _numbers(run: RunDirectory, word: str) -> list[int]:

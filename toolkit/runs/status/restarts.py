@@ -1,4 +1,4 @@
-"""Notices for a waiting user: which attempt of a run ended, and that another follows."""
+"""Tell a user waiting for a run which attempt has ended, and what happens next."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ FOLLOWS = {
 
 @dataclass
 class RestartNews:
-    """Reports each attempt that did not end the run, once; earlier ones are not reported."""
+    """Reports once each attempt that ends without ending the run, from the creation of this object on."""
 
     run: RunDirectory
     _told: set[int] = field(default_factory=set)
@@ -49,6 +49,6 @@ def follows(end: AttemptRecord) -> str:
     """Describe what follows an attempt with such an end."""
     if end.final:
         return "nothing follows"
-    if end.decision == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job
+    if end.decision == NEXT_START_BEGAN:  # a resume, a requeue or a follow-up job has begun a start
         return "another start continues"
     return FOLLOWS[end.next]

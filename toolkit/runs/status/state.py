@@ -1,4 +1,4 @@
-"""The state of runs: read their files, query each cluster once, decide by the table of `state_table`."""
+"""Determine the state of runs: read their files, query each cluster once, and apply the table of `state_table`."""
 
 import shlex
 import socket
@@ -35,10 +35,10 @@ __all__ = [
 
 
 def run_status(run: RunDirectory, answer: Answer | None = None) -> RunStatus:
-    """The state of a run, or of one task of an array run.
+    """Return the state of a run, or of one task of an array run.
 
-    `answer` is Slurm's to one query for many runs; without it, or if it lacks an id that `ids_to_ask` names, as of a job
-    submitted after that query, Slurm is queried now.
+    `answer` is Slurm's response to one query for many runs. Without it, or if it lacks one of `ids_to_ask`, such as a
+    job that was submitted later, Slurm is queried now.
 
     Raises:
         ToolkitError: a file of the run is damaged.
@@ -47,7 +47,7 @@ def run_status(run: RunDirectory, answer: Answer | None = None) -> RunStatus:
 
 
 def run_statuses(runs: Iterable[RunDirectory]) -> dict[RunDirectory, RunStatus | ToolkitError]:
-    """The status of each run, or what is wrong with its files, from one query to each cluster."""
+    """Return the status of each run, or the error in its files, from one query to each cluster."""
     files = read_files_of(runs)
     answers = query_clusters(files.values())
     statuses: dict[RunDirectory, RunStatus | ToolkitError] = {}
@@ -58,13 +58,13 @@ def run_statuses(runs: Iterable[RunDirectory]) -> dict[RunDirectory, RunStatus |
         try:
             with permissions_in_words():
                 statuses[run] = status_of_files(read, answers.get(slurm_of_run(read), {}))
-        except ToolkitError as error:  # one damaged run hides no other
+        except ToolkitError as error:  # a damaged run must not hide the others
             statuses[run] = error
     return statuses
 
 
 def own_status(run: RunDirectory) -> RunStatus | None:
-    """The status of a run that its own files determine; None of one that may be in the queue or running.
+    """Return the status of a run from its own files; None if it may be in the queue or running.
 
     Raises:
         ToolkitError: a file of the run is damaged.
@@ -75,7 +75,7 @@ def own_status(run: RunDirectory) -> RunStatus | None:
 
 
 def read_files(run: RunDirectory) -> RunFiles:
-    """The files of a run that its state depends on.
+    """Return the files of a run that its state depends on.
 
     Raises:
         ToolkitError: one is damaged, or the run was removed.
@@ -87,7 +87,7 @@ def read_files(run: RunDirectory) -> RunFiles:
 
 
 def read_files_of(runs: Iterable[RunDirectory]) -> dict[RunDirectory, RunFiles | ToolkitError]:
-    """The same of each run, or what is wrong with its files."""
+    """Return the files of each run, or the error in them."""
     files: dict[RunDirectory, RunFiles | ToolkitError] = {}
     for run in runs:
         try:
@@ -99,7 +99,7 @@ def read_files_of(runs: Iterable[RunDirectory]) -> dict[RunDirectory, RunFiles |
 
 
 def query_clusters(files: Iterable[RunFiles | ToolkitError]) -> dict[Slurm, Answer]:
-    """Each cluster's answer for all of its jobs that may be in the queue or running."""
+    """Return each cluster's answer for all of its jobs that may be in the queue or running."""
     wanted: dict[Slurm, list[str]] = {}
     for read in files:
         if not isinstance(read, ToolkitError) and (ids := ids_to_ask(read)):
@@ -108,12 +108,12 @@ def query_clusters(files: Iterable[RunFiles | ToolkitError]) -> dict[Slurm, Answ
 
 
 def slurm_of_run(files: RunFiles) -> Slurm:
-    """Slurm's commands for the cluster of a run."""
+    """Return the Slurm commands for the cluster of a run."""
     return slurm_of_site(files.job.scheduler, cluster=files.job.cluster)
 
 
 def ids_to_ask(files: RunFiles) -> list[str]:
-    """The ids to query Slurm for: of the run, or of each task of an array without a final record."""
+    """Return the job ids to query: that of the run, or those of array tasks without a final record."""
     job_id = files.job_id
     if not job_id or job_id.startswith("local-") or not files.job.uses_slurm:
         return []
@@ -123,9 +123,9 @@ def ids_to_ask(files: RunFiles) -> list[str]:
 
 
 def status_of_files(files: RunFiles, answer: Answer | None) -> RunStatus:
-    """The status of a run whose files were read; `answer` as of `run_status`."""
+    """Return the status of a run whose files were read; `answer` is described in `run_status`."""
     opened, is_absent = "", False
-    if answer is not None and has_changed(files):  # submitted or resumed while Slurm was queried for many runs
+    if answer is not None and has_changed(files):  # it was submitted or resumed during the query for many runs
         files = read_files(files.run)
     if files.folder.open_start is not None:
         from toolkit.runs.status.reconcile_submission import settle
@@ -139,11 +139,11 @@ def status_of_files(files: RunFiles, answer: Answer | None) -> RunStatus:
     status = decide_state(
         files, answer or {}, read_processes(files), read_progress(files), open_submission=opened, is_absent=is_absent
     )
-    if status.state.final and status.source != RECORD_SOURCE and not files.is_array:
-        # The run may have ended after its files were read; then its own record counts.
+    if any(one.state.final and one.source != RECORD_SOURCE for one in status.tasks or (status,)):
+        # A run or task may have recorded its end after its files were read; this record takes precedence.
         again = read_files(files.run)
-        if again.folder.final_end is not None:
-            return decide_state(again, answer or {}, {}, read_progress(again))
+        if again.is_array or again.folder.final_end is not None:
+            return decide_state(again, answer or {}, read_processes(again), read_progress(again))
     return status
 
 
@@ -153,7 +153,7 @@ def _covers(answer: Answer | None, ids: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the metrics show: the last step that any file has, and the last validation up to it."""
+    """The last step that any file contains, and the last validation up to it."""
 
     step: int | None = None
     validation: ValidationRecord | None = None
@@ -168,10 +168,10 @@ def decide_state(
     open_submission: str = "",
     is_absent: bool = False,
 ) -> RunStatus:
-    """The status that a run's files and Slurm's answer give, by the table of `state_table`. It reads nothing.
+    """Return the status that the table of `state_table` gives for a run's files and Slurm's answer. It reads nothing.
 
-    `processes` is what this host knows of each folder, `open_submission` the reason of a submission without a known job,
-    `is_absent` whether Slurm certainly has none.
+    `processes` is what this host knows of each folder, `open_submission` describes a submission without a known job,
+    and `is_absent` is true if Slurm certainly has no such job.
     """
     folder, job_id, tasks, code = files.folder, files.job_id, None, None
     processes = processes or {}
@@ -183,7 +183,7 @@ def decide_state(
         report = report_state(Situation(files, folder, job_id, answer, here, open_submission, is_absent))
         code = _exit_code(folder, report)
     begun = folder.attempt.begun if folder.attempt is not None else None
-    # What the last attempt got, unless a later start was submitted; else what the job requests.
+    # Report the shape of the last attempt or, if a later start was submitted, that of the job.
     has_shape = begun is not None and begun.start >= folder.last_submitted
     nodes, ranks = (begun.nodes, begun.ranks) if begun is not None and has_shape else (files.job.nodes, files.job.ranks)
     counted = [folder] if tasks is None else list(files.tasks.values())
@@ -200,7 +200,7 @@ def decide_state(
 
 
 def _report_array(files: RunFiles, tasks: Sequence[TaskStatus]) -> tuple[StateReport, int | None]:
-    """All tasks as one state, `array 0-9: 3 running, 6 pending, 1 failed`, with the exit code."""
+    """Return all tasks as one state, `array 0-9: 3 running, 6 pending, 1 failed`, with the exit code."""
     state, counts, code = summarize_tasks(tasks)
     is_whole = len(parse_array(files.job.array)) == len(tasks)
     array = files.job.array if is_whole else f"of {len(tasks)} tasks"
@@ -210,7 +210,7 @@ def _report_array(files: RunFiles, tasks: Sequence[TaskStatus]) -> tuple[StateRe
 
 
 def _task_status(files: RunFiles, task: int, answer: Answer, processes: Mapping[RunDirectory, HostFacts]) -> TaskStatus:
-    """One task: its own final record, else what Slurm reports."""
+    """Return the status of one task: from its own final record, or else from Slurm."""
     folder, job_id = _task_folder(files, task), _task_job_id(files, task)
     report = report_state(Situation(files, folder, job_id, answer, processes.get(folder.directory, HostFacts())))
     code = _exit_code(folder, report)
@@ -219,7 +219,7 @@ def _task_status(files: RunFiles, task: int, answer: Answer, processes: Mapping[
 
 
 def _exit_code(folder: FolderFiles, report: StateReport) -> int | None:
-    """The exit code that the last attempt recorded, if it also recorded the state: an earlier start's does not count."""
+    """Return the exit code that the last attempt recorded; None unless the state is from the same record."""
     return folder.final_end.exit_code if report.source == RECORD_SOURCE and folder.final_end is not None else None
 
 
@@ -228,13 +228,13 @@ def _task_folder(files: RunFiles, task: int) -> FolderFiles:
 
 
 def _task_job_id(files: RunFiles, task: int) -> str:
-    """Slurm's id of a task: that of its last start, before the first one its place in the array."""
+    """Return Slurm's job id of a task: that of its last start, else one derived from its position in the array."""
     ids = _task_folder(files, task).job_ids
     return ids[-1] if ids else slurm_id(files.newest_parts, files.job_id, task)
 
 
 def _task_numbers(files: RunFiles) -> list[int]:
-    """The tasks of the last submission, those that have started, and those of the first one: a resume may omit some."""
+    """Return the tasks of the last and of the first submission, and those that have started: a resume may omit some."""
     first = _parsed(files.first_array, files) if files.whole.resumed else ()
     return sorted({*_parsed(files.job.array, files), *files.tasks, *first})
 
@@ -249,7 +249,7 @@ def _parsed(array: str, files: RunFiles) -> Iterable[int]:
 
 
 def read_processes(files: RunFiles) -> dict[RunDirectory, HostFacts]:
-    """What this host knows of a run, and of each task that has started, as far as a state depends on it."""
+    """Return what this host knows of a run and of each started task, if their states depend on it."""
     folders = {files.folder.directory: (files.folder, files.job_id)}
     if files.is_array:
         folders |= {folder.directory: (folder, _task_job_id(files, task)) for task, folder in files.tasks.items()}
@@ -257,7 +257,7 @@ def read_processes(files: RunFiles) -> dict[RunDirectory, HostFacts]:
 
 
 def _host_facts(folder: FolderFiles, job_id: str) -> HostFacts:
-    """What this host can tell of the process that claimed the newest start of a job, or submitted a local one."""
+    """Return what this host knows of the process that claimed the newest start of a job, or submitted a local one."""
     here = socket.gethostname()
     claims = folder.claims_of(job_id)
     if not claims:
@@ -279,9 +279,10 @@ def _is_alive(pid: int, started: int | None) -> bool:
 
 
 def read_progress(files: RunFiles) -> Progress:
-    """The last step and validation of a run. The heartbeat is at most one a second, and the metrics are ahead of it.
+    """Return the last step and validation of a run; the step is None before the first attempt.
 
-    An attempt without a step is at the newest checkpoint. The step is None before the first attempt.
+    The metrics may be ahead of the heartbeat, which is written at most once per second. An attempt without a step is at
+    the newest checkpoint.
     """
     attempt, metrics = files.folder.attempt, files.run.metrics
     if attempt is None:
@@ -300,14 +301,14 @@ def read_progress(files: RunFiles) -> Progress:
 
 
 def host_of_local_run(run: RunDirectory) -> str:
-    """The host of a local run: the one that claimed its newest start, before that the one that submitted it."""
+    """Return the host of a local run: the one that claimed its newest start, else the one that submitted it."""
     files = read_files(run)
     claims = files.folder.claims_of(files.job_id)
     return claims[0][0].host if claims else files.host
 
 
 def require_task(run: RunDirectory) -> None:
-    """Refuse a task that its array run does not have; one that has not started yet is known.
+    """Refuse a task that its array run does not have; a task that has not started yet is accepted.
 
     Raises:
         NotFoundError: the run has no such task.
@@ -317,7 +318,7 @@ def require_task(run: RunDirectory) -> None:
         raise NotFoundError(
             f"run {run.whole.run_id} is not an array, so it has no task {run.task_number}",
             where=str(run.whole.path),
-            fix=f"name the run alone, {run.whole.run_id}",
+            fix=f"omit the task number: {run.whole.run_id}",
         )
     if run.task_number not in (tasks := _task_numbers(files)):
         raise NotFoundError(
@@ -328,7 +329,7 @@ def require_task(run: RunDirectory) -> None:
 
 
 def require_submitted(run: RunDirectory) -> None:
-    """Refuse a run that is only rendered: toolkit will not start it by itself.
+    """Refuse a run that was only rendered: no job will start it.
 
     Raises:
         CheckFailedError: it was not submitted, and has not started.
@@ -342,5 +343,5 @@ def require_submitted(run: RunDirectory) -> None:
         return
     shell = "sbatch" if files.job.uses_slurm else "bash"
     raise CheckFailedError(
-        f"run {run.run_id} is rendered, not submitted", fix=f"`{shell} {shlex.quote(str(run.script(0)))}`"
+        f"run {run.run_id} was rendered but not submitted", fix=f"`{shell} {shlex.quote(str(run.script(0)))}`"
     )

@@ -1,6 +1,6 @@
-"""The state of a run or of a task, as one table: its own record first, then Slurm, then the process table of its host.
+"""Determine the state of a run from one table: its own record first, then Slurm, then the process table of its host.
 
-The rows are in order: the first one that applies decides. A test checks each row.
+The first row that applies wins. A test checks each row.
 """
 
 from collections import Counter
@@ -24,15 +24,28 @@ from toolkit.slurm.records import named, with_cluster_option
 
 __all__ = [
     "RECORD_SOURCE", "STATES", "SUPERVISOR_LOST", "HostFacts", "RunStatus", "Situation", "StateReport", "TaskStatus",
-    "recorded_state", "report_state", "summarize_tasks",
+    "recorded_state", "report_state", "state_phrase", "summarize_tasks",
 ]  # fmt: skip
 
-RECORD_SOURCE = "exit.json"  # of a state that the run's last attempt recorded
+RECORD_SOURCE = "exit.json"  # the source of a state that the last attempt recorded
 SUPERVISOR_LOST = "supervisor lost"
+
+# The predicate of a sentence such as "run X timed out"; for other states it is "is" with the state.
+_PHRASES = {
+    RunState.CREATED: "was rendered but not submitted", RunState.CANCELLING: "is being cancelled",
+    RunState.COMPLETED: "has completed", RunState.FAILED: "failed", RunState.CANCELLED: "was cancelled",
+    RunState.STOPPED: "was stopped", RunState.TIMEOUT: "timed out", RunState.PREEMPTED: "was preempted",
+    RunState.LOST: "was lost", RunState.UNKNOWN: "is in an unknown state",
+}  # fmt: skip
+
+
+def state_phrase(state: RunState) -> str:
+    """Return a state as the predicate of a sentence about a run, such as "was cancelled"."""
+    return _PHRASES.get(state, f"is {state.value}")
 
 
 class StateReport(NamedTuple):
-    """A state, the reason as a sentence, and its source. `cannot_start`: unless a user changes the job or the cluster."""
+    """A state, its reason and its source. If `cannot_start`, the job waits until the job or the cluster is changed."""
 
     state: RunState
     reason: str
@@ -41,8 +54,8 @@ class StateReport(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """What this host knows of a run: its own name, whether the supervisor's process exists here, None if it cannot tell,
-    and why the run's file system is full, "" if it is not.
+    """What this host knows about a run: the name of the host, whether the supervisor process exists here (None if
+    unknown), and why the file system of the run is full ("" if it is not).
     """
 
     name: str = ""
@@ -52,9 +65,9 @@ class HostFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """All that the state of one folder depends on: the run's, or that of one task.
+    """All facts that the state of a run, or of one task, depends on.
 
-    `open_submission` is the reason of a submission without a known job, `is_absent` whether Slurm certainly has none.
+    `open_submission` describes a submission without a known job; if `is_absent`, Slurm certainly has no such job.
     """
 
     files: RunFiles
@@ -83,12 +96,12 @@ class Situation:
 
     @property
     def claim(self) -> StartClaim | None:
-        """The job's newest claim of a start."""
+        """The newest claim of a start by this job."""
         return self._claims[0][0] if self._claims else None
 
     @property
     def open_claim(self) -> StartClaim | None:
-        """The same, of a start that has not ended."""
+        """The newest claim of a start by this job, if that start has not ended; else None."""
         return None if not self._claims or self._claims[0][1] else self._claims[0][0]
 
     @cached_property
@@ -101,13 +114,13 @@ class Situation:
 
     @property
     def is_outdated(self) -> bool:
-        """True if the supervisor of a job that Slurm calls pending has started: Slurm's answer is older than the claim."""
+        """True if Slurm reports the job as pending although its supervisor has started: the answer is outdated."""
         is_open = self.slurm_state is RunState.PENDING and self.open_claim is not None
         return is_open and self._is_claimed_by_this_life
 
     @property
     def is_requeued(self) -> bool:
-        """True if the ranks have exited to be requeued. Slurm calls the job running until its nodes are free."""
+        """True if the ranks have exited for a requeue; Slurm reports the job as running until its nodes are free."""
         attempt, claim = self.folder.attempt, self.claim
         if self.fact is None or claim is None or (self.slurm_state is not RunState.RUNNING and not self.is_outdated):
             return False
@@ -118,7 +131,7 @@ class Situation:
 
     @property
     def _is_claimed_by_this_life(self) -> bool:
-        """True if the job has had more starts than Slurm counts restarts; its first life is restart 0."""
+        """True if a start was claimed since Slurm's last restart of the job; its first start is restart 0."""
         return self.fact is not None and len(self._claims) > (self.fact.restarts or 0)
 
     @property
@@ -127,8 +140,8 @@ class Situation:
 
     @property
     def slurm_reason(self) -> str:
-        """Slurm's state and reason as a sentence, after what the run's own files add."""
-        assert self.fact is not None  # the rows that use it come after those without
+        """What the run's own files add, followed by Slurm's state and reason."""
+        assert self.fact is not None  # earlier rows handle jobs without facts
         reason = explain_facts(self.fact)
         if self.is_outdated and self.open_claim is not None:
             reason = f"start {self.open_claim.start} has begun on {self.open_claim.host}; {reason}"
@@ -148,12 +161,12 @@ class Situation:
 
     @property
     def started_on(self) -> str:
-        """The host of a local run: the one that claimed it, before that the one that submitted it."""
+        """The host of a local run: the one that claimed its start, else the one that submitted it."""
         return self.claim.host if self.claim is not None else self.files.host
 
 
 def recorded_state(folder: FolderFiles) -> StateReport | None:
-    """The state that the last attempt recorded; None if it recorded no final one, or a later start was submitted."""
+    """Return the state that the last attempt recorded; None if it is not final, or a later start was submitted."""
     attempt, end = folder.attempt, folder.final_end
     if attempt is None or end is None:
         return None
@@ -161,7 +174,7 @@ def recorded_state(folder: FolderFiles) -> StateReport | None:
 
 
 class Row(NamedTuple):
-    """One row: `state` holds if `applies`; None is the state of the record, or of Slurm. The source "" is Slurm's answer."""
+    """If `applies`, the run has `state`; None means the state in the record or Slurm. Source "" is Slurm's answer."""
 
     when: str
     applies: Callable[[Situation], bool]
@@ -179,30 +192,30 @@ STATES: tuple[Row, ...] = (
         None, lambda s: "", RECORD_SOURCE),
     Row("no job", lambda s: not s.job_id,
         RunState.CREATED, lambda s: "rendered, not submitted", "run directory"),
-    # A local run: only the host that it runs on can tell whether it does.
+    # The next rows are for a local run. Only its own host knows whether it is running.
     Row("local, on another host", lambda s: s.is_local and s.started_on != s.host.name,
-        RunState.UNKNOWN, lambda s: f"it was started on {s.started_on}; ask there", "run directory"),
+        RunState.UNKNOWN, lambda s: f"it was started on {s.started_on}; only that host knows its state", "run directory"),
     Row("local, no start claimed, cancelled", lambda s: s.is_local and s.claim is None and bool(s.host.is_alive) and s.is_cancelling,
         RunState.CANCELLING, lambda s: "the supervisor is starting", "process table"),
     Row("local, no start claimed", lambda s: s.is_local and s.claim is None and bool(s.host.is_alive),
         RunState.PENDING, lambda s: "the supervisor is starting", "process table"),
     Row("local, exited before a start was claimed", lambda s: s.is_local and s.claim is None,
-        RunState.FAILED, lambda s: "the supervisor ended before it claimed the start; see the run's slurm-local-*.out", "process table"),
+        RunState.FAILED, lambda s: "the supervisor exited before it claimed the start; see the run's slurm-local-*.out", "process table"),
     Row("local, supervisor exited", lambda s: s.is_local and not s.host.is_alive,
         RunState.LOST, lambda s: s.gone_process, "process table"),
     Row("local, cancelled", lambda s: s.is_local and s.is_cancelling,
-        RunState.CANCELLING, lambda s: "cancel was asked", "process table"),
+        RunState.CANCELLING, lambda s: "a cancel was requested", "process table"),
     Row("local", lambda s: s.is_local and s.claim is not None,
         RunState.RUNNING, lambda s: f"process {s.claim.pid} on {s.claim.host}" if s.claim is not None else "", "process table"),
     Row("a job id of Slurm on a site without Slurm", lambda s: not s.files.job.uses_slurm,
-        RunState.UNKNOWN, lambda s: f"job {s.job_id} is not of site {s.files.job.site}", "run directory"),
-    # A job of Slurm. Its exit code 0 is not a done marker, so that a completed job alone is lost.
+        RunState.UNKNOWN, lambda s: f"job {s.job_id} does not belong to site {s.files.job.site}", "run directory"),
+    # The next rows are for a Slurm job. If only Slurm reports it as completed, without a record of the run, it is lost.
     Row("Slurm does not respond", lambda s: s.is_silent,
-        RunState.UNKNOWN, lambda s: f"Slurm does not answer: {getattr(s.answer, 'message', '')}", "none"),
+        RunState.UNKNOWN, lambda s: f"Slurm does not respond: {getattr(s.answer, 'message', '')}", "none"),
     Row("unknown to Slurm, cancelled before its first start", lambda s: s.fact is None and s.is_cancelling and s.claim is None,
-        RunState.CANCELLED, lambda s: f"job {s.job_id} was cancelled before it began", "run directory"),
+        RunState.CANCELLED, lambda s: f"job {s.job_id} was cancelled before it started", "run directory"),
     Row("unknown to Slurm", lambda s: s.fact is None,
-        RunState.LOST, lambda s: f"Slurm does not know job {s.job_id} any more, and the run left no result{s.lost_suffix}", "Slurm"),
+        RunState.LOST, lambda s: f"Slurm no longer knows job {s.job_id}, and the run left no result{s.lost_suffix}", "Slurm"),
     # `toolkit run` inside salloc: the allocation continues after its supervisor.
     Row("running, supervisor exited", lambda s: s.slurm_state is RunState.RUNNING and s.open_claim is not None and s.host.is_alive is False,
         RunState.LOST, lambda s: f"{s.gone_process}; {s.slurm_reason}", "process table"),
@@ -222,7 +235,7 @@ STATES: tuple[Row, ...] = (
 
 
 def report_state(situation: Situation) -> StateReport:
-    """The state that the first row which applies gives, with its reason and source."""
+    """Return the state of the first row that applies, with its reason and source."""
     row, fact = next(row for row in STATES if row.applies(situation)), situation.fact
     if row.source == RECORD_SOURCE and (recorded := recorded_state(situation.folder)) is not None:
         return recorded
@@ -233,18 +246,18 @@ def report_state(situation: Situation) -> StateReport:
 
 
 def explain_facts(fact: JobFacts) -> str:
-    """`Slurm: PENDING (Priority)`, and why a requeued or held job waits."""
+    """Return `Slurm: PENDING (Priority)`, with the reason why a requeued or held job waits."""
     if not fact.state:
         return fact.reason
     explanation = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason else "")
     if run_state(fact.state) is not RunState.PENDING:
-        return explanation  # the times and the reason are those of its last wait
+        return explanation  # its times and its reason are from the last time it was pending
     begin = fact.eligible_time or fact.start_time
     if fact.reason == "BeginTime" and begin:
         if not fact.restarts:
             return f"{explanation}: not before {begin}"
         times = "once" if fact.restarts == 1 else f"{fact.restarts} times"
-        return f"{explanation}: requeued {times}, and Slurm holds a requeued job back until {begin}"
+        return f"{explanation}: requeued {times}, and Slurm delays a requeued job until {begin}"
     if fact.reason == "JobHeldAdmin":
         return f"{explanation}: held until an administrator releases it"
     if base_state(fact.state) in ("REQUEUE_HOLD", "SPECIAL_EXIT") or fact.reason.startswith("JobHeld"):
@@ -269,10 +282,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task of an array run. `job_id` is Slurm's, `123_4`; `source` and `cannot_start` are those of a `StateReport`.
-
-    `values` are the swept values of the task.
-    """
+    """One task of an array run. `job_id` is Slurm's, `123_4`; `source` and `cannot_start` are as in `StateReport`."""
 
     task: int
     job_id: str
@@ -281,15 +291,15 @@ class TaskStatus:
     source: str
     exit_code: int | None
     cannot_start: bool = False
-    values: Values | None = None
+    values: Values | None = None  # the swept values
 
     @property
     def named(self) -> str:
-        """`task 3`, or `task 3 (train.lr=0.0003)`."""
+        """The task in words: `task 3`, or `task 3 (train.lr=0.0003)` in a sweep."""
         return f"task {self.task} ({in_words(self.values)})" if self.values else f"task {self.task}"
 
     def as_json(self) -> dict[str, Any]:
-        """One of the `tasks` of `status --json`."""
+        """Return the task as an entry of `tasks` in `status --json`."""
         return {
             "task": self.task, "job_id": self.job_id, "state": self.state.value, "reason": self.reason,
             "exit_code": self.exit_code, "values": None if self.values is None else dict(self.values),
@@ -298,7 +308,7 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run. `reason` is a sentence on what is known; `source` is where it comes from."""
+    """The status of a run; `source` is where `state` and `reason` come from."""
 
     run_id: str
     job_name: str
@@ -314,20 +324,20 @@ class RunStatus:
     step: int | None
     exit_code: int | None
     path: str
-    tasks: tuple[TaskStatus, ...] | None = None  # of an array run
-    cannot_start: bool = False  # of a `StateReport`; of an array if none of its open tasks can start
-    values: Values | None = None  # the swept values, of a task of a sweep
-    validation: ValidationRecord | None = None  # the last one that the run has not gone back over
-    cluster: str = ""  # if the job names another cluster than its site's
+    tasks: tuple[TaskStatus, ...] | None = None  # None unless it is an array run
+    cannot_start: bool = False  # as in `StateReport`; for an array, true if no unfinished task can start
+    values: Values | None = None  # the swept values if this is a task of a sweep
+    validation: ValidationRecord | None = None  # the last validation at or before `step`
+    cluster: str = ""  # "" for the site's own
 
     @property
     def full_job_id(self) -> str:
-        """The job's id as a user gives it."""
+        """The job id as a user types it, with the cluster if it is not the site's own."""
         return named(self.job_id, self.cluster)
 
     @property
     def validated(self) -> str:
-        """The last validation as a sentence, with why it ended the run if it did; "" before the first."""
+        """The last validation in words, with the reason if it ended the run; "" before the first."""
         last = self.validation
         if last is None:
             return ""
@@ -343,17 +353,17 @@ class RunStatus:
         return bool(last.stopped) and last.step == self.step
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `status --json`."""
+        """Return the documented JSON of `status --json`."""
         tasks = None if self.tasks is None else [task.as_json() for task in self.tasks]
         validation = None if self.validation is None else self.validation.as_json()
-        without = replace(self, tasks=None, validation=None)  # both have their own JSON form
+        without = replace(self, tasks=None, validation=None)  # both have their own `as_json`
         value = {**asdict(without), "state": self.state.value, "tasks": tasks, "validation": validation}
-        del value["cannot_start"]  # `explain --json` has it, with the reason
+        del value["cannot_start"]  # only `explain --json` contains it, with the reason
         return value
 
 
 def summarize_tasks(tasks: Sequence[TaskStatus]) -> tuple[RunState, str, int | None]:
-    """The state of an array, its tasks by state (`3 running, 6 pending`), and the exit code of the first task in that state."""
+    """Return the state of an array, `3 running, 6 pending`, and the exit code of the first task in that state."""
     counts = Counter(task.state for task in tasks)
     state = next((state for state in _ORDER if counts[state]), RunState.UNKNOWN)
     code = next((task.exit_code for task in tasks if task.state is state and task.exit_code is not None), None)

@@ -1,4 +1,4 @@
-"""Explain a name that no run has: a job in the queue without a run directory, or a session."""
+"""Explain a name that is not that of a run: a queued job without a run directory, or a session."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,7 @@ _QUESTION_S = 10.0
 
 
 def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
-    """Explain a name that no run below RUNS has, from sessions and from the user's queue.
-
-    None if neither has it, or if Slurm does not respond.
-    """
+    """Explain an unknown name from the sessions and the queue; None if neither has it, or if Slurm does not respond."""
     if name in session_names():
         fix = f"`toolkit run JOB --session {name}` runs on its nodes, `toolkit session stop {name}` releases them"
         return NotFoundError(f"{name} is a session, not a run", where=str(runs), fix=fix)
@@ -49,10 +46,10 @@ def vanished(run: RunDirectory) -> NotFoundError:
 
 
 def slurm_here(cluster: str = "") -> Slurm | None:
-    """Return Slurm's commands of this host's site; None without one."""
+    """Return the Slurm commands for this host's site; None without Slurm."""
     try:
         scheduler = detect_site().site.scheduler
-    except ToolkitError:  # no site is known here
+    except ToolkitError:  # no site is detected on this host
         return None
     return (
         replace(slurm_of_site(scheduler, cluster=cluster), timeout_s=_QUESTION_S) if scheduler.kind == "slurm" else None
@@ -65,9 +62,9 @@ def _found(job: MarkedJob, cluster: str, runs: Path) -> NotFoundError:
         what += f" is session {job.session}, not a run"
         fix = f"`toolkit session stop {job.session}`, or `scancel {job.job_id}`"
     elif job.run_id:
-        what += f" is in the queue, and the directory of its run {job.run_id} is not here"
-        fix = f"`scancel {job.job_id}` ends it; where the run lies in another folder, name that one with --runs"
+        what += f" is in the queue, but its run {job.run_id} is not in this folder"
+        fix = f"`scancel {job.job_id}` ends it; if the run is in another folder, pass that folder with --runs"
     else:
         what += " is in the queue, but toolkit did not submit it"
-        fix = f"`scancel {job.job_id}` ends it; `scontrol show job {job.job_id}` shows it"
+        fix = f"`scancel {job.job_id}` ends it; `scontrol show job {job.job_id}` shows its details"
     return NotFoundError(what, where=str(runs), fix=with_cluster_option(fix, cluster))

@@ -1,4 +1,4 @@
-"""How a run spent its time, from its own files: waiting, starting, stepping, saving, and lost steps."""
+"""Determine from the files of a run how it spent its time: waiting, starting, stepping, saving, and lost steps."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from toolkit.rundir.states import NEXT_START_BEGAN, Cause, Next, RunState
 from toolkit.runs.record.job import recorded_job
 from toolkit.supervise.launch import is_unmanaged
 
-MOST_RANKS_READ = 64  # the start of the last of them
+MOST_RANKS_READ = 64  # rank files that are read to find when the ranks had started
 
 
 class What(StrEnum):
@@ -28,9 +28,9 @@ class What(StrEnum):
 
     WAITING = "waiting"  # in the queue
     STARTING = "starting"
-    STEPS = "steps"  # a program without steps: running
+    STEPS = "steps"  # for a program that reports no steps: the time after its ranks started
     SAVING = "saving"
-    LOST = "lost"  # steps that no checkpoint contains: repeated later, or lost
+    LOST = "lost"  # time of steps that no checkpoint contains, whether repeated later or not
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """An event. `what` is a cause of an end, or "resumed", "killed"."""
+    """An event. `what` is the cause that ended an attempt, or "resumed" or "killed"."""
 
     what: str
     time: float
@@ -57,7 +57,7 @@ class Mark:
 
 @dataclass
 class Piece:
-    """An attempt with the wait before it; or a last wait for one that has not started, whose `number` is None."""
+    """An attempt with the wait before it; `number` is None if the attempt has not started."""
 
     number: int | None
     spans: list[Span] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Piece:
 
 
 def life_of(run: RunDirectory, state: RunState) -> list[Piece]:
-    """Return the attempts of a run, or of a task, in that state. Unfinished ones last until now."""
+    """Return the attempts of a run, or of a task, whose current state is `state`. Unfinished ones last until now."""
     return _Reader(run, state, time.time()).pieces()
 
 
@@ -83,7 +83,7 @@ class _Reader:
 
     def pieces(self) -> list[Piece]:
         found: list[Piece] = []
-        ended_at: float | None = None  # the previous start
+        ended_at: float | None = None  # the end time of the previous start
         attempts = [self.run.attempt(number) for number in self.run.attempt_numbers()]
         starts = sorted({*self.run.start_numbers(), *self._submitted_starts()})
         for start in starts:
@@ -94,17 +94,17 @@ class _Reader:
             lived[0].spans[:0], lived[0].marks[:0] = waited, resumed
             found += lived
             ended_at = self._end_of_start(start, own)
-        if self.state is RunState.PENDING and ended_at is not None:  # requeued: its next start is not claimed yet
+        if self.state is RunState.PENDING and ended_at is not None:  # requeued, and the next start is not claimed yet
             found.append(Piece(None, [Span(What.WAITING, ended_at, self.now)]))
         return [piece for piece in found if piece.spans or piece.marks]
 
     def _submitted_starts(self) -> set[int]:
-        """Return starts that were passed to Slurm, started or not; a task's first one is its array's."""
+        """Return all submitted starts, begun or not; the first start of a task is that of its array."""
         own = set(map(start_of, self.run.path.glob("submitted-*.json")))
         return own | ({0} if self.run.whole.submitted(0).exists() else set())
 
     def _waiting(self, start: int, before: float | None) -> list[Span]:
-        """Return the time from its submission, or the end of the previous start, to the start of its supervisor."""
+        """Return the wait from the submission, or from the end of the previous start, until the supervisor started."""
         submitted = read_json_or_none(self.run.submitted(start)) or read_json_or_none(self.run.whole.submitted(start))
         claim = read_claim(self.run, start)
         begin = moment(submitted["time"]) if submitted is not None else before
@@ -130,7 +130,7 @@ class _Reader:
 
     def _attempt(self, attempt: AttemptDirectory) -> Piece:
         begun, written = StartRecord.read(attempt), AttemptRecord.read(attempt)
-        assert begun is not None  # otherwise no start would have it
+        assert begun is not None  # `pieces` selects attempts by this record
         piece = Piece(attempt.number)
         began, ended = moment(begun.time), self._ended(attempt, written)
         stepped = min(self._stepped(attempt, began, ended), ended)
@@ -144,7 +144,7 @@ class _Reader:
         return piece
 
     def _ended(self, attempt: AttemptDirectory, written: AttemptRecord | None) -> float:
-        """Return when it ended. If the supervisor was lost, the next start wrote the end, maybe hours later."""
+        """Return when an attempt ended. If the supervisor was lost, the next start recorded it, maybe hours later."""
         if written is not None and written.decision != NEXT_START_BEGAN:
             return moment(written.time)
         return self.now if written is None and self._runs(attempt) else self._last_sign(attempt)
@@ -160,7 +160,7 @@ class _Reader:
         return max(map(moment, times))
 
     def _stepped(self, attempt: AttemptDirectory, began: float, ended: float) -> float:
-        """Return when its first step started; for a run without steps, when its ranks had started."""
+        """Return when the first step of an attempt started; for a run without steps, when its ranks had started."""
         first = self._record(attempt.number, 0)
         if first is not None:
             return max(began, moment(first.time) - first.seconds)
@@ -171,12 +171,12 @@ class _Reader:
         return max((moment(rank["time"]) for rank in map(read_json_or_none, ranks) if rank is not None), default=began)
 
     def _lost(self, attempt: AttemptDirectory, written: AttemptRecord | None, stepped: float, ended: float) -> float:
-        """Return since when its steps were lost: repeated by the next attempt, or in no save."""
+        """Return the time after which the steps of an attempt were lost: not saved, or repeated by the next attempt."""
         if written is None or written.cause is Cause.COMPLETED or not self._tells_steps:
             return ended
         later = first_where(self._log, TrainRecord.from_line, lambda record: record.attempt > attempt.number)
         again = self._record(attempt.number, later.step) if later is not None else None
-        if again is not None:  # the next one's first record may be many steps after its resume (`log_every`)
+        if again is not None:  # with `log_every`, the next attempt's first record may be many steps after its resume
             return max(stepped, moment(again.time) - again.seconds)
         kept = [save for save in self._saves if save.attempt == attempt.number and save.committed_s is not None]
         if not kept:
@@ -184,7 +184,7 @@ class _Reader:
         return ended if (written.step or 0) <= kept[-1].step else max(stepped, kept[-1].went_on_at)
 
     def _record(self, attempt: int, step: int) -> TrainRecord | None:
-        """Return the first record of an attempt from a step on."""
+        """Return the first record of an attempt at or after a step."""
         found = first_where(
             self._log, TrainRecord.from_line, lambda record: (record.attempt, record.step) >= (attempt, step)
         )
@@ -209,7 +209,7 @@ def _start_of(attempt: AttemptDirectory) -> int:
 
 
 def _with_saves(stepped: float, lost: float, ended: float, saves: Iterable[SaveRecord]) -> Iterator[Span]:
-    """Split steps, and lost ones, around the pauses for saves."""
+    """Yield the steps, kept and lost, with the pauses for saves between them."""
     at = stepped
     for save in saves:
         begin, until = (min(max(at, moment), ended) for moment in (save.began_at, save.went_on_at))
@@ -235,7 +235,7 @@ def _marks(attempt: AttemptDirectory, written: AttemptRecord | None, ended: floa
     for event in read_lines(attempt.events):
         if event["event"] == "stop_requested":
             asked = str(event["cause"])
-            yield Mark(asked, moment(event["time"]), f"asked to save and end: {asked}")
+            yield Mark(asked, moment(event["time"]), f"asked to save and exit: {asked}")
         elif event["event"] == "killed":
             yield Mark("killed", moment(event["time"]), f"killed: {event['reason']}")
     if written is None:

@@ -1,4 +1,4 @@
-"""Draw a timeline in characters: a bar for each row, its events, and a legend."""
+"""Draw a timeline in text: a bar for each row, its events, and a legend."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ MOST_EVENTS = 20
 _NAME, _END = 14, 14  # maximum characters of a row's name and end
 _DAY_S = 86400.0
 
-# Each: with Unicode, without, the color.
+# The Unicode character, the ASCII character, the color.
 _GLYPHS = {
     What.WAITING: ("·", ".", "bright_black"), What.STARTING: ("░", "-", "yellow"), What.STEPS: ("█", "=", "green"),
     What.SAVING: ("▓", "s", "blue"), What.LOST: ("▒", "x", "red"),
@@ -37,7 +37,7 @@ _LETTERS = {
 
 @dataclass(frozen=True)
 class Pen:
-    """How to draw on a terminal. `width` in columns."""
+    """The properties of the terminal to draw on; `width` is in columns."""
 
     width: int
     unicode: bool
@@ -53,7 +53,7 @@ class Pen:
 
 @dataclass(frozen=True)
 class _Scale:
-    """The columns of moments."""
+    """Converts between times and columns."""
 
     began: float
     seconds: float
@@ -67,7 +67,7 @@ class _Scale:
 
 
 def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
-    """Return the picture, its lines at most as wide as the pen; only the list of events may be wider."""
+    """Yield the lines of the picture, at most `pen.width` wide, except for the list of events."""
     status, spent = timeline.status, timeline.ended - timeline.began
     yield f"{status.job_name} {status.run_id}: {status.state.value}" + (f", {format_duration(spent)}" if spent else "")
     if not timeline.rows:
@@ -89,7 +89,7 @@ def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
 
 
 def _axis(scale: _Scale) -> str:
-    """Return times of this host's zone, as many as fit."""
+    """Return the time axis in the local time zone, with as many times as fit."""
     form = "%H:%M:%S" if scale.seconds < _DAY_S else "%m-%d %H:%M"
     length = len(datetime.now().strftime(form))
     count = max(1, (scale.columns - length) // (length + 6))
@@ -102,7 +102,7 @@ def _axis(scale: _Scale) -> str:
 
 
 def _bar(row: Row, scale: _Scale, pen: Pen) -> str:
-    """Return in each column the longest activity; waiting in the queue only if there was nothing else."""
+    """Return a bar: each column shows its longest activity, and waiting only if there was nothing else."""
     taken: list[dict[What, float]] = [{} for _ in range(scale.columns)]
     for span in row.spans:
         for column in range(scale.column(span.began), scale.column(span.ended) + 1):
@@ -115,7 +115,7 @@ def _bar(row: Row, scale: _Scale, pen: Pen) -> str:
 
 
 def _marks(marks: Sequence[Mark], scale: _Scale) -> str:
-    """Return a character for each event; of two in one column, the later one moves to the next free column."""
+    """Return a line with a character per event; if a column is occupied, the event moves to the next free one."""
     line = [" "] * (scale.columns + len(marks))
     for mark in sorted(marks, key=lambda mark: mark.time):
         column = scale.column(mark.time)
@@ -145,11 +145,11 @@ def _where_the_time_went(timeline: Timeline) -> str:
 
 def _events(timeline: Timeline) -> Iterator[str]:
     events = sorted(((mark, row) for row in timeline.rows for mark in row.marks), key=lambda one: one[0].time)
-    if timeline.status.tasks is not None:  # completed tasks of many are not listed
+    if timeline.status.tasks is not None:  # many tasks complete, and their ends would hide other events
         events = [(mark, row) for mark, row in events if mark.what != "completed"]
     if events:
         yield ""
     if len(events) > MOST_EVENTS:
-        yield f"the last {MOST_EVENTS} of {len(events)} events; --json has all"
+        yield f"the last {MOST_EVENTS} of {len(events)} events; --json prints all"
     for mark, row in events[-MOST_EVENTS:]:
         yield clean(f"{datetime.fromtimestamp(mark.time):%m-%d %H:%M:%S} {row.name}: {mark.words}".replace("\n", " "))

@@ -1,4 +1,4 @@
-"""The rows of a run's timeline: one per attempt, or per task of an array, after the runs that it follows."""
+"""Build the rows of a timeline: one per attempt or array task, after the rows of the runs that the run follows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MOST_PARENTS = 50
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `end` is the cause of an attempt's end, or the state of a task or another run."""
+    """One line. `end` is the cause that ended an attempt, or the state of a task or another run."""
 
     name: str
     run_id: str
@@ -51,7 +51,7 @@ class Timeline:
 
     @property
     def seconds(self) -> dict[What, float]:
-        """Return the seconds of each activity of the run, without its parents; all tasks of an array together."""
+        """Return the seconds of each activity of the run without its parents; for an array, of all tasks together."""
         spent = dict.fromkeys(What, 0.0)
         for row in self.rows:
             for span in row.spans if row.run_id.startswith(self.status.run_id) else ():
@@ -69,7 +69,7 @@ class Timeline:
 
 
 def timeline_of(run: RunDirectory) -> Timeline:
-    """Return the life of a run, or of a task, until now. Slurm is queried only for its state."""
+    """Return the timeline of a run, or of a task, until now. Slurm is queried only for its state."""
     status = run_status(run)
     before = [_of_parent(parent) for parent in _parents(run)]
     if status.tasks is None:
@@ -101,7 +101,7 @@ def _of_parent(run: RunDirectory) -> Row:
 
 
 def _parents(run: RunDirectory) -> list[RunDirectory]:
-    """Return all direct and indirect parents of a run, the oldest first, without removed ones."""
+    """Return all direct and indirect parents of a run that still exist, the oldest first."""
     found: dict[str, RunDirectory] = {}
     look = [run.whole]
     while look and len(found) < MOST_PARENTS:

@@ -1,4 +1,4 @@
-"""Compare a request with accounting: the user's accounts and QOS, and the limits of association, QOS and partition QOS."""
+"""Compare a request with accounting: the user's accounts and QOS; limits of association, QOS and partition QOS."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from toolkit.submission.sweep.split import fix_of_room
 
 __all__ = ["against_accounts"]
 
-# Slurm's name of a resource: its name here, the key that requests it, the flag.
+# Slurm's name for a resource: (its name in messages, the key that requests it, the flag that requests it).
 _RESOURCES = {
     "node": ("nodes", "job.nodes", "-N"),
     "cpu": ("CPUs", "job.cpus_per_rank", "-c"),
@@ -26,7 +26,7 @@ _RESOURCES = {
 
 
 def against_accounts(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Return what accounting never allows this user. Slurm accepts most of it and lets it wait forever."""
+    """Yield findings on requests that accounting never allows this user; most such jobs would wait forever."""
     accounting = cluster.accounting
     if accounting is None or not cluster.enforces("associations", "limits", "qos", "safe"):
         return
@@ -49,9 +49,10 @@ def against_accounts(job: ResolvedJob, request: Request, cluster: Cluster) -> It
 def _in_force(
     request: Request, cluster: Cluster, accounting: Accounting, mine: Association
 ) -> Iterator[tuple[str, Limits]]:
-    """Return whose limits count. If several set a limit, the first of them counts: the partition's QOS, the job's, the user.
+    """Return the limits that apply, with their owners: the partition QOS, the job QOS, the association, in this order.
 
-    That is Slurm's order (resource_limits.html); a QOS with the flag OverPartQOS comes before the partition's.
+    A limit that several owners set is returned only for the first of them. The order is Slurm's (resource_limits.html):
+    a job QOS with the flag OverPartQOS precedes the partition QOS.
     """
     partition = next(iter(cluster.chosen(request)), None)
     qos = request.qos or default_qos([mine])
@@ -79,7 +80,7 @@ def _no_association(about: About, accounting: Accounting, account: str) -> Findi
     if account:
         what = f"{accounting.user} may not charge account {account}"
     else:
-        what = f"the job names no account, and {accounting.user} has no default one"
+        what = f"the job sets no account, and {accounting.user} has no default account"
     if accounts or limited:
         fix = f"choose one of yours with -A: {', '.join([*accounts, *limited][:8])}"
     else:
@@ -95,10 +96,12 @@ def _no_qos(about: About, request: Request, accounting: Accounting) -> Finding:
 def _qos(about: About, request: Request, accounting: Accounting, mine: Sequence[Association]) -> Iterator[Finding]:
     allowed = list(dict.fromkeys(name for one in mine for name in one.qos))
     if request.qos and request.qos not in allowed:
-        said = "may not use" if request.qos in accounting.qos else "requests a QOS that this cluster does not have:"
+        known = request.qos in accounting.qos
         yield about.refuse(
             "job.qos",
-            f"account {mine[0].account} {said} {request.qos}",
+            f"account {mine[0].account} may not use QOS {request.qos}"
+            if known
+            else f"this cluster has no QOS {request.qos}",
             f"choose one of {', '.join(allowed[:8])} with -q" if allowed else "omit -q",
         )
 
@@ -109,10 +112,10 @@ def _limits(about: About, request: Request, whose: str, limits: Limits) -> Itera
     asked = request.tres(request.min_nodes)
     on_node = request.tres(1)
     for most, have, words in (
-        (limits.most_for_job, asked, "a job"),
-        (limits.most_on_node, on_node, "a node"),
-        (limits.most_of_user, asked, "all jobs of a user"),
-        (limits.most_of_group, asked, "all its jobs together"),
+        (limits.most_for_job, asked, "per job"),
+        (limits.most_on_node, on_node, "per node"),
+        (limits.most_of_user, asked, "for all jobs of a user"),
+        (limits.most_of_group, asked, "for all its jobs together"),
     ):
         yield from _above(about, whose, words, have, most)
     yield from _minutes(about, request, whose, limits)
@@ -122,7 +125,7 @@ def _limits(about: About, request: Request, whose: str, limits: Limits) -> Itera
             what, key, flag = _RESOURCES[name]
             yield about.refuse(
                 key,
-                f"{count:.0f} {what}, but {whose} is for jobs with {least:.0f} or more",
+                f"{count:.0f} {what}, but {whose} requires at least {least:.0f} per job",
                 f"request more with {flag}",
             )
 
@@ -131,24 +134,27 @@ def _time(about: About, request: Request, whose: str, longest_s: int) -> Iterato
     if request.time_s is None or request.time_s > longest_s:
         most = format_slurm_time(longest_s)
         yield about.refuse(
-            "job.time", f"{format_slurm_time(request.time_s)}, but {whose} gives at most {most}", f'time = "{most}"'
+            "job.time",
+            f"walltime {format_slurm_time(request.time_s)}, but {whose} allows at most {most}",
+            f'time = "{most}"',
         )
 
 
 def _jobs(about: About, request: Request, whose: str, limits: Limits, queued: int) -> Iterator[Finding]:
-    """Return what sbatch refuses: `queued` jobs of the user count, too. Jobs of other members of a group are unknown."""
+    """Yield findings on too many jobs: `queued` is how many this user has; those of others are unknown."""
     if limits.running_jobs == 0:
-        yield about.refuse("job.account", f"{whose} may run no jobs", "choose another with -A or -q")
+        yield about.refuse("job.account", f"{whose} allows no jobs", "choose another account (-A) or QOS (-q)")
     submitted = (limits.submitted_jobs, limits.submitted_jobs_of_group)
     most = min((one for one in submitted if one is not None), default=None)
     if most is None or request.tasks + queued <= most:
         return
-    beside = f" beside {queued} of yours" if queued else ""
-    what = f"{counted(request.tasks, 'job')}{beside}, but {whose} may have {most} in the queue"
+    beside = f" in addition to {queued} of yours" if queued else ""
+    what = f"{counted(request.tasks, 'job')}{beside}, but {whose} allows at most {most} in the queue"
     if request.array is not None:
         yield about.refuse("job.array", what, fix_of_room(sorted(request.array), max(0, most - queued)))
     else:
-        yield about.refuse("job.account", what, f"{'wait, or ' if most else ''}choose another with -A or -q")
+        wait = "wait, or " if most else ""
+        yield about.refuse("job.account", what, f"{wait}choose another account (-A) or QOS (-q)")
 
 
 def _above(
@@ -162,7 +168,7 @@ def _above(
         typed = f" of type {name.partition(':')[2]}" if ":" in name else ""
         yield about.refuse(
             key,
-            f"{_count(kind, have[name])} {what}{typed}, but {whose} gives {words} {_count(kind, limit)}",
+            f"{_count(kind, have[name])} {what}{typed}, but {whose} allows at most {_count(kind, limit)} {words}",
             f"request less with {flag}, or choose another account or QOS",
         )
 
@@ -178,7 +184,7 @@ def _minutes(about: About, request: Request, whose: str, limits: Limits) -> Iter
             what = _RESOURCES[kind][0]
             yield about.refuse(
                 "job.time",
-                f"{asked[name]:.0f} {what} x minutes, but {whose} gives a job {limit:.0f}",
+                f"{asked[name]:.0f} {what} x minutes, but {whose} allows at most {limit:.0f} per job",
                 f'time = "{format_slurm_time(int(limit / asked[name] * request.time_s) // 60 * 60)}", or request less',
             )
 

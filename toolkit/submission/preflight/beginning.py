@@ -1,4 +1,4 @@
-"""Checks that the ranks can start, read and save as the job requests, as far as this host can determine."""
+"""Check that the ranks can start, read and save as the job requests, as far as this host can determine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 
 
 def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
-    """Make every check for the first start of a run; `options` are sbatch's for this submission alone.
+    """Run all checks for the first start of a run; `options` are the sbatch options for this submission only.
 
     Raises:
-        ToolkitError: the ranks could not begin, read or save as the job says.
+        ToolkitError: the ranks could not start, read or save as the job requests.
     """
     check_source(job, options)
     check_data(job, options)
@@ -41,14 +41,13 @@ def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
 
 
 def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
-    """Check `checkpoint.source` as the ranks will: quickly, and the whole folder.
+    """Check `checkpoint.source` on this host, in the same way as the ranks will.
 
-    As the entry's file, it must be there for this host, too. What cannot be known is left to the ranks: a container has
-    folders of its own, and a job that waits for another, by sbatch's `options`, may wait for its checkpoint.
+    Only the ranks can check a path inside a container, or a checkpoint that another job will write. `options` are the
+    sbatch options of this submission, which may contain the dependency on that job.
 
     Raises:
-        ToolkitError: there is no such folder, or it is not a checkpoint that the job can start from
-            as it says.
+        ToolkitError: the folder does not exist, or the job cannot start from it in the requested way.
     """
     source = job.checkpoint.source
     path = job.job_directory / source
@@ -58,7 +57,7 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     if said := _no_checkpoint(path):
         raise ToolkitError(said, where=where, fix=_fix_of(path, source))
     manifest = check_whole(path, where=where)
-    if not is_unmanaged(job.job.entry):  # what a script takes of it, and how it counts steps, only the script knows
+    if not is_unmanaged(job.job.entry):  # only a script knows what it loads and how it counts steps
         _check_use(job, path, manifest, where=where)
 
 
@@ -68,22 +67,22 @@ def _check_use(job: ResolvedJob, path: Path, manifest: Manifest, *, where: str) 
     if job.checkpoint.take == "weights":
         if manifest.is_imported and not any(name.startswith("model.") for name in manifest.tensors):
             said = f"{path} was imported, and has no tensors below `model`"
-            fix = "import it again, with --under model"
+            fix = "import the file again with --under model"
     elif manifest.is_imported:
         said = f"{path} was imported, and has no training state to resume from"
         fix = 'set checkpoint.take to "weights"'
-    elif "train.steps" in job.origins and manifest.step >= job.train.steps:  # else the job may count its own
+    elif "train.steps" in job.origins and manifest.step >= job.train.steps:  # if unset, the job may count its own steps
         said = f"{path} is at step {manifest.step}, and train.steps is {job.train.steps}: no steps would remain"
-        fix = f'set train.steps above {manifest.step}, or checkpoint.take to "weights", which begins at step 0'
+        fix = f'set train.steps above {manifest.step}, or checkpoint.take to "weights", which starts at step 0'
     if said:
         raise ToolkitError(said, where=where, fix=fix)
 
 
 def check_whole(checkpoint: Path, *, where: str) -> Manifest:
-    """Check a checkpoint quickly, as ranks do before they start from it; return its content.
+    """Check a checkpoint quickly, as ranks do before they start from it; return its manifest.
 
     Raises:
-        ToolkitError: it is damaged, or cannot be read here; `where` is its place.
+        ToolkitError: it is damaged, or cannot be read on this host; the message names `where` as the place.
     """
     from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.folder.choice import good_manifest
@@ -91,13 +90,15 @@ def check_whole(checkpoint: Path, *, where: str) -> Manifest:
     try:
         return good_manifest(checkpoint)
     except CorruptCheckpointError as error:
-        fix = f"name another; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` lists every problem of this one"
+        fix = (
+            f"choose another one; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` lists every problem of this one"
+        )
         raise ToolkitError(f"{checkpoint} is damaged: {error.message}", where=where, fix=fix) from None
     except ToolkitError as error:
         place = error.where if error.where != where else ""
         raise ToolkitError(": ".join(filter(None, (place, error.message))), where=where, fix=error.fix) from None
     except OSError as error:
-        fix = "name a folder that this host and you may read"
+        fix = "choose a checkpoint that you can read on this host"
         raise ToolkitError(f"{checkpoint} cannot be read here: {error.strerror}", where=where, fix=fix) from None
 
 
@@ -115,34 +116,34 @@ def check_codec(job: ResolvedJob) -> None:
         check_compression(job.checkpoint.compression)
     except ToolkitError as error:
         raise ToolkitError(
-            f"{error.message}, and {sys.executable}, which the ranks run in, too, does not have it",
+            f"{error.message}, but {sys.executable}, which also runs the ranks, does not have it",
             where=job.origin("checkpoint.compression").place("checkpoint.compression"),
             fix=f'{error.fix}, or compression = "gzip"',
         ) from None
 
 
 def check_data(job: ResolvedJob, options: Sequence[str] = ()) -> None:
-    """Check that each of `data.paths` matches a file; ranks check what this host cannot see, as in `check_source`.
+    """Check that each pattern in `data.paths` matches a file; the ranks check paths that this host cannot see.
 
     Raises:
-        ToolkitError: one of them names nothing here.
+        ToolkitError: a pattern matches no file on this host.
     """
     if _waits(job, options):
         return
     for pattern in job.data.paths:
-        is_address = "://" in pattern  # of a store that a job reads by a library of its own
+        is_address = "://" in pattern  # of an object store, which the job reads through its own library
         if is_address or _is_elsewhere(job.job_directory / pattern, job):
             continue
         if next(matches(pattern, job.job_directory), None) is None:
             raise ToolkitError(
-                f"nothing here matches {pattern!r}",
+                f"no file on this host matches {pattern!r}",
                 where=job.origin("data.paths").place("data.paths"),
-                fix=f"name files that this host and every node can read; relative patterns start at {job.job_directory}",
+                fix=f"list files that this host and every node can read; relative patterns start at {job.job_directory}",
             )
 
 
 def check_arguments(job: ResolvedJob) -> None:
-    """Check `[args]` against the declarations of the job's script, if it reads them by `read_arguments`.
+    """Check `[args]` against the arguments that the job script declares, if it uses `read_arguments`.
 
     Raises:
         ToolkitError: the ranks would refuse a key or a value.
@@ -166,7 +167,7 @@ def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:
     """Check that `train.guard` can roll back to a checkpoint that exists or will exist.
 
     Raises:
-        ToolkitError: it could not.
+        ToolkitError: it cannot.
     """
     if is_unmanaged(job.job.entry):
         return
@@ -177,10 +178,10 @@ def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:
 
 
 def check_bench(job: ResolvedJob) -> None:
-    """Check `[args]` of the shipped `bench_collectives` as its ranks will, as far as the job's shape allows.
+    """Check `[args]` of the shipped `bench_collectives` as its ranks will, as far as the shape of the job allows.
 
     Raises:
-        ToolkitError: it is nothing that these ranks could measure.
+        ToolkitError: these ranks cannot measure what it requests.
     """
     if script_of(job) != shipped_jobs()["bench_collectives"].with_suffix(".py"):
         return
@@ -198,20 +199,20 @@ def _no_checkpoint(path: Path) -> str:
     if not path.exists():
         return f"there is no folder {path}"
     if not path.is_dir():
-        return f"{path} is a file, and a checkpoint is a folder"
+        return f"expected a checkpoint folder, got the file {path}"
     if (path / "manifest.json").exists():
         return ""
-    return f"{path} {'contains checkpoints and is not one itself' if _newest_in(path) else 'is not a checkpoint: it has no manifest.json'}"
+    return f"{path} {'contains checkpoints but is not one itself' if _newest_in(path) else 'is not a checkpoint: it has no manifest.json'}"
 
 
 def _fix_of(path: Path, source: str) -> str:
     if inside := _newest_in(path):
-        return f"name one of them, as in source = {str(Path(source) / inside)!r}"
+        return f"choose one of them, as in source = {str(Path(source) / inside)!r}"
     if beside := _newest_in(path.parent):
-        return f"name an existing one, such as {str(path.parent / beside)!r}"
+        return f"choose an existing one, such as {str(path.parent / beside)!r}"
     return (
-        "pass the path of a step-... folder; `toolkit ckpt ls RUN` shows those of a run, and `toolkit ckpt import` makes "
-        "one of other formats"
+        "pass the path of a step-... folder; `toolkit ckpt ls RUN` lists the checkpoints of a run, and `toolkit ckpt import` converts "
+        "other formats"
     )
 
 
@@ -226,7 +227,7 @@ def _newest_in(path: Path) -> Path | None:
 
 
 def _is_elsewhere(path: Path, job: ResolvedJob) -> bool:
-    """Return whether the ranks may see files at `path` that this host does not: in a container, or on a node's own disk."""
+    """Return whether ranks may see files at `path` that this host does not: in a container, or on a local disk."""
     local = job.paths.local_scratch
     return not path.is_relative_to(job.job_directory) and (
         _has_image(job) or (bool(local) and path.is_relative_to(local))
@@ -234,7 +235,7 @@ def _is_elsewhere(path: Path, job: ResolvedJob) -> bool:
 
 
 def _waits(job: ResolvedJob, options: Sequence[str]) -> bool:
-    """Return whether another job comes first, which may create what this one needs."""
+    """Return whether the job depends on another one, which may create the files that it needs."""
     return bool(last_value_of((*job.job.sbatch, *options), "dependency", "d"))
 
 

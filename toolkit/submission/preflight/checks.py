@@ -1,4 +1,4 @@
-"""All checks of a job before its submission."""
+"""Run all checks of a job before its submission."""
 
 import os
 import shlex
@@ -28,25 +28,25 @@ from toolkit.terminal.talk import say
 
 __all__ = ["FORCED", "RENDERED", "Preflight", "check_files", "look", "report_cost", "require_good"]
 
-_LONGEST_SHEBANG = 256  # what Linux reads of it, execve(2)
+_LONGEST_SHEBANG = 256  # number of bytes that Linux reads (execve(2))
 _ELF = b"\x7fELF"
 
 
 def check_files(job: ResolvedJob, extra_sbatch_options: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yield findings on files that this host can see; `extra_sbatch_options` are of this submission only."""
+    """Yield findings on files that this host can see; `extra_sbatch_options` apply to this submission only."""
     yield from _log_folders(About(job, "log_folder"), (*sbatch_words(job), *extra_sbatch_options), extra_sbatch_options)
     if isinstance(job.job.entry, list) and not (job.container.image or job.site_container.image):
         yield from _program(About(job, "program"), job.job.entry[0], job.job_directory)
 
 
 def _log_folders(about: About, words: Sequence[str], extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
-    """Return findings on `-o` and `-e`. If the folder is missing, Slurm ends the job without a log."""
+    """Yield findings on the folders in `-o` and `-e`. If one is missing, Slurm ends the job without a log."""
     at = Path(last_value_of(words, "chdir", "D") or ".")
     for name, letter in (("output", "o"), ("error", "e")):
         written = last_value_of(words, name, letter)
         folder = written.rpartition("/")[0]
         if not folder or "%" in folder or written.startswith("/dev/"):
-            continue  # beside the submission, or only Slurm knows it
+            continue  # the submission directory, or a path that only Slurm can expand
         path = at / folder
         is_flag = any(value_of(word, name, letter) is not None for word in extra_sbatch_options)
         where = f"-{letter} {written}" if is_flag else "job.sbatch"
@@ -54,33 +54,33 @@ def _log_folders(about: About, words: Sequence[str], extra_sbatch_options: Seque
             fix = f"mkdir -p {shlex.quote(str(path))}"
             yield about.refuse(where, f"there is no folder {path} for --{name}, and Slurm does not create it", fix)
         elif not os.access(path, os.W_OK | os.X_OK):
-            yield about.refuse(where, f"you cannot write into {path}, where --{name} goes", "choose another folder")
+            yield about.refuse(where, f"you cannot write to {path}, the folder of --{name}", "choose another folder")
 
 
 def _program(about: About, written: str, directory: Path) -> Iterator[Finding]:
-    """Check a program given by path; the nodes' PATH decides about a plain name."""
+    """Check a program that is given as a path; the nodes find a plain name through their PATH."""
     if "/" not in written:
         return
     path = directory / written
-    if not path.exists():  # where it is relative, that was refused before
-        yield about.warn("job.entry", f"there is no {path} on this host", "check that the nodes have it")
+    if not path.exists():  # an absolute path, because a missing relative one was refused before
+        yield about.warn("job.entry", f"file {path} not found on this host", "check that the file exists on the nodes")
         return
     if not path.is_file() or not os.access(path, os.X_OK):
-        fix = f"chmod +x {shlex.quote(str(path))}" if path.is_file() else "name a program"
+        fix = f"chmod +x {shlex.quote(str(path))}" if path.is_file() else "specify an executable file"
         yield about.refuse("job.entry", f"{path} is not executable", fix)
         return
     try:
         with path.open("rb") as stream:
             first = stream.read(_LONGEST_SHEBANG)
-    except OSError:  # it may be run, and not read
+    except OSError:  # it may be executable without being readable
         return
     if first.startswith(b"#!"):
         yield from _interpreter(about, path, first)
     elif not first.startswith(_ELF):
         yield about.refuse(
             "job.entry",
-            f"{path} is not a program: it has no #! line, and is not compiled for Linux",
-            'begin it with a line such as "#!/bin/bash"',
+            f"{path} is not an executable program: it has no #! line and is not an ELF file",
+            'add a first line such as "#!/bin/bash"',
         )
 
 
@@ -89,7 +89,7 @@ def _interpreter(about: About, path: Path, first: bytes) -> Iterator[Finding]:
     if line.endswith("\r"):
         yield about.refuse(
             "job.entry",
-            f"the lines of {path} end as on Windows, so that its interpreter is not found",
+            f"{path} has Windows line endings, with which Linux does not find its interpreter",
             f"sed -i 's/\\r$//' {shlex.quote(str(path))}",
         )
         return
@@ -98,15 +98,15 @@ def _interpreter(about: About, path: Path, first: bytes) -> Iterator[Finding]:
         yield about.refuse("job.entry", f"the #! line of {path} names no interpreter", 'write "#!/bin/bash"')
     elif not Path(words[0]).is_absolute() or shutil.which(words[0]) is None:
         yield about.refuse(
-            "job.entry", f"{path} is to be run by {words[0]}, which is not on this host", "fix its #! line"
+            "job.entry", f"the interpreter of {path}, {words[0]}, is not on this host", "correct its #! line"
         )
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was found, refusals first. `silent` lists the facts that the cluster did not provide, and why.
+    """The findings, refusals first. `silent` lists the facts that the cluster did not report, each with the reason.
 
-    `is_final` is true where there is no cluster to submit to, so that nothing could pass over the refusals.
+    `is_final` is true if there is no cluster to submit to; --force then cannot override the refusals.
     """
 
     findings: tuple[Finding, ...]
@@ -140,12 +140,12 @@ def look(
     extra_sbatch_options: Sequence[str] = (),
     run: RunDirectory | None = None,
 ) -> Preflight:
-    """Check a job and, if it goes to Slurm, the cluster.
+    """Check a job and, if it is submitted to Slurm, the cluster.
 
     Args:
-        runs: the folder of run directories; None for a session, which is nodes alone: nothing of the job runs there.
-        site: also checks its limits; None if the job was checked against them already.
-        extra_sbatch_options: options of sbatch for this submission alone.
+        runs: the folder of run directories; None for a session, which only allocates nodes.
+        site: the site whose limits are checked; None if the job was checked against them already.
+        extra_sbatch_options: sbatch options for this submission only.
         run: the run that the job continues.
     """
     requests = [(one, request_of(one, extra_sbatch_options)) for one in job.components]
@@ -194,7 +194,7 @@ def _against_cluster(job: ResolvedJob, request: Request, cluster: Cluster) -> It
     of_partitions = against_partitions(job, request, cluster)
     yield from of_partitions
     known = {one.where for one in of_partitions}
-    # For one value, only the nearer limit is reported.
+    # Report one limit per key: that of the partition, if it and the nodes both refuse the value.
     yield from (one for one in against_nodes(job, request, cluster) if one.where not in known)
     yield from against_reservation(job, request, cluster)
     yield from against_array_limits(job, cluster.settings)
@@ -202,9 +202,9 @@ def _against_cluster(job: ResolvedJob, request: Request, cluster: Cluster) -> It
 
 
 def _of_site_file(job: ResolvedJob, site: Site, found: Sequence[Finding], *, past_time: bool) -> list[Finding]:
-    """Return refusals by the site file alone; if the cluster refuses the same value, that refusal is enough.
+    """Return the refusals by limits of the site file, except for values that the cluster already refuses.
 
-    `past_time` is true where the job's QOS goes past a partition's time limit.
+    `past_time` is true if the QOS of the job overrides the time limit of the partition.
     """
     told = {one.where for one in found if one.severity is Severity.REFUSAL}
     if past_time:
@@ -222,32 +222,32 @@ def _ordered(found: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity)))
 
 
-# What a refusal is called if it does not end the command.
-FORCED = "passed over (--force)"
+# The prefix of a refusal that does not end the command.
+FORCED = "overridden (--force)"
 
 
 RENDERED = "submit would refuse"
 
 
 def require_good(found: Preflight, *, instead: str = "", action: str = "submits it") -> Cost | None:
-    """Report on stderr what preflight found; return the cost for `report_cost`, once nothing else has refused the job.
+    """Report on stderr what preflight found; return the cost, which the caller may pass to `report_cost`.
 
     Args:
-        instead: what refusals are called if they are only reported; "" raises them.
-        action: what --force does all the same.
+        instead: if not "", refusals are only reported, with this prefix.
+        action: what --force does despite the refusals, in words.
 
     Raises:
-        ToolkitError: the job can never run; each refusal is a line.
+        ToolkitError: the job can never run; the message has one line per refusal.
     """
     for one in found.silent:
-        say(f"not looked at, {one}")
+        say(f"could not check {one}")
     for finding in found.warnings:
         say(f"warning: {finding.as_error()}")
     refusals = found.refusals
     if refusals and found.is_final and instead != RENDERED:
         raise _all_of(refusals)
     if refusals and not instead:
-        raise _all_of(refusals, way_past=f"; --force {action} all the same")
+        raise _all_of(refusals, way_past=f"; --force {action} anyway")
     for finding in refusals:
         say(f"{instead}: {finding.as_error()}")
     return found.cost

@@ -1,4 +1,4 @@
-"""Queries to the cluster: one cheap query for each fact; independent queries run at the same time."""
+"""Query the cluster: one cheap query per fact, independent ones in parallel."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from toolkit.slurm.limits import (
 __all__ = ["Accounting", "Cluster", "ask_cluster", "default_qos"]
 
 T = TypeVar("T")
-PATIENCE_S = 5.0  # for one answer; a submission must not wait for a cluster that is busy
+PATIENCE_S = 5.0  # for each query, so that a busy cluster does not delay a submission
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """What accounting allows this user, and the user's queue; None if squeue did not respond."""
+    """What accounting allows this user, and the user's queued jobs, which are None if squeue did not respond."""
 
     user: str
     default_account: str
@@ -56,17 +56,17 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster's answers; None if not queried or not reported. `silent` says why."""
+    """The cluster's responses; None if not queried or not reported. `silent` lists the failed queries and why."""
 
     settings: Mapping[str, str]
     partitions: Mapping[str, PartitionLimits]
     shapes: Sequence[NodeShape] | None = None
-    reservations: Sequence[Reservation] | None = None  # of the name that the job gives
+    reservations: Sequence[Reservation] | None = None  # those with the name that the job requests
     accounting: Accounting | None = None
     silent: Sequence[str] = field(default_factory=tuple)
 
     def enforces(self, *words: str) -> bool:
-        """True if AccountingStorageEnforce has one of these words, or all."""
+        """Return whether AccountingStorageEnforce contains one of `words`, or "all"."""
         enforced = set(self.settings.get("AccountingStorageEnforce", "").lower().split(","))
         return bool(enforced & {"all", *words})
 
@@ -84,7 +84,7 @@ class Cluster:
         return replace(request, account=account, qos=request.qos or default_qos(self.own(request)))
 
     def own(self, request: Request) -> list[Association]:
-        """Return the associations of a job: those of a partition before those of all."""
+        """Return the associations for a job, those with a partition first."""
         if self.accounting is None:
             return []
         account = request.account or self.accounting.default_account
@@ -102,19 +102,19 @@ class Cluster:
         return [one for one in self.partitions.values() if one.is_default]
 
     def candidates(self, request: Request) -> list[PartitionLimits]:
-        """Return the chosen partitions; without one all, the default first."""
+        """Return the chosen partitions; if there are none, all partitions, the default first."""
         return self.chosen(request) or sorted(self.partitions.values(), key=lambda one: not one.is_default)
 
 
 def default_qos(mine: Sequence[Association]) -> str:
-    """Return slurmctld's QOS for a job without one: the association's default, its only one, else `normal`."""
+    """Return slurmctld's QOS for a job that names none: the association's default, else its only one, else `normal`."""
     if not mine:
         return "normal"
     return mine[0].default_qos or (mine[0].qos[0] if len(mine[0].qos) == 1 else "normal")
 
 
 def ask_cluster(slurm: Slurm, request: Request) -> Cluster:
-    """Query what the checks of a request need."""
+    """Query all facts that the checks of a request need."""
     slurm = replace(slurm, timeout_s=min(slurm.timeout_s, PATIENCE_S))
     with ThreadPoolExecutor(max_workers=5, thread_name_prefix="preflight") as pool:
         settings, partitions = pool.submit(cluster_settings, slurm), pool.submit(every_partition, slurm)
@@ -130,7 +130,7 @@ def ask_cluster(slurm: Slurm, request: Request) -> Cluster:
 
 
 def _ask_accounting(questions: _Questions, slurm: Slurm, cluster: Cluster) -> Callable[[], Accounting | None]:
-    """Query the database, if Slurm enforces it."""
+    """Start the accounting queries if Slurm enforces accounting; the returned function waits for them."""
     if not cluster.enforces("associations", "limits", "qos", "safe"):
         return _nothing
     user = getpass.getuser()
@@ -150,13 +150,13 @@ def _ask_accounting(questions: _Questions, slurm: Slurm, cluster: Cluster) -> Ca
 
 @dataclass
 class _Questions:
-    """Queries in progress; failures are recorded and skipped."""
+    """Queries in progress; a failed one is recorded in `silent`."""
 
     pool: ThreadPoolExecutor
     silent: list[str] = field(default_factory=list)
 
     def ask(self, name: str, question: Callable[..., T], *arguments: object) -> Callable[[], T | None]:
-        """Start a query; the returned function waits for its answer."""
+        """Start a query; the returned function waits for its result, which is None if the query failed."""
         future = self.pool.submit(question, *arguments)
 
         def answer() -> T | None:
@@ -170,4 +170,4 @@ class _Questions:
 
 
 def _nothing() -> None:
-    """The answer of a query that was not made."""
+    """Return the result of a query that was not made."""

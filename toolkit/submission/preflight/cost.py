@@ -1,4 +1,4 @@
-"""The cost of a job before its submission: node-hours, CPU-hours, GPU-hours and, with the site's weights, billing."""
+"""Estimate the cost of a job: node-hours, CPU-hours, GPU-hours and, with the site's weights, billing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SUMMED = ("nodes", "cpus", "gpus", "node_hours", "cpu_hours", "gpu_hours", "bil
 
 @dataclass(frozen=True)
 class Cost:
-    """What all tasks and repeated jobs take together until their walltime ends. Hours are None without a known walltime.
+    """The use of all tasks and repeated jobs together up to their walltime. Hours are None if the walltime is unknown.
 
-    `repeat` is the number of repeated jobs, 1 for any other job. `time_s` is the walltime that counts, the job's or the
-    partition's default. `billing_hours` are TRESBillingWeights times hours, None where the partition has none. `goes_on`
-    says that a run may be requeued when its walltime is over, and so take this more than once.
+    `repeat` is the number of repeated jobs, 1 for any other job. `time_s` is the walltime of the job, or the default of
+    its partition. `billing_hours` are TRESBillingWeights times hours, None if the partition has no weights. `goes_on`
+    is true if the run may be requeued at its walltime, and then cost this again.
     """
 
     tasks: int
@@ -46,7 +46,7 @@ class Cost:
 
 
 def cost_of(job: ResolvedJob, request: Request, cluster: Cluster | None = None) -> Cost:
-    """Return the most that a job can use until it is requeued; `cluster` knows the partition's default time and weights."""
+    """Return the most that a job can use until a requeue; `cluster` has the partition's default time and weights."""
     partition = next(iter(cluster.chosen(request)), None) if cluster is not None else None
     nodes, tasks = request.max_nodes, request.tasks
     tres = request.tres(nodes)
@@ -68,7 +68,7 @@ def cost_of(job: ResolvedJob, request: Request, cluster: Cluster | None = None) 
 
 
 def together(costs: Sequence[Cost]) -> Cost:
-    """Return the cost of a heterogeneous job, whose components start and end together; None if one is unknown."""
+    """Return the cost of a heterogeneous job, whose components start and end together; unknown sums are None."""
     sums = {name: _sum([getattr(one, name) for one in costs]) for name in _SUMMED}
     times = [one.time_s for one in costs]
     return replace(costs[0], **sums, time_s=None if None in times else max(filter(None, times), default=0))
@@ -88,7 +88,7 @@ def _default_time_s(job: ResolvedJob, partition: PartitionLimits | None) -> int 
 def billing_of(tres: Mapping[str, float], weights: Mapping[str, float], *, most_alone: bool) -> float:
     """Return Slurm's billing of some resources (slurm.conf(5), TRESBillingWeights).
 
-    `most_alone` is PriorityFlags=MAX_TRES: of what nodes have, only the dearest counts.
+    `most_alone` is PriorityFlags=MAX_TRES: only the most expensive resource counts.
     """
     parts = {name.lower(): weights.get(name.lower(), 0.0) * count for name, count in tres.items()}
     return max(parts.values(), default=0.0) if most_alone else sum(parts.values())

@@ -1,4 +1,4 @@
-"""What a check found: the place, the value and the limit, the fix."""
+"""Define the result of a check: the place, the message with value and limit, the fix."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ __all__ = ["About", "Finding", "Severity"]
 
 
 class Severity(StrEnum):
-    """A refusal can never run or end well; a warning may be unintended; a note is printed on request."""
+    """REFUSAL: the job cannot succeed. WARNING: a mistake is likely. NOTE: a fact, printed only on request."""
 
     REFUSAL = "refusal"
     WARNING = "warning"
@@ -52,6 +52,6 @@ class About:
         return self._finding(Severity.NOTE, key, what, fix)
 
     def _finding(self, severity: Severity, key: str, what: str, fix: str) -> Finding:
-        """`key` is a key of the job, or a place that is none, such as a path."""
+        """Return a finding; `key` is a key of the job file, or another place such as a path."""
         where = self.job.origin(key).place(key) if "." in key and "/" not in key else key
         return Finding(self.check, severity, where, what, fix)

@@ -1,4 +1,4 @@
-"""Compare a request with the existing nodes: CPUs, memory, GPUs and features, alone and combined."""
+"""Compare a request with the existing nodes: CPUs, memory, GPUs and features, each alone and all combined."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ __all__ = ["against_nodes"]
 
 
 def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Return findings on what no node has, or too few nodes have, and on GPU options that Slurm's plugin ignores."""
+    """Yield findings on resources that too few nodes have, and on GPU options that this Slurm does not support."""
     yield from _gpu_dialect(About(job, "gpu_dialect"), request, cluster)
     yield from _other_gres(About(job, "gpu_dialect"), request, cluster)
     shapes = cluster.shapes or ()
@@ -37,32 +37,32 @@ def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Itera
 
 
 def _named_nodes(about: About, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
-    """Check -w and -x against the nodes of the job's partitions; files of names are left to Slurm."""
+    """Check -w and -x against the nodes in the partitions of the job; only Slurm checks files of node names."""
     here = expand_hostlist(",".join(shape.names for shape in shapes))
     everywhere = {*here, *expand_hostlist(",".join(one.nodes for one in cluster.partitions.values()))}
     wanted, unwanted = _names_in(request.nodelist), _names_in(request.exclude)
     for key, letter, names in (("job.nodelist", "-w", wanted), ("job.exclude", "-x", unwanted)):
         if unknown := [name for name in names if name not in everywhere]:
             what = f"this cluster has no node {unknown[0]!r}"
-            yield about.refuse(key, what, f"choose some of {_some(here)} with {letter}")
+            yield about.refuse(key, what, f"choose from {_some(here)} with {letter}")
     if elsewhere := [name for name in wanted if name in everywhere and name not in here]:
-        what = f"node {elsewhere[0]} is in no partition of the job"
-        yield about.refuse("job.nodelist", what, f"choose some of {_some(here)} with -w, or another partition with -p")
+        what = f"node {elsewhere[0]} is not in a partition of the job"
+        yield about.refuse("job.nodelist", what, f"choose from {_some(here)} with -w, or another partition with -p")
     if len(set(wanted)) > request.max_nodes and set(wanted) <= set(here):
-        what = f"{counted(len(set(wanted)), 'node')} named, and the job takes {request.max_nodes}"
+        what = f"-w lists {counted(len(set(wanted)), 'node')}, but the job uses {request.max_nodes}"
         yield about.refuse("job.nodelist", what, f"nodes = {len(set(wanted))}, or list fewer with -w")
     away = {
         name for shape in shapes if wanted and not _is_usable(shape, request) for name in expand_hostlist(shape.names)
     }
     if waited_for := [name for name in wanted if name in away]:
-        what = f"node {waited_for[0]} is down, drained or reserved: the job waits for it"
+        what = f"node {waited_for[0]} is down, drained or reserved: the job would wait for it"
         yield about.warn("job.nodelist", what, "wait, or choose others with -w")
     left = [name for name in here if name not in unwanted]
     if len(left) < request.min_nodes <= len(here):
         leaves = f"leaves {counted(len(left), 'node')} of {_some(here)}" if left else f"leaves none of {_some(here)}"
         yield about.refuse(
             "job.exclude",
-            f"{request.exclude} {leaves}, and the job takes {request.min_nodes}",
+            f"-x {request.exclude} {leaves}, but the job needs {request.min_nodes}",
             f"list fewer with -x, or nodes = {len(left)}" if left else "list fewer with -x",
         )
 
@@ -79,7 +79,7 @@ def _names_in(hosts: str) -> list[str]:
         return []
     try:
         return expand_hostlist(hosts)
-    except ToolkitError:  # sbatch knows more forms than toolkit does, and judges the others
+    except ToolkitError:  # sbatch accepts more forms than toolkit can expand
         return []
 
 
@@ -93,30 +93,30 @@ def _gpu_dialect(about: About, request: Request, cluster: Cluster) -> Iterator[F
     kinds = [kind for kind in cluster.settings.get("GresTypes", "").split(",") if kind]
     if "gpu" not in kinds:
         yield about.refuse(
-            "job.gpus_per_node", "this cluster knows no GPUs (GresTypes of slurm.conf)", "gpus_per_node = 0"
+            "job.gpus_per_node", "this cluster has no GPUs (GresTypes in slurm.conf)", "gpus_per_node = 0"
         )
     choice = cluster.settings.get("SelectType", "")
     if request.gpu_option.startswith("--gpus") and choice and not choice.endswith(("cons_tres", "cray_aries")):
         yield about.refuse(
             "gpu.request",
-            f"{request.gpu_option} needs select/cons_tres, and this cluster has {choice}",
+            f"{request.gpu_option} needs select/cons_tres, but this cluster uses {choice}",
             'request = "--gres=gpu:{count}" in [gpu] of the site file',
         )
 
 
 def _other_gres(about: About, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Return findings on generic resources other than GPUs, by their names alone."""
+    """Return findings on unknown names of generic resources other than GPUs."""
     kinds = [kind for kind in cluster.settings.get("GresTypes", "").split(",") if kind]
     if unknown := [name for name in request.gres if name not in (*kinds, "gpu")]:
-        knows = f"it knows {', '.join(kinds)}" if kinds else "it knows none"
-        what = f"this cluster has no generic resource {unknown[0]!r}: {knows} (GresTypes of slurm.conf)"
-        yield about.refuse("job.sbatch", what, f"omit {unknown[0]} of --gres")
+        knows = f"it has {', '.join(kinds)}" if kinds else "it has none"
+        what = f"this cluster has no generic resource {unknown[0]!r}: {knows} (GresTypes in slurm.conf)"
+        yield about.refuse("job.sbatch", what, f"remove {unknown[0]} from --gres")
 
 
 def _memory(job: ResolvedJob, request: Request, cluster: Cluster, cpus: int) -> tuple[float | None, str]:
-    """Return what a node must have in MiB, and its source: a job that requests none gets the cluster's default.
+    """Return the memory per node in MiB and its source: the request of the job, else the default of the cluster.
 
-    `cpus` are those of a node that the default counts.
+    `cpus` is the number of CPUs per node by which DefMemPerCPU is multiplied.
     """
     if request.memory_mib is not None:
         return request.memory_mib, "the job requests"
@@ -147,21 +147,21 @@ def _cpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
 
 
 def _whole_nodes(about: About, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
-    """Check --exclusive, which requests all CPUs of a node; a partition may give fewer."""
+    """Check --exclusive, which requests all CPUs of a node; a partition may allow fewer."""
     chosen = cluster.chosen(request)
     most = chosen[0].max_cpus_per_node if len(chosen) == 1 else None
     least = min(shape.cpus for shape in shapes)
     if request.whole_nodes and most is not None and most < least:
-        what = f"--exclusive takes all of a node's {least} CPUs, but partition {chosen[0].name} gives at most {most}"
+        what = f"--exclusive requests all {least} CPUs of a node, but partition {chosen[0].name} allows at most {most}"
         yield about.refuse("job.sbatch", what, "omit --exclusive, or choose another partition with -p")
 
 
 def _default_memory(
     job: ResolvedJob, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]
 ) -> Iterator[Finding]:
-    """Check for a default above the partition's MaxMemPerNode, with which a job waits forever."""
+    """Refuse a default memory above MaxMemPerNode of the partition, because the job would wait forever."""
     about, cpus = About(job, "memory"), request.cpus_per_node
-    if request.whole_nodes:  # with all their CPUs, and the default for each
+    if request.whole_nodes:  # the job gets all CPUs of a node, each with DefMemPerCPU
         cpus = max(cpus, min(shape.cpus for shape in shapes))
     asked_mib, whose = _memory(job, request, cluster, cpus)
     chosen = cluster.chosen(request)
@@ -169,7 +169,7 @@ def _default_memory(
     if request.memory_mib is None and asked_mib is not None and most_mib is not None and asked_mib > most_mib:
         yield about.refuse(
             "job.mem_gb_per_node",
-            f"{whose} {in_gib(asked_mib)} GiB per node, but partition {chosen[0].name} gives at most {in_gib(most_mib)}",
+            f"{whose} {in_gib(asked_mib)} GiB per node, but partition {chosen[0].name} allows at most {in_gib(most_mib)}",
             f"mem_gb_per_node = {int(most_mib // 1024)}",
         )
 
@@ -195,8 +195,8 @@ def _gpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
         option = request.gpu_option or "job.sbatch"
         yield about.refuse(
             "gpu.request" if request.gpu_option else "job.sbatch",
-            f"no node here has GPUs of type {request.gpu_type}: {has}",
-            f"name {' or '.join(kinds)} in {option}" if kinds else f"omit the type of {option}",
+            f"no node of the partition has GPUs of type {request.gpu_type}: {has}",
+            f"use {' or '.join(kinds)} in {option}" if kinds else f"omit the type in {option}",
         )
         return
     most = max(_gpus_on(shape, request) for shape in shapes)
@@ -204,7 +204,7 @@ def _gpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
         kind = f" of type {request.gpu_type}" if request.gpu_type else ""
         yield about.refuse(
             "job.gpus_per_node",
-            f"{counted(request.gpus_per_node, 'GPU')}{kind} per node, but the node with most has {most}",
+            f"{counted(request.gpus_per_node, 'GPU')}{kind} per node, but no node has more than {most}",
             f"gpus_per_node = {most}",
         )
 
@@ -215,9 +215,9 @@ def _features(about: About, request: Request, shapes: Sequence[NodeShape]) -> It
         wanted = " or ".join(" with ".join(sorted(one)) for one in request.features)
         yield about.refuse(
             "job.constraint",
-            f"no node here has {wanted}: "
+            f"no node of the partition has {wanted}: "
             + (f"they have {', '.join(known[:12])}" if known else "they have no features"),
-            "fix -C; `sinfo -o '%N %f'` shows each node's",
+            "correct -C; `sinfo -o '%N %f'` lists the features of each node",
         )
 
 
@@ -230,15 +230,15 @@ def _together(
     if have < request.min_nodes <= sum(shape.nodes for shape in shapes):
         yield about.refuse(
             "job.nodes",
-            f"{counted(request.min_nodes, 'node')} with {_in_words(request, asked_mib)} each, but there "
-            f"{'is' if have == 1 else 'are'} {have} such",
+            f"{counted(request.min_nodes, 'node')} with {_in_words(request, asked_mib)} each, but "
+            f"{counted(have, 'such node')} {'exists' if have == 1 else 'exist'}",
             f"nodes = {have}, or request less on each" if have else "request less on each",
         )
     elif usable < request.min_nodes <= have:
         yield about.warn(
             "job.nodes",
-            f"{counted(request.min_nodes, 'node')}, and of the {have} that fit {have - usable} are down, drained or reserved: "
-            "the job waits for one",
+            f"{counted(request.min_nodes, 'node')}, but {have - usable} of the {have} suitable ones are down, drained or reserved: "
+            "the job would wait for one",
             f"nodes = {usable}" if usable else "wait, or choose another partition with -p",
         )
 

@@ -1,4 +1,4 @@
-"""Compare a request with the limits of its partitions; one that fits is enough."""
+"""Compare a request with the limits of its partitions; one that accepts it is enough."""
 
 import getpass
 import grp
@@ -20,7 +20,7 @@ __all__ = ["against_partitions", "against_reservation", "cpu_fix", "in_gib"]
 
 
 def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> list[Finding]:
-    """Return findings that keep a job out of every partition that it names."""
+    """Return the findings for the first partition that accepts the job, or else for the first one that it names."""
     about = About(job, "partition")
     if unknown := [name for name in request.partitions if name not in cluster.partitions]:
         close = nearest(unknown[0], cluster.partitions) or [one.name for one in cluster.partitions.values()]
@@ -44,7 +44,7 @@ def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> 
 
 
 def _whichever_is_meant(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Return findings that hold for every partition of the cluster."""
+    """Return the refusals that apply in every partition of the cluster, whichever one the user intended."""
     beyond = cluster.limits_of(request).flags
     here = cluster.candidates(request)
     first, *others = [
@@ -59,7 +59,7 @@ def _whichever_is_meant(job: ResolvedJob, request: Request, cluster: Cluster) ->
 
 
 def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Return findings on a job in a reservation, which ends with the reservation."""
+    """Return findings on the reservation of a job; Slurm kills the job when the reservation ends."""
     if cluster.reservations is None:
         return
     about = About(job, "reservation")
@@ -75,10 +75,10 @@ def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) ->
                 "job.sbatch", f"reservation {reservation.name} ended at {reservation.end}", "omit --reservation"
             )
         elif request.time_s > left_s and "FLEX" not in reservation.flags:
-            # It may start, and is killed with the reservation: without a signal before, which counts from its walltime.
+            # At that time, Slurm kills the job without the warning signal, which it sends only before the walltime.
             yield about.warn(
                 "job.time",
-                f"{format_slurm_time(request.time_s)}, but reservation {reservation.name} ends in {format_slurm_time(left_s)}",
+                f"walltime {format_slurm_time(request.time_s)}, but reservation {reservation.name} ends in {format_slurm_time(left_s)}",
                 f'time = "{_in_minutes(left_s)}", or omit --reservation',
             )
     yield from _may_use(about, cluster.with_defaults(request), reservation)
@@ -91,28 +91,30 @@ def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) ->
 
 
 def _may_use(about: About, request: Request, reservation: Reservation) -> Iterator[Finding]:
-    """Return findings on the users and accounts of a reservation. Slurm judges lists of exceptions (`-NAME`) and of groups."""
+    """Return findings on users and accounts of a reservation; only Slurm checks excluded names (`-NAME`) and groups."""
     named = (*reservation.users, *reservation.accounts)
     if not named or reservation.groups or any(name.startswith("-") for name in named):
         return
     if getpass.getuser() in reservation.users or request.account in reservation.accounts:
         return
-    what = f"reservation {reservation.name} is for {', '.join(named[:6])}"
+    what = f"reservation {reservation.name} is only for {', '.join(named[:6])}"
     if not reservation.accounts:
-        yield about.refuse("job.sbatch", f"{what}, and you are {getpass.getuser()}", "omit --reservation")
-    elif request.account:  # it is also for accounts below those, and which they are is not known here
-        yield about.warn("job.sbatch", f"{what}, and not for account {request.account}", "choose one of them with -A")
+        yield about.refuse("job.sbatch", f"{what}, but you are {getpass.getuser()}", "omit --reservation")
+    elif request.account:  # the account may be a child of an allowed one, which is unknown here
+        yield about.warn("job.sbatch", f"{what}, not for account {request.account}", "choose one of them with -A")
 
 
 def _against(
     job: ResolvedJob, request: Request, partition: PartitionLimits, beyond: frozenset[str]
 ) -> Iterator[Finding]:
-    """Yield findings; `beyond` are flags of the job's QOS that override a partition's limits."""
+    """Return findings for one partition; `beyond` are the flags of the job QOS that override partition limits."""
     yield from _state(About(job, "partition"), partition)
     if partition.requires_reservation and not request.reservation:
         what = f"partition {partition.name} accepts no job outside a reservation (ReqResv)"
         yield About(job, "partition").refuse(
-            "job.partition", what, "pass yours with --set job.sbatch=--reservation=NAME, or another with -p"
+            "job.partition",
+            what,
+            "pass a reservation with --set job.sbatch=--reservation=NAME, or choose another partition with -p",
         )
     if "PartitionTimeLimit" not in beyond:
         yield from _time(About(job, "time"), request, partition)
@@ -131,7 +133,7 @@ def _state(about: About, partition: PartitionLimits) -> Iterator[Finding]:
     elif partition.state == "DOWN":
         yield about.warn(
             "job.partition",
-            f"partition {partition.name} is DOWN: it accepts jobs and starts none",
+            f"partition {partition.name} is DOWN: it queues jobs but starts none",
             "choose another with -p",
         )
 
@@ -142,7 +144,7 @@ def _time(about: About, request: Request, partition: PartitionLimits) -> Iterato
         return
     yield about.refuse(
         "job.time",
-        f"{format_slurm_time(request.time_s)}, but partition {partition.name} gives at most {format_slurm_time(most_s)}",
+        f"walltime {format_slurm_time(request.time_s)}, but partition {partition.name} allows at most {format_slurm_time(most_s)}",
         f'time = "{format_slurm_time(most_s)}"',
     )
 
@@ -152,18 +154,16 @@ def _nodes(about: About, request: Request, partition: PartitionLimits, beyond: f
     is_limited = partition.max_nodes is not None and "PartitionMaxNodes" not in beyond
     most = min(partition.max_nodes or 0, partition.total_nodes) if is_limited else partition.total_nodes
     if request.min_nodes > most:
-        gives = "has" if most == partition.total_nodes else "gives a job at most"
+        gives = "has" if most == partition.total_nodes else "allows at most"
         yield about.refuse("job.nodes", f"{asked}, but partition {partition.name} {gives} {most}", f"nodes = {most}")
-    elif is_limited and request.max_nodes > (partition.max_nodes or 0):  # the whole range counts, as for sbatch -N
-        up_to = (
-            f"up to {request.max_nodes} nodes, but partition {partition.name} gives a job at most {partition.max_nodes}"
-        )
+    elif is_limited and request.max_nodes > (partition.max_nodes or 0):  # sbatch checks both ends of -N MIN-MAX
+        up_to = f"up to {request.max_nodes} nodes, but partition {partition.name} allows at most {partition.max_nodes}"
         fits = f"{most}" if request.min_nodes == most else f'"{request.min_nodes}-{most}"'
         yield about.refuse("job.nodes", up_to, f"nodes = {fits}")
     if request.max_nodes < partition.min_nodes and "PartitionMinNodes" not in beyond:
         yield about.refuse(
             "job.nodes",
-            f"{asked}, but partition {partition.name} is for jobs of {partition.min_nodes} or more",
+            f"{asked}, but partition {partition.name} requires at least {partition.min_nodes}",
             f"nodes = {partition.min_nodes}, or another partition",
         )
 
@@ -173,13 +173,13 @@ def _parts_of_nodes(job: ResolvedJob, request: Request, partition: PartitionLimi
     if most_cpus is not None and request.cpus_per_node > most_cpus:
         yield About(job, "cpus").refuse(
             "job.cpus_per_rank",
-            f"{counted(request.cpus_per_node, 'CPU')} per node, but partition {partition.name} gives at most {most_cpus}",
+            f"{counted(request.cpus_per_node, 'CPU')} per node, but partition {partition.name} allows at most {most_cpus}",
             cpu_fix(request, most_cpus),
         )
     if most_mib is not None and request.memory_mib is not None and request.memory_mib > most_mib:
         yield About(job, "memory").refuse(
             "job.mem_gb_per_node",
-            f"{in_gib(request.memory_mib)} GiB per node, but partition {partition.name} gives at most {in_gib(most_mib)}",
+            f"{in_gib(request.memory_mib)} GiB per node, but partition {partition.name} allows at most {in_gib(most_mib)}",
             f"mem_gb_per_node = {int(most_mib // 1024)}",
         )
 
@@ -197,7 +197,7 @@ def _who(job: ResolvedJob, request: Request, partition: PartitionLimits) -> Iter
     if partition.allow_groups and os.getuid() != 0 and not set(partition.allow_groups) & _own_groups():
         yield About(job, "partition").refuse(
             "job.partition",
-            f"partition {partition.name} is for the groups {', '.join(partition.allow_groups[:6])}, and you are in none of them",
+            f"partition {partition.name} is restricted to groups that you are not in: {', '.join(partition.allow_groups[:6])}",
             "choose another with -p",
         )
 
@@ -207,13 +207,13 @@ def _own_groups() -> set[str]:
     for number in os.getgroups():
         try:
             names.add(grp.getgrgid(number).gr_name)
-        except KeyError:  # a group without a name is none that slurm.conf could name
+        except KeyError:  # slurm.conf cannot refer to a group without a name
             continue
     return names
 
 
 def cpu_fix(request: Request, most: int) -> str:
-    """Return how to reduce the CPUs of a node's ranks to `most`."""
+    """Return the setting that reduces the CPUs per node to `most`."""
     fits = most // request.ranks_per_node
     return f"cpus_per_rank = {fits}" if fits else f"ranks_per_node = {most}"
 
@@ -223,5 +223,5 @@ def in_gib(mib: float) -> str:
 
 
 def _in_minutes(seconds: int) -> str:
-    """Return a time within `seconds`: Slurm counts whole minutes."""
+    """Return `seconds` as a Slurm time, rounded down to whole minutes because Slurm counts those."""
     return format_slurm_time(max(60, seconds // 60 * 60))

@@ -1,4 +1,4 @@
-"""Check the sources of a job's secrets, and warn of values that look like secrets."""
+"""Check the sources of job secrets, and warn about values that look like secrets."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from toolkit.terminal.talk import say
 
 
 def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
-    """Check that what [env] secrets and the webhook of [notify] refer to exists. The batch host runs the commands.
+    """Check that the sources of [env] secrets and of the [notify] webhook exist; commands run only on the batch host.
 
     Raises:
-        ToolkitError: the submitting shell lacks one, a file is missing or open to others, or the webhook is not a URL.
+        ToolkitError: a variable is not set, a file is missing or readable by others, or the webhook is not a URL.
     """
     for name, reference in job.env.secrets.items():
         where = job.origin(f"env.secrets.{name}").place(f"env.secrets.{name}")
@@ -36,13 +36,13 @@ def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
 
 
 def warn_of_likely_secrets(job: ResolvedJob) -> None:
-    """Warn of values that look like secrets: the run's script and record contain them."""
+    """Warn about values that look like secrets: the script and the record of the run would contain them."""
     for key in likely_secrets(job):
         name = key.rpartition(".")[2]
         fix = (
-            f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "see [env] secrets"
+            f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "use [env.secrets]"
         )
         place = shown_origin(key, job.origin(key)).place(key)
         say(f"{place}: looks like a secret, and the run's files would contain it. Fix: {fix}")
     if any(looks_secret("", word) for word in job.argv):
-        say("an argument after -- looks like a secret, and the run's files would contain it. Fix: see [env] secrets")
+        say("an argument after -- looks like a secret, and the run's files would contain it. Fix: use [env.secrets]")

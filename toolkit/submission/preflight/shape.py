@@ -1,4 +1,4 @@
-"""Check a request by itself: GPUs and ranks that do not divide, an unintended walltime, an array's numbers."""
+"""Check a request by itself: the ratio of ranks to GPUs, a walltime that may be a mistake, array task numbers."""
 
 import re
 from collections import defaultdict
@@ -23,7 +23,7 @@ _HOURS_OF_A_DAY = 24
 
 
 def check_shape(job: ResolvedJob, request: Request) -> Iterator[Finding]:
-    """Return the findings that need no cluster."""
+    """Return findings without a query to the cluster."""
     yield from _ranks_and_gpus(About(job, "ranks_per_gpu"), request)
     if request.has_time:
         yield from _walltime(About(job, "walltime"), job.job.time)
@@ -36,8 +36,8 @@ def against_array_limits(job: ResolvedJob, settings: Mapping[str, str]) -> Itera
         return
     yield About(job, "array").note(
         "job.array",
-        f"task {max(tasks)} is beyond one array, whose numbers stay below {size} (MaxArraySize)",
-        f"none is needed: `toolkit submit` makes {counted(len(slices), 'array')} of one run",
+        f"the task numbers of a Slurm array must be below {size} (MaxArraySize), but the last task is {max(tasks)}",
+        f"none is needed: `toolkit submit` splits the run into {counted(len(slices), 'array')}",
     )
 
 
@@ -45,26 +45,26 @@ def _ranks_and_gpus(about: About, request: Request) -> Iterator[Finding]:
     ranks, gpus = request.ranks_per_node, request.gpus_per_node
     if not gpus or ranks == gpus:
         return
-    asked = f"{counted(ranks, 'rank')} and {counted(gpus, 'GPU')} on each node"
+    asked = f"{counted(ranks, 'rank')} and {counted(gpus, 'GPU')} per node"
     if ranks % gpus and gpus % ranks:
         fix = f"ranks_per_node = {gpus}, or gpus_per_node = {ranks}"
-        yield about.refuse("job.ranks_per_node", f"{asked} do not divide each other", fix)
+        yield about.refuse("job.ranks_per_node", f"{asked}: neither number is divisible by the other", fix)
     elif ranks > gpus:
         yield about.note(
             "job.ranks_per_node",
-            f"{asked}: {ranks // gpus} ranks share each, which NCCL refuses",
+            f"{asked}: {ranks // gpus} ranks share each GPU, which NCCL rejects",
             f"ranks_per_node = {gpus}",
         )
     else:
         yield about.note(
             "job.gpus_per_node",
-            f"{asked}: a rank of ours uses one, so {gpus - ranks} idle unless the program takes several",
+            f"{asked}: toolkit uses one per rank, so {counted(gpus - ranks, 'GPU')} would be idle unless the program uses several",
             f"gpus_per_node = {ranks}",
         )
 
 
 def _walltime(about: About, time: str) -> Iterator[Finding]:
-    """Warn of times that Slurm reads as minutes, `1:30` and `24`, and of hours that exceed a day."""
+    """Warn about times that Slurm reads as minutes, such as `1:30` and `24`, and about 24 or more hours in `D-HH`."""
     reads = f"Slurm reads {time} as"
     if (match := _MINUTES_AND_SECONDS.fullmatch(time)) and int(match[1]) <= 2 * _HOURS_OF_A_DAY:
         minutes, seconds = int(match[1]), int(match[2])
@@ -72,10 +72,10 @@ def _walltime(about: About, time: str) -> Iterator[Finding]:
         yield about.warn(
             "job.time",
             f"{reads} {said}",
-            f'time = "{meant_as_hours(time)}" for hours and minutes, "0:{time}" if that is meant',
+            f'time = "{meant_as_hours(time)}" for hours and minutes, "0:{time}" if minutes are intended',
         )
     elif _MINUTES.fullmatch(time) and int(time) and int(time) % _HOURS_OF_A_DAY == 0 and int(time) <= 72:
-        fix = f'time = "{meant_as_hours(time)}" for hours, "0:{time}:00" if that is meant'
+        fix = f'time = "{meant_as_hours(time)}" for hours, "0:{time}:00" if minutes are intended'
         yield about.warn("job.time", f"{reads} {time} minutes", fix)
     elif (match := _DAYS_AND_HOURS.fullmatch(time)) and int(match[1]) >= _HOURS_OF_A_DAY:
         yield about.warn(
@@ -86,18 +86,18 @@ def _walltime(about: About, time: str) -> Iterator[Finding]:
 
 
 def check_dependency(job: ResolvedJob, extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
-    """Check a dependency of a heterogeneous job, which Slurm applies to each component by the job's name."""
+    """Refuse a singleton dependency of a heterogeneous job, whose components all have the name of the job."""
     words = [word for one in job.components for word in sbatch_words(one)]
     if job.component and "singleton" in last_value_of([*words, *extra_sbatch_options], "dependency", "d"):
         yield About(job, "components").refuse(
             job.origin("component").place("component"),
-            "a singleton waits for every job of its name, and so each component would wait for the others",
-            "wait for the run before by its number: -d afterany:JOBID, or --after RUN",
+            "--dependency=singleton waits for all jobs of the same name, so each component would wait for the others",
+            "depend on the previous run instead: -d afterany:JOBID, or --after RUN",
         )
 
 
 def check_sums(job: ResolvedJob, requests: Sequence[Request], cluster: Cluster) -> Iterator[Finding]:
-    """Check that components of one partition fit together."""
+    """Check that a partition has enough nodes for all of its components together."""
     asked: dict[str, list[int]] = defaultdict(list)
     for number, request in enumerate(requests):
         chosen = cluster.chosen(request)
@@ -109,7 +109,7 @@ def check_sums(job: ResolvedJob, requests: Sequence[Request], cluster: Cluster) 
         if len(numbers) > 1 and max(nodes) <= has < sum(nodes):
             yield About(job.components[numbers[-1]], "components").refuse(
                 "job.nodes",
-                f"{' + '.join(map(str, nodes))} = {counted(sum(nodes), 'node')} in partition {name}, which has {has}, and no node "
-                "is in two components",
-                "fewer nodes, or another partition for one of them",
+                f"{' + '.join(map(str, nodes))} = {counted(sum(nodes), 'node')} in partition {name}, which has {has}: "
+                "components cannot share nodes",
+                "request fewer nodes, or another partition for one of them",
             )

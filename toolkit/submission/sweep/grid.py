@@ -1,4 +1,4 @@
-"""Files of values for the tasks of a sweep: TOML, CSV or JSON lines."""
+"""Read grid files, which contain the values of the tasks of a sweep as TOML, CSV or JSON lines."""
 
 import csv
 import io
@@ -14,28 +14,28 @@ from toolkit.submission.sweep.rows import Row, check_key, check_keys, product, r
 
 __all__ = ["read_grid"]
 
-FORMS = "a file of TOML (.toml), CSV (.csv) or JSON lines (.jsonl)"
-_ROWS = "task"  # `[[task]]` in TOML
+FORMS = "a TOML (.toml), CSV (.csv) or JSON lines (.jsonl) file"
+_ROWS = "task"  # the name of the tables `[[task]]` in a TOML file
 
 
 def read_grid(path: Path) -> list[Row]:
-    """Return the rows of a file of values.
+    """Return the rows of a grid file.
 
-    TOML has lists, of which every combination is a task, or a `[[task]]` for each. CSV has the keys in its first line;
-    an empty cell keeps the job's value. JSON lines have an object for each task.
+    A TOML file has lists, whose combinations are the tasks, or one `[[task]]` per task. A CSV file has the keys in
+    its first line, and an empty cell keeps the value of the job. A JSON lines file has one object per task.
 
     Raises:
-        ToolkitError: the file, a key or a value is wrong; the line is named.
-        NotFoundError: there is no such file.
+        ToolkitError: the file, a key or a value is invalid; the error names the line.
+        NotFoundError: the file does not exist.
     """
     readers = {".toml": _read_toml, ".csv": _read_csv, ".jsonl": _read_json_lines}
     if path.suffix not in readers:
         raise ToolkitError(
-            f"its name ends in {path.suffix or 'nothing'!r}", where=f"--grid {path}", fix=f"pass {FORMS}"
+            f"expected a grid file, got the suffix {path.suffix!r}", where=f"--grid {path}", fix=f"pass {FORMS}"
         )
     rows = readers[path.suffix](path)
     if not rows:
-        raise ToolkitError("has no task", where=str(path), fix="pass values for one task at least")
+        raise ToolkitError("expected at least one task, got none", where=str(path), fix="add the values of a task")
     return rows
 
 
@@ -46,7 +46,7 @@ def _read_toml(path: Path) -> list[Row]:
         return _product_of(document)
     if set(document.values) != {_ROWS} or not isinstance(tasks, list):
         raise ToolkitError(
-            "has [[task]] and other keys", where=document.place((_ROWS,)),
+            "expected only [[task]] tables or only lists, got both", where=document.place((_ROWS,)),
             fix="write either a [[task]] for each task, or lists whose combinations are the tasks",
         )  # fmt: skip
     return [_row_of(task, f"{path}, [[task]] {number}") for number, task in enumerate(tasks)]
@@ -70,12 +70,12 @@ def _product_of(document: Document) -> list[Row]:
 
 
 def _row_of(values: Any, where: str) -> Row:
-    """Return one task's values; an inner table becomes dotted keys."""
+    """Return the values of one task; the keys of an inner table become dotted keys."""
     if not isinstance(values, dict) or not values:
-        raise ToolkitError("has no values", where=where, fix='write "table.key" and its value, or omit the task')
+        raise ToolkitError("task without values", where=where, fix='write "table.key" and its value, or omit the task')
     named: list[tuple[str, Any]] = []
     for name, value in values.items():
-        if "." in name:  # `"train.lr": 0.001`, as JSON and CSV name a key
+        if "." in name:  # a dotted key such as "train.lr", as in JSON and CSV
             named.append((name, value))
         else:
             named += [(".".join(path), inner) for path, inner in leaves({name: value})]
@@ -84,7 +84,7 @@ def _row_of(values: Any, where: str) -> Row:
             raise ToolkitError(f"expected table.key, got {key!r}", where=where, fix=f"write train.{key} or args.{key}")
         if not all(key.split(".")):
             raise ToolkitError(
-                f"expected table.key, got {key!r}", where=where, fix="name a table and its key: train.lr"
+                f"expected table.key, got {key!r}", where=where, fix="write a table and a key, such as train.lr"
             )
         check_key(key, where=f"{where}:{key}")
     check_keys([key for key, _ in named], where=where)
@@ -97,7 +97,7 @@ def _read_csv(path: Path) -> list[Row]:
         return list(_csv_rows(lines, path))
     except csv.Error as error:
         raise ToolkitError(
-            f"not CSV: {error}", where=f"{path}:{lines.line_num}", fix="close the quotes on that line"
+            f"not valid CSV: {error}", where=f"{path}:{lines.line_num}", fix="close the quotes on that line"
         ) from error
 
 
@@ -106,7 +106,9 @@ def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
     for key in keys:
         if "." not in key or not all(key.split(".")):
             raise ToolkitError(
-                f"expected table.key, got {key!r}", where=f"{path}:1", fix="name a key for each column: train.lr"
+                f"expected table.key, got {key!r}",
+                where=f"{path}:1",
+                fix="write a key above each column, such as train.lr",
             )
         check_key(key, where=f"{path}:1:{key}")
     check_keys(keys, where=f"{path}:1")
@@ -116,8 +118,8 @@ def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
         where = f"{path}:{lines.line_num}"
         if len(cells) != len(keys):
             raise ToolkitError(
-                f"has {len(cells)} cells, and the first line names {len(keys)} keys", where=where,
-                fix='write a cell for each key; put a cell with a comma into quotes: "[1,2]"',
+                f"expected {len(keys)} cells, one per key in the first line, got {len(cells)}", where=where,
+                fix='write a cell for each key; quote a cell that contains a comma: "[1,2]"',
             )  # fmt: skip
         given = {key: cell.strip() for key, cell in zip(keys, cells, strict=True) if cell.strip()}
         yield {key: Flag(read_value(key, cell, where=where), where) for key, cell in given.items()}
@@ -132,14 +134,14 @@ def _read_json_lines(path: Path) -> list[Row]:
             values = json.loads(line, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise ToolkitError(
-                f"not JSON: {json_reason(error)}", where=f"{path}:{number}", fix="correct that line"
+                f"not valid JSON: {json_reason(error)}", where=f"{path}:{number}", fix="correct that line"
             ) from error
         rows.append(_row_of(values, f"{path}:{number}"))
     return rows
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; refuse one that has a key twice, of which json itself uses the last."""
+    """Return a JSON object as a dictionary; refuse duplicate keys, of which json silently keeps the last."""
     names = [name for name, _ in pairs]
     if len(names) > len(found := dict(pairs)):
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
@@ -154,4 +156,4 @@ def _text_of(path: Path) -> str:
     except OSError as error:
         raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix="pass a readable file") from error
     except UnicodeDecodeError as error:
-        raise ToolkitError("is not UTF-8", where=str(path), fix="save the file as UTF-8") from error
+        raise ToolkitError("expected UTF-8", where=str(path), fix="save the file as UTF-8") from error

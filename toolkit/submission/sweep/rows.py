@@ -1,4 +1,4 @@
-"""The rows of a sweep: for each task the values that override the job's, and where the user set each one."""
+"""Build the rows of a sweep: for each task, the values that override the job's, and where the user set each one."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from toolkit.errors import ToolkitError
 
 __all__ = ["Row", "check_key", "check_keys", "overlap", "product", "read_value", "refuse_twice", "rows_of_option"]
 
-MOST_TASKS = 100_000  # more than any queue accepts; each is resolved and recorded
+MOST_TASKS = 100_000  # more than any queue accepts; each task is resolved and recorded at submission
 
 Row = Mapping[str, Flag]
 
@@ -25,27 +25,27 @@ def product(factors: Sequence[Sequence[Row]], *, where: str) -> list[Row]:
     if (tasks := math.prod(map(len, factors))) > MOST_TASKS:
         sizes = " x ".join(str(len(factor)) for factor in factors)
         raise ToolkitError(
-            f"{sizes} values are {tasks} tasks, more than the {MOST_TASKS} that one sweep may have",
+            f"{sizes} values make {tasks} tasks, but a sweep may have at most {MOST_TASKS}",
             where=where, fix="sweep fewer values at once",
         )  # fmt: skip
     return [{key: flag for row in rows for key, flag in row.items()} for rows in itertools.product(*factors)]
 
 
 def rows_of_option(option: str) -> list[Row]:
-    """Return the values of one `--sweep KEY=V1,V2`, a row each.
+    """Return the rows of one `--sweep KEY=V1,V2`, one per value.
 
     Raises:
-        ToolkitError: there is no such key, or a value is not of its type.
+        ToolkitError: the key is unknown, or a value has the wrong type.
     """
     key, equals, text = option.partition("=")
     key = key.strip()
     where = f"--sweep {option}"
     if not equals or not all(key.split(".")) or "." not in key:
-        raise ToolkitError("is not table.key=V1,V2", where=where, fix="write --sweep train.lr=1e-3,3e-4")
+        raise ToolkitError("expected TABLE.KEY=V1,V2", where=where, fix="write --sweep train.lr=1e-3,3e-4")
     check_key(key, where=where)
     words = split_values(text)
     if not all(words):
-        raise ToolkitError("has an empty value", where=where, fix='remove a comma; an empty string is ""')
+        raise ToolkitError("contains an empty value", where=where, fix='remove the extra comma; an empty string is ""')
     values = [read_value(key, word, where=where) for word in words]
     refuse_twice(values, where=where)
     return [{key: Flag(value, f"--sweep {key}={word}")} for value, word in zip(values, words, strict=True)]
@@ -60,13 +60,13 @@ def check_keys(keys: Sequence[str], *, where: str) -> None:
     """Refuse keys of one task that would override each other silently.
 
     Raises:
-        ToolkitError: a key occurs twice, by itself or as a part of another one.
+        ToolkitError: a key occurs twice, or contains another one.
     """
     for number, key in enumerate(keys):
         for other in keys[:number]:
             if overlap(key, other):
                 raise ToolkitError(
-                    f"has two values for {key}" if key == other else f"has {key} beside {other}, and one is a part of the other",
+                    f"has two values for {key}" if key == other else f"sets both {key} and {other}, but one contains the other",
                     where=where, fix="omit one",
                 )  # fmt: skip
 
@@ -75,13 +75,13 @@ def refuse_twice(values: Sequence[Any], *, where: str) -> None:
     """Refuse a value that would make two tasks the same.
 
     Raises:
-        ToolkitError: the list has it twice.
+        ToolkitError: the list contains a value twice.
     """
     seen: set[str] = set()
     for value in values:
-        if (form := repr(value)) in seen:  # so that 1, 1.0 and true are three
+        if (form := repr(value)) in seen:  # repr distinguishes 1, 1.0 and true
             raise ToolkitError(
-                f"{form} occurs twice, and its tasks would be the same", where=where, fix="list each value once"
+                f"{form} occurs twice, so two tasks would be the same", where=where, fix="list each value once"
             )
         seen.add(form)
 
@@ -106,7 +106,7 @@ def split_values(text: str) -> list[str]:
 
 
 def read_value(key: str, text: str, *, where: str) -> Any:
-    """Return a value by its key's type, as `--set` reads it."""
+    """Parse a value by the type of its key, as `--set` does."""
     return read_text(tuple(key.split(".")), text, where=where)
 
 
@@ -114,7 +114,7 @@ def check_key(key: str, *, where: str) -> None:
     """Refuse keys that must be the same for all tasks of an array.
 
     Raises:
-        ToolkitError: Slurm gives all tasks of an array the same resources, or the table is not one of a job's.
+        ToolkitError: the key is part of the script, which all tasks share, or the table is unknown.
     """
     table = key.partition(".")[0]
     if table == "job" or key == "restart.warn_s":
@@ -124,4 +124,4 @@ def check_key(key: str, *, where: str) -> None:
             fix=f"submit a run for each value, with --set {key}=VALUE",
         )
     if table not in TABLES:
-        read_text(tuple(key.split(".")), "", where=where)  # it names the nearest key
+        read_text(tuple(key.split(".")), "", where=where)  # raises an error that suggests a similar key

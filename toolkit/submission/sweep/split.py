@@ -1,7 +1,7 @@
-"""Arrays beyond Slurm's limits: tasks beyond MaxArraySize go into several arrays, and more than MaxSubmitJobs are refused.
+"""Arrays beyond Slurm's limits: above MaxArraySize they are split into several; more than MaxSubmitJobs are refused.
 
-Where tasks wait for each other (`%10`), a part begins when the one before it is over, so that the limit holds for all
-of them together.
+If an array limits its concurrent tasks (`%10`), each part starts after the previous one has ended, so that the limit
+applies to all parts together.
 """
 
 import getpass
@@ -21,7 +21,7 @@ __all__ = ["Slice", "fix_of_room", "slices_instead", "slices_of"]
 
 @dataclass(frozen=True)
 class Slice:
-    """Tasks of a run as one Slurm array: number 0 of `array` is task `first`; `last` is the last one that may be in it."""
+    """Tasks of a run as one Slurm array: index 0 is task `first`; `last` is the highest task that it can contain."""
 
     first: int
     last: int
@@ -29,7 +29,7 @@ class Slice:
 
 
 def slices_of(tasks: ArrayTasks, size: int | None) -> list[Slice]:
-    """Return the arrays for some tasks, each with numbers below `size`; [] if one array can hold them as they are."""
+    """Split tasks into arrays with indices below `size`; return [] if a single array is enough."""
     if size is None or max(tasks) < size:
         return []
     limit = f"%{tasks.at_once}" if tasks.at_once else ""
@@ -48,7 +48,7 @@ def slices_instead(refused: SchedulerRefusedError, job: ResolvedJob, slurm: Slur
     """Return the arrays to submit instead of one that Slurm has refused.
 
     Raises:
-        SchedulerRefusedError: nothing can take its place: it was refused for another reason, or has too many tasks.
+        SchedulerRefusedError: splitting does not help: Slurm refused it for another reason, or it has too many tasks.
     """
     if job.job.tasks is not None:
         if "submit limit" in refused.message.lower() or "array spec" in refused.message.lower():
@@ -59,7 +59,7 @@ def slices_instead(refused: SchedulerRefusedError, job: ResolvedJob, slurm: Slur
 
 
 def array_size(slurm: Slurm) -> int | None:
-    """MaxArraySize: the exclusive limit of task numbers. None if Slurm does not report it."""
+    """Return MaxArraySize, which task numbers must be below; None if Slurm does not report it."""
     try:
         return whole_number(cluster_settings(slurm).get("MaxArraySize"))
     except (NotFoundError, SchedulerRefusedError):
@@ -70,7 +70,7 @@ def check_submit_limit(job: ResolvedJob, slurm: Slurm) -> None:
     """Refuse more tasks than the user's association allows, because Slurm would accept none of them.
 
     Raises:
-        SchedulerRefusedError: the fix says which tasks fit, and how the others follow.
+        SchedulerRefusedError: there are too many; the fix names the tasks that fit, and how to submit the others.
     """
     tasks = sorted(job.job.tasks or ())
     limit = _submit_limit(job, slurm)
@@ -81,27 +81,27 @@ def check_submit_limit(job: ResolvedJob, slurm: Slurm) -> None:
     if len(tasks) <= room:
         return
     raise SchedulerRefusedError(
-        f"{len(tasks)} tasks are more than the {limit} jobs that you may have in the queue (MaxSubmitJobs), "
-        f"where {queued} are now",
+        f"{len(tasks)} tasks, but you may have at most {limit} jobs in the queue (MaxSubmitJobs), and {queued} are in it "
+        "now",
         where=job.origin("job.array").place("job.array"),
         fix=fix_of_room(tasks, room),
     )
 
 
 def fix_of_room(tasks: Sequence[int], room: int) -> str:
-    """Return how to run all tasks in order if the queue accepts `room` of them."""
+    """Return the fix for submitting all tasks if the queue accepts only `room` of them."""
     if not room:
         return "wait until your jobs have ended"
     now, later = write_array(tasks[:room]), write_array(tasks[room:])
-    return f"submit with -a {now}, and when these have ended `toolkit resume RUN --set job.array={later}`"
+    return f"submit with -a {now}; when these have ended, `toolkit resume RUN --set job.array={later}`"
 
 
 def _submit_limit(job: ResolvedJob, slurm: Slurm) -> int | None:
-    """Return the least MaxSubmitJobs of the user's associations with the job's account and partition; None without one."""
+    """Return the lowest MaxSubmitJobs of the user's associations for the account and partition of the job, if any."""
     account, partition = job.job.account, job.job.partition
     try:
         mine = associations_of(slurm, getpass.getuser(), job.job.cluster)
-    except (NotFoundError, SchedulerRefusedError):  # no accounting here, so there is no such limit
+    except (NotFoundError, SchedulerRefusedError):  # without accounting, there is no such limit
         return None
     fitting = [one.limits for one in mine if account in ("", one.account) and one.partition in ("", partition)]
     return min((one.submitted_jobs for one in fitting if one.submitted_jobs is not None), default=None)

@@ -1,7 +1,7 @@
-"""Sweeps: one array whose tasks are the same job with other values, from `--sweep` and from files of values.
+"""Sweeps: one array whose tasks run the same job with different values, from `--sweep` options and grid files.
 
-Every combination is resolved and checked when it is submitted, so that no task meets on a node what could have been
-refused here.
+Every combination is resolved and checked at submission, so that no task fails on a node with an error that could have
+been reported here.
 """
 
 import json
@@ -30,7 +30,7 @@ def read_sweep_options(options: Sequence[str], grid: Path | None) -> list[Row]:
     """Return the tasks of `--sweep KEY=V1,V2` and `--grid FILE` together: the product of all of them; [] for none.
 
     Raises:
-        ToolkitError: a key or a value is wrong, a key is given twice, or there are too many tasks.
+        ToolkitError: a key or a value is invalid, a key is given twice, or there are too many tasks.
         NotFoundError: there is no such file.
     """
     factors: list[list[Row]] = [read_grid(grid)] if grid is not None else []
@@ -47,17 +47,17 @@ def _refuse_repeated(factors: Sequence[Sequence[Row]]) -> None:
             for other, before in seen.items():
                 if overlap(key, other):
                     raise ToolkitError(
-                        f"{key} is swept a second time, after {before}", where=place, fix="list its values in one place"
+                        f"{key} is swept twice, first by {before}", where=place, fix="list its values in one place"
                     )
         seen |= keys
 
 
-# Tables that only functions with the toolkit interface receive.
+# Tables that toolkit passes only to an entry of the form `file.py:function`.
 _FOR_FUNCTIONS = frozenset({"args", "train", "data", "parallel"})
 
 
 def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
-    """Say which swept keys a script or a program is not told of, so that its tasks would all be the same."""
+    """Warn about swept keys that a script or program does not receive, because all of its tasks would be the same."""
     if not is_unmanaged(job.job.entry):
         return
     places = {key: flag.name for row in reversed(rows) for key, flag in row.items()}
@@ -65,13 +65,13 @@ def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
         table, _, name = key.partition(".")
         if table in _FOR_FUNCTIONS:
             say(
-                f"warning: {place}: the entry is not a `file.py:function`, so its tasks find {key} only in the file that "
-                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep a variable, env.vars.{name.upper().replace('.', '_')}"
+                f"warning: {place}: the entry is not a `file.py:function`, so its tasks receive {key} only in the file that "
+                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep an environment variable instead, env.vars.{name.upper().replace('.', '_')}"
             )
 
 
 def array_of(rows: Sequence[Row], asked: str | None) -> str:
-    """Return the array of a sweep: all of its tasks, or those that -a names; `%4` alone is all of them, 4 at a time."""
+    """Return the array of a sweep: all of its tasks, or those that -a names; `%4` alone means all, 4 at a time."""
     everything = f"0-{len(rows) - 1}" if len(rows) > 1 else "0"
     if not asked or asked.startswith("%"):
         return everything + (asked or "")
@@ -80,19 +80,17 @@ def array_of(rows: Sequence[Row], asked: str | None) -> str:
 
 @dataclass(frozen=True)
 class ResolvedSweep:
-    """A sweep whose tasks were checked. `task_overrides` are the values that override the job's for each task of its array, by
-    number: the swept values, and what follows from them.
-    """
+    """A checked sweep. `task_overrides` has the swept and the derived values that override the job, by task number."""
 
     sweep: Sweep
     task_overrides: Mapping[str, Mapping[str, Any]]
 
 
 def resolve_sweep(job: ResolvedJob, site: Site, rows: Sequence[Row]) -> ResolvedSweep:
-    """Resolve and check every task of the job's array.
+    """Resolve and check every task of the array.
 
     Raises:
-        ToolkitError: a task is wrong; it is named by its number and its values.
+        ToolkitError: a task is invalid; the error names its number and its values.
     """
     keys = tuple(dict.fromkeys(key for row in rows for key in row))
     sweep = Sweep(keys, tuple(_json_of(row) for row in rows))
@@ -100,16 +98,16 @@ def resolve_sweep(job: ResolvedJob, site: Site, rows: Sequence[Row]) -> Resolved
 
 
 def resolve_again(job: ResolvedJob, site: Site, sweep: Sweep) -> ResolvedSweep:
-    """Return what `resolve_sweep` returns, for a recorded sweep whose job a resume may have changed.
+    """Resolve a recorded sweep again, because a resume may have changed its job.
 
     Raises:
-        ToolkitError: a task is wrong, or a swept key was set for all tasks, which would change nothing.
+        ToolkitError: a task is invalid, or a swept key was set for all tasks, which would have no effect.
     """
     for key in sweep.keys:
         if (origin := job.origin(key)).detail.startswith("--set "):
             raise ToolkitError(
                 f"{key} is swept, and each task has its own value", where=origin.detail,
-                fix="omit it, or submit a run of its own for this value",
+                fix=f"omit {key}, or submit a separate run with this value",
             )  # fmt: skip
     rows = [
         {key: Flag(value, f"sweep.json: {in_words({key: value})}") for key, value in one.items()} for one in sweep.tasks
@@ -140,13 +138,13 @@ def _laid_over(job: ResolvedJob, site: Site, rows: Sequence[Row], sweep: Sweep) 
 
 
 def _tables_of(job: ResolvedJob, tables: Iterable[str]) -> dict[str, Any]:
-    """Return `table.key` and its value, as JSON has it."""
+    """Return the values of some tables by `table.key`, in their JSON form."""
     dumped = job.model_dump(mode="json", by_alias=True, include=set(tables))
     return {f"{table}.{key}": value for table, keys in dumped.items() for key, value in keys.items()}
 
 
 def _json_of(row: Row) -> dict[str, Any]:
-    """Return the values as JSON has them: TOML's dates become strings, as in [args]."""
+    """Return the values of a row in their JSON form: TOML dates become strings, as in [args]."""
     return {
         key: flag.value
         if isinstance(flag.value, str | int | float)
@@ -159,7 +157,7 @@ def _check_numbers(job: ResolvedJob, numbers: Sequence[int], tasks: int) -> None
     beyond = next((number for number in numbers if number >= tasks), None)
     if beyond is not None:
         raise ToolkitError(
-            f"the sweep has {counted(tasks, 'task')}, from 0 on, and {job.job.array} names task {beyond}",
+            f"the sweep has {counted(tasks, 'task')}, numbered from 0, but {job.job.array} contains task {beyond}",
             where=job.origin("job.array").place("job.array"),
-            fix=f"name tasks from 0 to {tasks - 1}",
+            fix=f"use task numbers from 0 to {tasks - 1}",
         )

@@ -1,4 +1,4 @@
-"""Derives NVLink cliques and the nearest NICs from the link matrix of `nvidia-smi topo -m`."""
+"""Derive NVLink cliques and the nearest NICs of each GPU from the link matrix of `nvidia-smi topo -m`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ DISTANCE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
 
 @dataclass(frozen=True)
 class NearestNics:
-    """The nearest NICs of one GPU: several if they are equally near."""
+    """The nearest NICs of one GPU; several if they are equally near."""
 
     gpu: str
     level: str
@@ -40,7 +40,7 @@ class NearestNics:
 
 
 def pair_counts(matrix: LinkMatrix) -> dict[str, int]:
-    """The number of unordered GPU pairs with each link, without pairs with an unknown link."""
+    """Return the number of GPU pairs for each kind of link, without pairs whose link is unknown."""
     counts: Counter[str] = Counter()
     for i, row in enumerate(matrix.gpu_links):
         counts.update(link for link in row[:i] if link)
@@ -48,7 +48,7 @@ def pair_counts(matrix: LinkMatrix) -> dict[str, int]:
 
 
 def summary(matrix: LinkMatrix) -> str:
-    """The links between GPUs in one line: "all NV12", or "8x NV1, 12x SYS"."""
+    """Return the links between GPUs in one line, such as "all NV12" or "8x NV1, 12x SYS"."""
     if len(matrix.gpus) < 2:
         return "single GPU, no pairs" if matrix.gpus else "no GPU"
     counts = sorted(pair_counts(matrix).items())
@@ -58,7 +58,7 @@ def summary(matrix: LinkMatrix) -> str:
 
 
 def nearest(gpu: str, links: Mapping[str, str | None], *, sure: bool = True) -> NearestNics | None:
-    """The nearest NICs of a GPU with these links; None without a known link, or if `sure` and an unknown may be nearer."""
+    """Return the nearest NICs by link; None if unknown. If `sure`, also None if an unknown link may be nearer."""
     known = {nic: link for nic, link in links.items() if link is not None and link in DISTANCE}
     if not known:
         return None
@@ -69,7 +69,7 @@ def nearest(gpu: str, links: Mapping[str, str | None], *, sure: bool = True) -> 
 
 
 def nearest_nics(matrix: LinkMatrix) -> tuple[NearestNics, ...]:
-    """The nearest NICs of every GPU with a known link to one, by device name if there is a legend."""
+    """Return the nearest NICs of every GPU with a known link to a NIC, by device name if the matrix has a legend."""
     names = [device or nic for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True)]
     rows = zip(matrix.gpus, matrix.nic_links, strict=True)
     found = (nearest(gpu, dict(zip(names, row, strict=True)), sure=False) for gpu, row in rows)
@@ -77,12 +77,12 @@ def nearest_nics(matrix: LinkMatrix) -> tuple[NearestNics, ...]:
 
 
 def nvlink_cliques(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
-    """Maximal sets of two or more GPU indices in which every pair has NVLink, ordered."""
+    """Return the maximal sets of two or more GPU indices in which every pair has NVLink, sorted."""
     return maximal_cliques(_nvlink_neighbours(matrix))
 
 
 def maximal_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Maximal sets of two or more members in which each is a neighbour of every other, ordered.
+    """Return the maximal sets of two or more members in which all are neighbors of each other, sorted.
 
     Bron and Kerbosch, "Algorithm 457: finding all cliques of an undirected graph", CACM 16 (1973), with the pivot of
     Tomita, Tanaka and Takahashi (2006): without it the search visits every subset of GPUs that are all connected.
@@ -92,7 +92,7 @@ def maximal_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...]
     def extend(clique: set[int], candidates: set[int], excluded: set[int]) -> None:
         if not candidates and not excluded and len(clique) > 1:
             cliques.append(tuple(sorted(clique)))
-        # The search finds cliques with the pivot from it, others from a GPU that is not its neighbour.
+        # Every maximal clique contains the pivot or a GPU that is not its neighbor, so the search starts from these.
         pivot = max(candidates | excluded, key=lambda gpu: len(candidates & neighbours[gpu]), default=None)
         for gpu in sorted(candidates if pivot is None else candidates - neighbours[pivot]):
             extend(clique | {gpu}, candidates & neighbours[gpu], excluded & neighbours[gpu])
@@ -104,18 +104,18 @@ def maximal_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...]
 
 
 def disjoint_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Cliques of two or more members that share none: the largest, then the largest of the rest; ordered."""
+    """Return disjoint cliques of two or more members, sorted; each is the largest among the remaining members."""
     left = {one: set(others) for one, others in neighbours.items()}
     taken: list[tuple[int, ...]] = []
     while found := maximal_cliques(left):
-        largest = max(found, key=len)  # of equally large ones the first
+        largest = max(found, key=len)
         taken.append(largest)
         left = {one: others - set(largest) for one, others in left.items() if one not in largest}
     return tuple(sorted(taken))
 
 
 def nvlink_components(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
-    """Sets of two or more GPU indices that NVLink connects over any number of hops, ordered."""
+    """Return the sets of two or more GPU indices that NVLink connects over any number of hops, sorted."""
     neighbours = _nvlink_neighbours(matrix)
     components: list[tuple[int, ...]] = []
     left = set(neighbours)
@@ -136,7 +136,7 @@ def _nvlink_neighbours(matrix: LinkMatrix) -> dict[int, set[int]]:
 
 
 def answer_nvidia_smi_topo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The facts in an output of `nvidia-smi topo -m`: (values of `KEYS`, warnings that name the damaged lines).
+    """Return (values of `KEYS`, warnings that name the damaged lines) for the output of `nvidia-smi topo -m`.
 
     Raises:
         CheckFailedError: `text` contains no matrix.

@@ -1,4 +1,4 @@
-"""Derives NVLink cliques, PCIe switches, sockets and nearest NICs from the link facts of one kind of node."""
+"""Derive NVLink cliques, PCIe switches, sockets and nearest NICs from the link facts of one kind of node."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -7,23 +7,23 @@ from toolkit.topology.links.matrix import NearestNics, disjoint_cliques, nearest
 
 __all__ = ["cliques_of", "links_within", "nearest_nics_of"]
 
-Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
+Groups = tuple[tuple[int, ...], ...]  # indexes of `Hardware.gpus`
 
-MOST_NVLINKS = 18  # of one GPU, up to NVLink 5
+MOST_NVLINKS = 18  # the maximum per GPU, up to NVLink 5
 
 
 def cliques_of(hardware: Hardware) -> Groups:
-    """Disjoint sets of GPUs in which every pair has a known NVLink, greedily the largest."""
+    """Return disjoint sets of GPUs in which every pair is known to have NVLink, each the largest of those left."""
     return disjoint_cliques(_neighbours(hardware, lambda link: link.startswith("NV")))
 
 
 def switches_of(hardware: Hardware) -> Groups:
-    """Disjoint sets of GPUs behind the same PCIe switches."""
+    """Return disjoint sets of GPUs below the same PCIe switches."""
     return disjoint_cliques(_neighbours(hardware, lambda link: link in ("PIX", "PXB")))
 
 
 def sockets_of(hardware: Hardware) -> Groups | None:
-    """GPUs by their NUMA node; None if the NUMA node of one is unknown."""
+    """Return the GPUs of each NUMA node; None if the NUMA node of a GPU is unknown."""
     nodes = [gpu.numa_node.value for gpu in hardware.gpus]
     if None in nodes:
         return None
@@ -31,23 +31,23 @@ def sockets_of(hardware: Hardware) -> Groups | None:
 
 
 def nvlink_count(link: str | None) -> int:
-    """The number of NVLinks in a link: 12 in NV12, 0 in PIX, 1 if the link has no count."""
+    """Return the number of NVLinks in a link: 12 for NV12, 0 for PIX, 1 if the link states no count."""
     if link is None or not link.startswith("NV"):
         return 0
     return int(link[2:]) if link[2:].isdecimal() else 1
 
 
 def nvlinks_to(counts: Sequence[int]) -> int:
-    """The number of NVLinks of one GPU to others, given the counts to each.
+    """Return the number of NVLinks from one GPU to others, given the counts to each of them.
 
-    A sum above the maximum counts links several times: with NVSwitches, all of them lead to each other GPU.
+    With NVSwitches, all links of a GPU lead to every other GPU, so a sum above the maximum counts links repeatedly.
     """
     total = sum(counts)
     return total if total <= MOST_NVLINKS else max(counts)
 
 
 def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:
-    """The minimum number of NVLinks from a GPU to GPUs of other groups."""
+    """Return the minimum number of NVLinks from any GPU to GPUs in other groups."""
     group_of = {place: number for number, group in enumerate(groups) for place in group}
     counts: dict[int, list[int]] = {place: [] for place in range(len(hardware.gpus))}
     for one, other, link in gpu_links(hardware):
@@ -58,7 +58,7 @@ def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:
 
 
 def gpu_links(hardware: Hardware) -> Iterator[tuple[int, int, str | None]]:
-    """(place, place, link) of each pair of GPUs."""
+    """Yield (index, index, link) for each pair of GPUs."""
     places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
     for link in hardware.links:
         for one, other in link.pairs:
@@ -67,13 +67,13 @@ def gpu_links(hardware: Hardware) -> Iterator[tuple[int, int, str | None]]:
 
 
 def unknown_pairs(hardware: Hardware) -> list[tuple[str, str]]:
-    """Pairs of GPUs with an unknown link, or with sources that contradict each other."""
+    """Return the pairs of GPUs with an unknown link, for example because sources contradict each other."""
     labels = [gpu.label for gpu in hardware.gpus]
     return [(labels[one], labels[other]) for one, other, link in gpu_links(hardware) if link is None]
 
 
 def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]:
-    """The link of each pair in a group of GPUs; None if unknown."""
+    """Return the link of each pair in a group of GPUs; None if it is unknown."""
     found = hardware.link_of()
     labels = [hardware.gpus[place].label for place in group]
     return [
@@ -84,7 +84,7 @@ def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]
 
 
 def nearest_nics_of(hardware: Hardware) -> dict[int, NearestNics]:
-    """The nearest NICs by the GPU's place, without GPUs with an unknown link that may be nearer."""
+    """Return the nearest NICs by GPU index, without GPUs with an unknown link to a NIC that may be nearer."""
     gpus = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
     links: dict[int, dict[str, str | None]] = {}
     for link in hardware.links:

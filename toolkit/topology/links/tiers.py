@@ -1,4 +1,4 @@
-"""The link of each tier for a rank: that of the slowest kind of node, with its share of the node's NICs."""
+"""Estimate the link that a rank has in each tier (NVLink clique, node, network), on the slowest kind of node."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,10 +15,10 @@ _LATENCY_S = 10e-6
 
 
 def nic_share(hardware: Hardware, gpus: Sequence[int | None]) -> Link | None:
-    """The smallest share of the ranks on these GPUs; None if no rate is known.
+    """Return the smallest NIC bandwidth per rank among ranks on these GPUs; None if no rate is known.
 
-    As in NCCL, a rank uses the fast NICs nearest to its GPU, and shares them with the ranks that use no others. A GPU
-    of None is unknown: such a rank uses all NICs.
+    As in NCCL, a rank uses the fast NICs nearest to its GPU, and shares them with the ranks that use no others. A rank
+    with an unknown GPU (None) uses all NICs.
     """
     rates, source = _rates(hardware)
     if not rates:
@@ -31,12 +31,12 @@ def nic_share(hardware: Hardware, gpus: Sequence[int | None]) -> Link | None:
     def gbit_per_s(nics: frozenset[str]) -> float:
         return sum(rates[nic] for nic in nics)
 
-    # Sets of nearest NICs are equal, disjoint or nested: the narrowest is one of them, or their union.
+    # Sets of nearest NICs are equal, disjoint or nested, so the bottleneck is one of the sets, or their union.
     everywhere = frozenset(nic for own in nics_of_ranks for nic in own)
     narrowest = min(sorted({*nics_of_ranks, everywhere}, key=sorted), key=lambda nics: gbit_per_s(nics) / bound(nics))
     total, ranks = gbit_per_s(narrowest), bound(narrowest)
     names = first_named([nic for nic in rates if nic in narrowest])
-    description = f"{names}: {total:g} Gbit/s for {ranks} rank{'' if ranks == 1 else 's'}, by {source}"
+    description = f"{names}: {total:g} Gbit/s for {ranks} rank{'' if ranks == 1 else 's'}, from {source}"
     share = Link(_LATENCY_S, total * 1e9 / 8 / ranks, description)
     slot = gpu_slot(hardware)
     if slot is None or slot.bytes_per_s >= share.bytes_per_s:
@@ -45,15 +45,15 @@ def nic_share(hardware: Hardware, gpus: Sequence[int | None]) -> Link | None:
 
 
 def assumed_share(ranks: int) -> Link:
-    """An assumed share, if the NICs are unknown."""
-    description = f"assumed {_ASSUMED_GBIT_PER_S:g} Gbit/s a node, for {ranks} rank{'' if ranks == 1 else 's'}"
+    """Return an assumed NIC bandwidth per rank, for nodes with unknown NICs."""
+    description = f"assumed {_ASSUMED_GBIT_PER_S:g} Gbit/s per node, for {ranks} rank{'' if ranks == 1 else 's'}"
     return Link(_LATENCY_S, _ASSUMED_GBIT_PER_S * 1e9 / 8 / ranks, description)
 
 
 def _rates(hardware: Hardware) -> tuple[dict[str, float], str]:
-    """(Gbit/s of each NIC in ports of more than half the fastest rate, the sources).
+    """Return (Gbit/s of each NIC, the sources of the rates).
 
-    NICs for storage and management are slower than those between nodes.
+    Ports with at most half the fastest rate are omitted, since they are probably for storage or management.
     """
     ports = [(nic.name, port.rate_gbit_per_s) for nic in hardware.nics.value or () for port in nic.ports]
     known = [(name, rate.value, rate.source) for name, rate in ports if rate.value is not None]
@@ -68,7 +68,7 @@ def _rates(hardware: Hardware) -> tuple[dict[str, float], str]:
 
 
 def _nearest(hardware: Hardware, gpu: int | None, rates: Mapping[str, float]) -> frozenset[str]:
-    """The NICs with a rate that are nearest to a GPU; all, if an unknown link may be nearer."""
+    """Return the NICs in `rates` that are nearest to a GPU; all of them if a NIC with an unknown link may be nearer."""
     if gpu is None:
         return frozenset(rates)
     label, links = hardware.gpus[gpu].label, hardware.link_of()
@@ -77,14 +77,14 @@ def _nearest(hardware: Hardware, gpu: int | None, rates: Mapping[str, float]) ->
 
 
 def slowest(links: Iterable[Link]) -> Link:
-    """The link with the lowest bandwidth."""
+    """Return the link with the lowest bandwidth."""
     return min(links, key=lambda link: link.bytes_per_s)
 
 
 def clique_link(kinds: Sequence[NodeKind], *, between_nodes: bool) -> Link:
-    """NVLink in a clique, inside a node or across nodes."""
+    """Return the slowest NVLink in a clique, inside a node or across nodes."""
     links = [
-        # A fabric that connects nodes has switches, even if a node has few GPUs.
+        # Between nodes, NVLink always has switches, so two members suffice to count the links of a GPU.
         nvlink_of_group(kind.hardware, links_within(kind.hardware, group), 2 if between_nodes else len(group))
         for kind in dict.fromkeys(kinds)
         for group in kind.cliques
@@ -93,7 +93,7 @@ def clique_link(kinds: Sequence[NodeKind], *, between_nodes: bool) -> Link:
 
 
 def node_link(kinds: Sequence[NodeKind]) -> Link:
-    """The path between GPUs of a node that share no finer group."""
+    """Return the slowest path between two GPUs of a node that are not in the same finer group."""
     return slowest(_across(kind) for kind in dict.fromkeys(kinds))
 
 
@@ -101,14 +101,14 @@ def _across(kind: NodeKind) -> Link:
     links = links_within(kind.hardware, kind.gpus)
     if kind.one_clique:
         return nvlink_of_group(kind.hardware, links, len(kind.gpus))
-    # On a DGX-1 each GPU has a link to one of the other four: rings use these links, and NCCL forwards through the GPU
-    # at their end if two GPUs have none.
+    # On a DGX-1, each GPU has an NVLink to one GPU of the other clique. Rings use these links, and NCCL forwards through
+    # another GPU if two GPUs have no link.
     leaving = nvlinks_leaving(kind.hardware, kind.cliques)
     return nvlinks(kind.hardware, leaving) if leaving else pcie(kind.hardware, links)
 
 
 def fabric_link(nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], places: Sequence[Place], notes: Notes) -> Link:
-    """The share of the nodes' NICs for each rank."""
+    """Return the smallest NIC bandwidth per rank on any node; an assumed value for nodes with unknown rates."""
     gpus_of: dict[int, list[int | None]] = {}
     for place in places:
         if place.node is not None:

@@ -1,4 +1,4 @@
-"""Checks of lists of adapters and interfaces: each name is a prefix, unless the list starts with `=`."""
+"""Check lists of adapters and interfaces, such as NCCL_IB_HCA; names are prefixes unless the list starts with `=`."""
 
 import re
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from toolkit.topology.nccl.finding import Finding, Given, finding_of
 from toolkit.topology.nccl.variables import Variable
 
 TORCH_INTERFACES = "https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use"
-_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1"})  # meant as a prefix: all adapters of a driver
+_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1"})  # names of drivers, valid as prefixes of all their adapters
 _NUMBERED = re.compile(r"(.*[^0-9])([0-9]+)")
 
 
 def check_list(given: Given, known: Variable, here: Sequence[str] | None, *, sure: bool = False) -> list[Finding]:
-    """Findings about a list of device names.
+    """Return findings about a list of device names.
 
     Args:
-        here: names of the devices on a node; None if unknown.
-        sure: the ranks run on such a node; else it may be a login node with other devices.
+        here: names of the devices on this node; None if unknown.
+        sure: whether ranks run on such nodes; if not, this may be a login node with other devices.
     """
     text = given.value
     if not text.strip():
@@ -29,13 +29,13 @@ def check_list(given: Given, known: Variable, here: Sequence[str] | None, *, sur
         return [] if is_exact else _prefixes(given, known, here, names, is_exclusion)
     why = f"the node has no device {' or '.join(missing)} (it has {', '.join(here or ()) or 'none'})"
     absent = finding_of(
-        "wrong" if sure else "note", given, known, why, "set names of devices that the ranks' nodes have"
+        "wrong" if sure else "note", given, known, why, "set names of devices that exist on the compute nodes"
     )
     return [absent, *([] if is_exact else _prefixes(given, known, None, names, is_exclusion))]
 
 
 def _read_list(text: str) -> tuple[bool, bool, list[str]]:
-    """(whether it excludes, whether names are exact, the names without ports)."""
+    """Return (whether the list excludes devices, whether names are exact, the names without ports)."""
     is_exclusion = text.startswith("^")
     rest = text.removeprefix("^")
     words = rest.removeprefix("=").split(",")
@@ -48,11 +48,11 @@ def _syntax_problem(given: Given, text: str) -> tuple[str, str] | None:
     names = [word.strip("=^") for word in re.split(r"[\s,]+", rest) if word.strip("=^")]
     fixed = f"{given.name}={marks}{','.join(names)}"
     if re.search(r"\s", text):
-        return "NCCL reads a space as a part of the name, which then matches no device", fixed
+        return "NCCL treats a space as part of a name, which then matches no device", fixed
     if "=" in rest or "^" in rest:
         sign = "=" if "=" in rest else "^"
         return (
-            f"{sign!r} is valid at the start of the list only, ^ before =: here NCCL reads it as a part of a name",
+            f"{sign!r} is valid only at the start of the list, with ^ before =; elsewhere NCCL treats it as part of a name",
             fixed,
         )
     return None
@@ -65,7 +65,7 @@ def _matches(name: str, here: Sequence[str], is_exact: bool) -> list[str]:
 def _prefixes(
     given: Given, known: Variable, here: Sequence[str] | None, names: list[str], is_exclusion: bool
 ) -> list[Finding]:
-    """Findings about names that match further devices."""
+    """Return findings about names that are also prefixes of other devices."""
     marks = "^=" if is_exclusion else "="
     fix = f"{given.name}={marks}{given.value.lstrip('^')}"
     if here is not None:
@@ -75,7 +75,7 @@ def _prefixes(
         why = "each name is a prefix; on this node it matches no other device"
         return [finding_of("note", given, known, why, fix)] if matched else []
     numbered = [match for name in names if name not in _DRIVERS and (match := _NUMBERED.fullmatch(name))]
-    # Nodes with more than ten adapters are common, with more than ten numbered interfaces rare.
+    # Nodes with more than ten adapters are common, but nodes with more than ten interfaces of one prefix are rare.
     if risky := [match[0] for match in numbered if known.form == "adapters" and match[2] in "123456789"]:
         why = f"each name is a prefix: {risky[0]} also matches {risky[0]}0 to {risky[0]}9 on nodes that have them"
         return [finding_of("wrong", given, known, why, fix)]
@@ -86,14 +86,14 @@ def _prefixes(
 
 
 def check_gloo(given: Given, here: Sequence[str] | None) -> list[Finding]:
-    """Findings about gloo's interfaces: gloo expects whole names, without NCCL's signs."""
+    """Return findings about GLOO_SOCKET_IFNAME: gloo expects full interface names, without the signs of NCCL."""
     known = Variable(given.name, "torch", "interfaces", "chooses the IP interfaces of gloo")
     if given.value[:1] in ("=", "^"):
-        why = f"gloo reads names literally, and finds no interface {given.value!r}"
+        why = f"gloo reads names literally, so it finds no interface {given.value!r}"
         fix = f"{given.name}={given.value.lstrip('=^')}"
         return [finding_of("wrong", given, known, why, fix, TORCH_INTERFACES)]
     missing = [name for name in given.value.split(",") if here is not None and name and name not in here]
     if not missing:
         return []
     why = f"this node has no interface {missing[0]} (it has {', '.join(here or ()) or 'none'})"
-    return [finding_of("note", given, known, why, "set a name that the ranks' nodes have", TORCH_INTERFACES)]
+    return [finding_of("note", given, known, why, "set a name that exists on the compute nodes", TORCH_INTERFACES)]

@@ -1,4 +1,4 @@
-"""Settings and their source: the environment of this process, a file, a run's resolved job, or a log."""
+"""Read variable settings from the environment of this process, a file, the resolved job of a run, or a log."""
 
 import re
 import shlex
@@ -13,11 +13,11 @@ __all__ = ["SYSTEM_FILE", "of_process"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SYSTEM_FILE = Path("/etc/nccl.conf")
-MOST_BYTES = 16 << 20  # an environment has some kilobytes; a larger file is a mistake
+MOST_BYTES = 16 << 20  # an environment has a few kilobytes; a file larger than this is not one
 
 
 def of_process(environ: Mapping[str, str], system_file: Path = SYSTEM_FILE, home: Path | None = None) -> list[Given]:
-    """The environment, followed by the files that NCCL reads for unset variables."""
+    """Return the settings of the environment, then those of the files that NCCL reads for unset variables."""
     givens = [Given(name, value, "environment") for name, value in environ.items()]
     named = environ.get("NCCL_CONF_FILE", "")
     for path in (Path(named) if named else (home or Path.home()) / ".nccl.conf", system_file):
@@ -27,7 +27,7 @@ def of_process(environ: Mapping[str, str], system_file: Path = SYSTEM_FILE, home
 
 
 def _of_nccl_file(path: Path) -> list[Given]:
-    """NCCL's own format: NAME=VALUE up to the end of the line, without quotes; a line that starts with # is a comment."""
+    """Read an nccl.conf: NAME=VALUE to the end of the line, without quotes; lines that start with # are comments."""
     givens = []
     for number, line in enumerate(_read(path).splitlines(), 1):
         name, equals, value = line.partition("=")
@@ -37,19 +37,19 @@ def _of_nccl_file(path: Path) -> list[Given]:
 
 
 def of_file(path: Path) -> list[Given]:
-    """The last setting of each name in `NAME=VALUE` or `export NAME=VALUE` lines: a script, or the output of `env`.
+    """Return the last setting of each variable in a script, or in the output of `env` or `env -0`.
 
     Raises:
-        ToolkitError: the file is not readable, or sets no variable.
+        ToolkitError: the file is not readable, or does not set a variable.
     """
     text = _read(path)
-    lines = text.split("\0") if "\0" in text else text.splitlines()  # env -0
+    lines = text.split("\0") if "\0" in text else text.splitlines()  # the output of env -0
     givens: dict[str, Given] = {}
     for number, line in enumerate(lines, 1):
         for name, value in _assignments(line.strip()):
             givens[name] = Given(name, value, f"{path}:{number}")
     if not givens and text.strip():
-        raise ToolkitError("no line sets a variable", where=str(path), fix="write NAME=VALUE on a line")
+        raise ToolkitError("expected NAME=VALUE lines, got none", where=str(path), fix="write one NAME=VALUE per line")
     return list(givens.values())
 
 
@@ -65,7 +65,7 @@ def _assignments(line: str) -> list[tuple[str, str]]:
 
 
 def _words(text: str) -> list[str]:
-    """The words as a shell splits them; an unclosed quote is an ordinary character."""
+    """Split `text` as a shell does; with an unclosed quote, split it at whitespace."""
     try:
         return shlex.split(text, comments=True)
     except ValueError:
@@ -73,7 +73,7 @@ def _words(text: str) -> list[str]:
 
 
 def of_job(job: Mapping[str, Any], where: str) -> list[Given]:
-    """The settings of a resolved job for its ranks: the job's [env] before the site's [network] and [env]."""
+    """Return the settings of a resolved job for its ranks: those of the job, then the site's [network] and [env]."""
     givens = []
     for table, label in (("env", "env"), ("network", "network"), ("site_env", "site env")):
         entry = job.get(table)
@@ -84,7 +84,7 @@ def of_job(job: Mapping[str, Any], where: str) -> list[Given]:
 
 
 def of_log(environment: Mapping[str, str | None] | None, where: str) -> list[Given]:
-    """The settings that NCCL logged, without variables that it logged with two values."""
+    """Return the settings that NCCL logged, without variables that it logged with different values (None)."""
     return [Given(name, value, where) for name, value in (environment or {}).items() if value is not None]
 
 
@@ -94,9 +94,9 @@ def _read(path: Path) -> str:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ToolkitError(
-            f"cannot be read: {error.strerror}", where=str(path), fix="pass a file that you can read"
+            f"cannot read the file: {error.strerror}", where=str(path), fix="pass a readable file"
         ) from error
     if len(data) > MOST_BYTES:
         fix = "pass the file with the variables"
-        raise ToolkitError(f"expected at most {MOST_BYTES >> 20} MiB, got more", where=str(path), fix=fix)
+        raise ToolkitError(f"expected at most {MOST_BYTES >> 20} MiB, got a larger file", where=str(path), fix=fix)
     return data.decode("utf-8-sig", errors="replace")

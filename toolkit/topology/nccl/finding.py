@@ -20,7 +20,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem (`wrong`) or a remark (`note`); `variable` and `value` are empty for findings about a log."""
+    """A problem (level `wrong`) or a remark (level `note`); `variable` and `value` are empty if it is about a log."""
 
     level: Level
     variable: str
@@ -32,11 +32,11 @@ class Finding:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """All fields by their names."""
+        """Return all fields as a dict."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The finding as lines for people."""
+        """Return the finding as lines for display."""
         about = f"{self.variable}={self.value}" if self.variable else "the log"
         lines = [
             f"{self.level}: {about}  [{self.where}]",
@@ -45,17 +45,17 @@ class Finding:
             f"  fix: {self.fix}",
             f"  source: {self.source}",
         ]
-        # Control characters in a value would control the terminal.
+        # Escape control characters, which could change the state of the terminal.
         return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
 
 
 def finding_of(level: Level, given: Given, variable: Variable, why: str, fix: str, source: str = "") -> Finding:
-    """A finding about a variable of the table."""
+    """Return a finding about a known variable."""
     return Finding(level, given.name, given.value, given.where, variable.does, why, fix, source or variable.source)
 
 
 def effective(givens: Sequence[Given]) -> Mapping[str, Given]:
-    """The effective setting of each variable: the first, since NCCL never overrides one that is already set."""
+    """Return the first setting of each variable: NCCL does not override a variable that is already set."""
     chosen: dict[str, Given] = {}
     for given in givens:
         chosen.setdefault(given.name, given)

@@ -1,4 +1,4 @@
-"""Finds the version of the NCCL in use, without importing torch into this process."""
+"""Find the version of the NCCL library that torch uses, without importing torch into this process."""
 
 import importlib.metadata
 import importlib.util
@@ -17,15 +17,15 @@ __all__ = ["find_nccl"]
 PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 LIBRARY = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 SYSTEM_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib")
-TORCH_TIMEOUT_S = 60.0  # an import from a busy file system is slow
+TORCH_TIMEOUT_S = 60.0  # importing torch from a busy shared file system can take this long
 _ASK_TORCH = "import torch; print('nccl', *torch.cuda.nccl.version())"
 
 
 def find_nccl(
     environ: Mapping[str, str], folders: Sequence[str] = SYSTEM_FOLDERS, timeout_s: float = TORCH_TIMEOUT_S
 ) -> tuple[Version | None, str]:
-    """(version, where it was found), or (None, why it is unknown)."""
-    # A preloaded library overrides torch's own, which is in pip's package.
+    """Return (version, where it was found), or (None, why it is unknown)."""
+    # A preloaded library takes precedence over the one in the pip package, which torch uses otherwise.
     preload = [path for path in re.split(r"[:\s]", environ.get("LD_PRELOAD", "")) if "libnccl" in path]
     for path in preload:
         if version := _of_library(Path(os.path.realpath(path))):
@@ -50,11 +50,11 @@ def _of_library(path: Path) -> Version | None:
 
 
 def _version_of_torch(timeout_s: float) -> Version | None:
-    """The version that torch reports in a separate process; None without torch or without CUDA."""
+    """Return the version that torch reports in a separate process; None without torch or without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
-    # A torch for CPUs has no NCCL, and its import takes seconds.
+    # Skip the import, which takes seconds, for CPU builds of torch: they contain no NCCL.
     if not any(Path(place, "lib", "libtorch_cuda.so").exists() for place in spec.submodule_search_locations):
         return None
     try:

@@ -1,4 +1,4 @@
-"""All checks of an environment against the NCCL that reads it."""
+"""Check environment variables for NCCL against the NCCL version that reads them."""
 
 import difflib
 import re
@@ -25,15 +25,16 @@ from toolkit.topology.nccl.variables import (
 
 __all__ = ["Here", "is_ours", "lint"]
 
-# Similarity of difflib. From the first on, a name is a misspelling; from the second on, it may be one. Of the 166 names
-# that NCCL 2.14 to 2.32 read without documenting them, 6 are above the first: they are in the table.
+# Similarity ratios of difflib: a name counts as misspelled from the first one, and may be misspelled from the second.
+# 6 of the 166 undocumented names that NCCL 2.14 to 2.32 read exceed the first ratio, so the table lists these 6.
 _MISSPELLED, _SIMILAR = 0.9, 0.75
-_KEEP = "keep it only if the documentation of your site or vendor requests it"
-_FIX_CAUSE = "fix the problem that it works around"
+_KEEP = "keep this variable only if the documentation of your site or vendor requests it"
+_REMOVE = "remove this variable"
+_FIX_CAUSE = "fix the problem that this variable works around"
 
 
 def is_ours(name: str) -> bool:
-    """Whether a name is a variable of NCCL's, or a misspelling of that prefix."""
+    """Return whether a name has the prefix NCCL_, or a misspelling of it."""
     return _has_prefix(name) or bool(re.fullmatch(r"(NCLL|NCC|NNCL|NCLC|NCCCL)_[A-Z0-9_]+", name.upper()))
 
 
@@ -42,7 +43,7 @@ def _has_prefix(name: str) -> bool:
 
 
 def check_name(given: Given, version: Version | None) -> list[Finding]:
-    """Findings about a variable that do not depend on its value."""
+    """Return findings about a variable that do not depend on its value."""
     known = variables().get(given.name)
     if known is None:
         return [_unknown(given, version)]
@@ -51,8 +52,8 @@ def check_name(given: Given, version: Version | None) -> list[Finding]:
     if is_before(version, known.since):
         assert version is not None
         since = version_text(known.since)
-        why = f"NCCL has it since {since}; the NCCL in use, {version_text(version)}, ignores it"
-        return [finding_of("wrong", given, known, why, f"remove it, or use NCCL {since} or newer")]
+        why = f"available since NCCL {since}, but the NCCL in use is {version_text(version)}, which ignores it"
+        return [finding_of("wrong", given, known, why, f"remove {given.name}, or use NCCL {since} or newer")]
     if known.state == "deprecated" and not is_before(version, known.changed):
         why = f"deprecated since NCCL {version_text(known.changed)} in favor of {known.now}"
         return [finding_of("note", given, known, why, f"set {known.now} instead")]
@@ -62,41 +63,41 @@ def check_name(given: Given, version: Version | None) -> list[Finding]:
 
 
 def _undocumented() -> str:
-    return f"unknown to the documentation of NCCL {version_text(newest_release())}"
+    return f"not documented in NCCL {version_text(newest_release())}"
 
 
 def check_left_on(given: Given, known: Variable) -> list[Finding]:
-    """Findings about debugging variables, and values that only repeat the default."""
+    """Return findings about debugging variables that are still set, and about values that only repeat the default."""
     if not given.value.strip() or known.kind not in ("debug", "tuning"):
         return []
     if given.value.upper() == known.default.upper():
-        why = "this is the default, and a later NCCL may have a better one"
-        return [finding_of("note", given, known, why, "remove it")]
+        why = "the value is the default, but a later NCCL may have a better one"
+        return [finding_of("note", given, known, why, _REMOVE)]
     if known.form == "0..1" and known.kind == "debug" and as_c_reads(given.value) == 0:
-        return [finding_of("note", given, known, "0 is the default", "remove it")]
+        return [finding_of("note", given, known, "0 is the default", _REMOVE)]
     if known.kind == "debug":
-        why = f"for debugging only: {known.harm or 'NCCL cannot choose by itself'}"
-        return [finding_of("wrong", given, known, why, f"remove it; {known.instead or _FIX_CAUSE}")]
-    why = "NCCL's page lists it among the variables for experiments: a later NCCL may choose better"
+        why = f"for debugging only: {known.harm or 'this variable prevents NCCL from choosing by itself'}"
+        return [finding_of("wrong", given, known, why, f"{_REMOVE}; {known.instead or _FIX_CAUSE}")]
+    why = "the NCCL documentation lists this variable for experiments; a later NCCL may choose a better value"
     return [finding_of("note", given, known, why, "keep it if a measurement or the site's documentation requires it")]
 
 
 def _unknown(given: Given, version: Version | None) -> Finding:
-    """A finding about a name that is not in the table.
+    """Return a finding about a name that is not in the table.
 
-    A misspelling has no effect, so it is wrong. Any other name may be one of the variables that NCCL reads without
-    documenting them, so it is a note.
+    A misspelling has no effect, so its level is `wrong`. Any other name may be an undocumented variable that NCCL reads,
+    so its level is `note`.
     """
     upper = given.name.upper()
     if upper in variables():
-        why, fix = "names of variables are uppercase: NCCL ignores it", f"{upper}={given.value}"
+        why, fix = "NCCL ignores this name, because its variables are uppercase", f"{upper}={given.value}"
         return Finding("wrong", given.name, given.value, given.where, variables()[upper].does, why, fix, PAGE)
     similar = difflib.get_close_matches(upper, variables(), n=1, cutoff=_SIMILAR)
     question = f"did you mean {similar[0]} ({variables()[similar[0]].does})?" if similar else ""
     misspelled = difflib.get_close_matches(upper, similar, n=1, cutoff=_MISSPELLED)
     if misspelled or not _has_prefix(given.name):
-        why = "NCCL has no such variable, and ignores it without a message"
-        return Finding("wrong", given.name, given.value, given.where, "", why, question or "remove it", PAGE)
+        why = "NCCL does not have this variable, and ignores it without a message"
+        return Finding("wrong", given.name, given.value, given.where, "", why, question or _REMOVE, PAGE)
     why = f"{_undocumented()}: NCCL ignores names that it does not know, without a message"
     if version is not None and version[:2] > newest_release():
         why = f"{_undocumented()}; the NCCL in use, {version_text(version)}, is newer"
@@ -105,12 +106,12 @@ def _unknown(given: Given, version: Version | None) -> Finding:
 
 def _removed(given: Given, known: Variable, version: Version | None) -> Finding:
     if known.kind == "torch":
-        why = f"torch 2.2 renamed it to {known.now}; NCCL never read it"
+        why = f"torch 2.2 renamed this variable to {known.now}; NCCL never read it"
         return finding_of("wrong", given, known, why, f"{known.now}={given.value}")
     used = f"; the NCCL in use is {version_text(version)}" if version else ""
     changed = version_text(known.changed)
     if known.state == "removed":
-        return finding_of("wrong", given, known, f"removed in NCCL {changed}, which ignores it{used}", "remove it")
+        return finding_of("wrong", given, known, f"removed in NCCL {changed}, which ignores it{used}", _REMOVE)
     why = f"replaced by {known.now} in NCCL {changed}, which ignores the old name{used}"
     level_of_flag = {"0": "LOC", "1": "SYS"} if given.name == "NCCL_IB_CUDA_SUPPORT" else {}
     return finding_of("wrong", given, known, why, f"{known.now}={level_of_flag.get(given.value, given.value)}")
@@ -121,14 +122,14 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {"=": eq, "!=": ne, "<": l
 
 
 def check_together(givens: Mapping[str, Given], version: Version | None) -> list[Finding]:
-    """The findings of all rules, in the order of the table, about variables that NCCL reads as they were meant."""
+    """Return the findings of all rules about combinations of known variables, in the order of the table."""
     settings = _Settings({name: given for name, given in givens.items() if name in variables()})
     return [finding for rule in rules() for finding in settings.findings(rule, version)]
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """The settings of variables of the table."""
+    """The settings of known variables."""
 
     givens: Mapping[str, Given]
 
@@ -141,7 +142,7 @@ class _Settings:
             yield finding_of(rule.level, self.givens[name], variables()[name], why, fix)
 
     def _about(self, rule: Rule) -> Sequence[str]:
-        """The set variables of a rule; those that its conditions name do not match a pattern."""
+        """Return the variables of a rule that are set; its patterns do not match variables in its conditions."""
         named = {name for condition in rule.when for name in re.findall("NCCL_[A-Z0-9_]+", condition)}
         return [
             name
@@ -165,11 +166,11 @@ class _Settings:
         return name in self.givens and bool(self.givens[name].value.strip())
 
     def _value(self, name: str) -> str:
-        """The value of a variable, or NCCL's default."""
+        """Return the value of a variable, or its default in NCCL."""
         return self.givens[name].value if self._is_set(name) else variables()[name].default
 
     def _number(self, term: str) -> int:
-        """The number of a term: a constant, a variable or a product of variables."""
+        """Return the value of a term: a constant, a variable or a product of variables."""
         return prod(as_c_reads(self._value(part) if part in variables() else part) for part in term.split("*"))
 
     def _shown(self, term: str) -> str:
@@ -178,7 +179,7 @@ class _Settings:
 
 @dataclass(frozen=True)
 class Here:
-    """The devices of a node, None if unknown; `sure` means that the ranks run on such nodes."""
+    """The devices of this node, None if unknown. If `sure`, ranks run on such nodes: a missing device is an error."""
 
     interfaces: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
@@ -186,21 +187,21 @@ class Here:
 
 
 def lint(givens: Sequence[Given], version: Version | None, here: Here | None = None) -> list[Finding]:
-    """All findings: first what is wrong, and within a level in the order of `givens`.
+    """Return all findings, those of level `wrong` first, and within a level in the order of `givens`.
 
     Args:
-        givens: the settings; the first one of a name is effective.
-        version: of NCCL; None, if unknown, means the newest release of the table.
+        givens: the settings; if a name occurs several times, the first setting is effective.
+        version: the version of NCCL; None, if unknown, means the newest release in the table.
     """
     here = here or Here()
     settings = effective([given for given in givens if is_ours(given.name)])
     findings: list[Finding] = []
-    readable: dict[str, Given] = {}  # a value that NCCL misreads contradicts no other variable
+    readable: dict[str, Given] = {}  # rules about combinations only apply to values that NCCL reads correctly
     for name, given in settings.items():
         misread, others = _of_text(given, version), _of_use(given, here)
         if all(finding.level == "note" for finding in misread):
             readable[name] = given
-            # A deprecated or undocumented variable needs no second note.
+            # For a deprecated or undocumented variable, one note is enough.
             misread += [finding for finding in others if finding.level == "wrong" or not misread]
         findings += misread
     findings += check_together(readable, version)
@@ -213,7 +214,7 @@ def lint(givens: Sequence[Given], version: Version | None, here: Here | None = N
 
 
 def _of_text(given: Given, version: Version | None) -> list[Finding]:
-    """Findings about the name, and about a value that NCCL reads differently than it looks."""
+    """Return findings about the name, and about a value that NCCL does not read as written."""
     of_name = check_name(given, version)
     known = variables().get(given.name)
     if known is None or any(finding.level == "wrong" for finding in of_name):
@@ -225,7 +226,7 @@ def _of_text(given: Given, version: Version | None) -> list[Finding]:
 
 
 def _of_use(given: Given, here: Here) -> list[Finding]:
-    """Findings about device names, and about variables that should not stay set."""
+    """Return findings about device names, and about variables that should not stay set."""
     known = variables().get(given.name)
     if known is None:
         return []

@@ -1,4 +1,4 @@
-"""Reads what NCCL's log shows of the network beyond the facts of the log reader: GPUDirect, connections, failures."""
+"""Read GPUDirect use, connections between nodes and failures from an NCCL log, in addition to readers/nccl_log.py."""
 
 import re
 from collections import Counter
@@ -36,12 +36,12 @@ class Hop:
 
 @dataclass
 class LogEvidence:
-    """The evidence in a log, in its order.
+    """What a log shows about the network; lists are in the order of the log.
 
     Attributes:
-        direct: how many lines report GPUDirect as enabled and as disabled.
-        why_not_direct: the first line that reports why GPUDirect is disabled.
-        reasons: why a network is not used, and the fix.
+        direct: the number of lines that report GPUDirect as "enabled" and as "disabled".
+        why_not_direct: the first line that reports GPUDirect as disabled.
+        reasons: (why a network is not used, the fix).
         internal: number of connections inside a node.
     """
 
@@ -56,7 +56,7 @@ class LogEvidence:
 
     @property
     def gpu_direct(self) -> bool | None:
-        """Whether all connections between nodes use GPUDirect; without connections, what NCCL reports of itself."""
+        """Whether all connections between nodes use GPUDirect; if the log has none, whether NCCL reports it as enabled."""
         between = [hop.direct for hop in self.hops if hop.network != "Socket"]
         if between:
             return all(between)
@@ -66,7 +66,7 @@ class LogEvidence:
 
 
 def read_evidence(text: str) -> LogEvidence:
-    """The evidence in a log; lines of other programs are ignored."""
+    """Return the evidence in a log; lines that are not from NCCL are ignored."""
     evidence = LogEvidence()
     for line in read_lines_with_hosts(text)[0]:
         if not evidence.version and (version := _VERSION.search(line.text)):

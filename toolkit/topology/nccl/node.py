@@ -1,4 +1,4 @@
-"""Facts of a node from which settings follow: interfaces, default route, adapter ports, GPUs."""
+"""Read the facts of a node that determine NCCL settings: interfaces, default route, adapter ports, GPUs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class AdapterPort:
     adapter: str
     port: int
     active: bool | None
-    rate_gb_per_s: float | None
+    rate_gbit_per_s: float | None
     link_layer: str | None
 
 
@@ -30,10 +30,10 @@ class FabricNode:
     Attributes:
         nodes: number of nodes of the run.
         gpus: number of GPUs that the ranks of the node may use.
-        interface: the interface of the rendezvous: the site's, else the chosen one.
+        interface: the interface for the rendezvous: the one in the site file, else the one that toolkit chose.
         interfaces: all interfaces with an IPv4 address.
         default_route: the interface of the default route; empty if there is none.
-        ports: the adapters' ports; None if unknown.
+        ports: the adapter ports; None if unknown.
     """
 
     nodes: int
@@ -45,22 +45,22 @@ class FabricNode:
 
     @property
     def outer_interfaces(self) -> tuple[str, ...]:
-        """The interfaces that can reach other nodes, judged by their names."""
+        """The interfaces that can probably reach other nodes, judging by their names."""
         return tuple(name for name in self.interfaces if not name.startswith(_VIRTUAL))
 
 
 def fast_ports(ports: tuple[AdapterPort, ...]) -> list[AdapterPort]:
-    """The active ports above half the fastest rate; all active ports if a rate is unknown."""
+    """Return the active ports with more than half the fastest rate; all active ports if a rate is unknown."""
     active = [port for port in ports if port.active]
-    rates = [port.rate_gb_per_s for port in active if port.rate_gb_per_s is not None]
+    rates = [port.rate_gbit_per_s for port in active if port.rate_gbit_per_s is not None]
     if not rates or len(rates) < len(active):
         return active
-    return [port for port in active if 2 * (port.rate_gb_per_s or 0) > max(rates)]
+    return [port for port in active if 2 * (port.rate_gbit_per_s or 0) > max(rates)]
 
 
 def read_ports(root: Path = SYSTEM_ROOT) -> tuple[AdapterPort, ...] | None:
-    """The ports that the kernel lists, without running a command; None if it has no list."""
-    adapters, _ = read_adapters(root)  # `topo show` reports damage; here a damaged value is unknown
+    """Return the ports that the kernel lists in /sys; None if it does not list any adapters."""
+    adapters, _ = read_adapters(root)  # only `topo show` reports the warnings; here an invalid value is unknown
     if adapters is None:
         return None
     return tuple(
@@ -71,26 +71,26 @@ def read_ports(root: Path = SYSTEM_ROOT) -> tuple[AdapterPort, ...] | None:
 
 
 def read_facts_file(path: Path) -> tuple[AdapterPort, ...]:
-    """The adapter ports of all nodes in a file of `topo show --json`, once for each adapter name and port number.
+    """Return the adapter ports of all nodes in a `topo show --json` file, once per adapter name and port number.
 
     Raises:
-        ToolkitError: the file is not readable or valid, or the adapters of a node are unknown.
+        ToolkitError: the file is not readable or not valid, or the adapters of a node are unknown.
     """
-    # Imported here, because every rank imports this module, and the reader needs pydantic.
+    # Imported here because every rank imports this module, and pydantic is slow to import.
     from toolkit.topology.topology_json import read_topology
 
     fix = "pass the output of `toolkit topo show --json` on a compute node"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from error
+        raise ToolkitError(f"cannot read the file: {error.strerror}", where=str(path), fix=fix) from error
     except UnicodeDecodeError as error:
         raise ToolkitError("expected JSON in UTF-8", where=str(path), fix=fix) from error
     ports: dict[tuple[str, int], AdapterPort] = {}
     for node in read_topology(text, str(path)).nodes:
         nics = node.hardware.nics
         if nics.value is None:
-            message = f"the adapters are unknown in this file: {nics.missing[:200]}"
+            message = f"the file does not contain the adapters of a node: {nics.missing[:200]}"
             raise ToolkitError(message, where=str(path), fix=fix)
         for nic in nics.value:
             for port in nic.ports:
@@ -102,7 +102,7 @@ def read_facts_file(path: Path) -> tuple[AdapterPort, ...]:
 
 
 def read_default_route(table: Path = Path("/proc/net/route")) -> str:
-    """The interface of the IPv4 default route with the lowest metric; empty if there is none."""
+    """Return the interface of the IPv4 default route with the lowest metric; "" if there is none."""
     try:
         rows = [line.split() for line in table.read_text(encoding="utf-8").splitlines()[1:]]
     except OSError:
@@ -112,5 +112,5 @@ def read_default_route(table: Path = Path("/proc/net/route")) -> str:
 
 
 def read_node(interface: str, nodes: int, gpus: int) -> FabricNode:
-    """The facts of this node; `interface` is the one of the rendezvous."""
+    """Return the facts of this node; `interface` is the interface for the rendezvous."""
     return FabricNode(nodes, gpus, interface, tuple(interface_addresses()), read_default_route(), read_ports())

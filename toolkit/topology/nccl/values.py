@@ -1,6 +1,6 @@
-"""Checks of a variable's value: does NCCL read it as the user meant it?
+"""Check that NCCL reads the value of a variable as the user meant it.
 
-NCCL reads numbers with C's `strtoll(text, 0, 0)`: `true` is 0, `4M` is 4, `010` is 8, each without a message.
+NCCL parses numbers with `strtoll(text, 0, 0)`: without a message, it reads `true` as 0, `4M` as 4 and `010` as 8.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from toolkit.topology.nccl.variables import Variable, Version, forms, is_before
 _LEADING = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|[0-9]+))", re.ASCII)
 _RANGE = re.compile(r"(-?[0-9]+)\.\.([0-9]*)")
 _SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-# The meaning of legacy numeric distances, as NCCL still translates them.
+# The levels into which NCCL still translates legacy numeric distances.
 _LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 _FUNCTIONS = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
 _FLAGS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
@@ -23,7 +23,7 @@ Problem = tuple[str, str]  # the reason, and the fix
 
 
 def check_value(given: Given, known: Variable, version: Version | None) -> list[Finding]:
-    """Findings about the value alone; NCCL treats an empty one as unset."""
+    """Return findings about the value alone; NCCL treats an empty value as unset."""
     if not given.value.strip():
         return []
     form, _, words = known.form.partition(":")
@@ -48,11 +48,11 @@ def check_value(given: Given, known: Variable, version: Version | None) -> list[
 
 
 def as_c_reads(text: str) -> int:
-    """The number that C's strtoll parses from a string."""
+    """Return the number that `strtoll` in C parses from a string."""
     match = _LEADING.match(text)
     if not match:
         return 0
-    digits = match[1].lstrip("+-")[:40]  # far more than 64 bits
+    digits = match[1].lstrip("+-")[:40]  # longer than any 64-bit number
     base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") and len(digits) > 1 else 10
     octal = re.match("[0-7]+", digits)
     value = int(octal[0] if base == 8 and octal else digits, base)
@@ -60,7 +60,7 @@ def as_c_reads(text: str) -> int:
 
 
 def _integer(given: Given, form: str) -> Problem | None:
-    """The problem of an integer that NCCL reads as another one, or that is out of range."""
+    """Return the problem of a value that NCCL reads as another integer, or that is out of range; None if it is valid."""
     text = given.value.strip()
     number = as_c_reads(text)
     if match := _RANGE.fullmatch(form):
@@ -69,28 +69,28 @@ def _integer(given: Given, form: str) -> Problem | None:
     else:
         in_range, allowed = str(number) in form.split("/"), f"one of {', '.join(form.split('/'))}"
     if text.lower() in _FLAGS and form == "0..1":
-        return f"NCCL expects a number, and reads {text!r} as 0", f"{given.name}={_FLAGS[text.lower()]}"
+        return f"NCCL expects a number, so it reads {text!r} as 0", f"{given.name}={_FLAGS[text.lower()]}"
     if not re.fullmatch(r"[+-]?([0-9]+|0[xX][0-9a-fA-F]+)", text):
         return f"expected an integer: NCCL reads {text!r} as {number}", f"set {allowed}"
     if re.fullmatch(r"[+-]?0[0-9]+", text):
         return f"a number with a leading 0 is octal: NCCL reads {text} as {number}", f"{given.name}={text.lstrip('0')}"
     if given.name == "NCCL_IB_TIMEOUT" and (number == 0 or number > 31):
-        return f"{number} disables the time-out: a broken link hangs forever", "set 1 to 31; the default is 20"
+        return f"{number} disables the timeout, so a broken link hangs forever", "set 1 to 31; the default is 20"
     if abs(number) >= 1 << 63:
-        return f"{text[:40]} has more than 64 bits: NCCL uses its default", f"set {allowed}"
+        return f"{text[:40]} does not fit into 64 bits, so NCCL uses its default", f"set {allowed}"
     return None if in_range else (f"{number} is out of range", f"set {allowed}")
 
 
 def _bytes(given: Given) -> Problem | None:
     text = given.value.strip()
     if unit := re.fullmatch(r"([0-9]+)\s*([kmg])i?b?", text.lower()):
-        why = f"NCCL supports no units: it reads {text!r} as {as_c_reads(text)} bytes"
+        why = f"NCCL does not support units, so it reads {text!r} as {as_c_reads(text)} bytes"
         return why, f"{given.name}={int(unit[1]) * _SIZES[unit[2]]}"
     return _integer(given, "0..")
 
 
 def _question(word: str, words: Sequence[str]) -> str:
-    """ "did you mean" with the most similar of some words, or nothing."""
+    """Return "did you mean X? " with the most similar of `words`; "" if none is similar."""
     by_case = {one.upper(): one for one in words}
     similar = difflib.get_close_matches(word.upper(), by_case, n=1, cutoff=0.5)
     return f"did you mean {by_case[similar[0]]}? " if similar else ""
@@ -116,26 +116,26 @@ def _level(given: Given, words: Sequence[str]) -> Problem | None:
         why = f"NCCL discourages numeric distances, since their meaning can change: today {text} is {name}"
         return why, f"{given.name}={name}"
     if text.upper() in words:
-        return "NCCL compares case-sensitively, and ignores this without a message", f"{given.name}={text.upper()}"
+        return "NCCL is case-sensitive, and ignores this value without a message", f"{given.name}={text.upper()}"
     if text.upper() == "NODE":
         why = "NODE is a level of `nvidia-smi topo -m`: NCCL ignores it without a message, and uses its default"
         return why, f"remove it; or set PHB for the same NUMA node, SYS for any distance ({allowed})"
     if text == "NVL":
-        return "a NIC never connects over NVLink: this means never", f"set {allowed}"
+        return "NICs never connect over NVLink, so NVL means never", f"set {allowed}"
     return f"NCCL does not know {text!r}, ignores it without a message, and uses its default", f"set {allowed}"
 
 
 def _choices(given: Given, names: Sequence[str], version: Version | None) -> Problem | None:
-    """The problem of a list like `ring,tree`, or since 2.24 `allreduce:tree;broadcast:^ring`."""
+    """Return the problem of a list like `ring,tree` or, since 2.24, `allreduce:tree;broadcast:^ring`; None if valid."""
     for entry in given.value.split(";"):
         function, colon, chosen = entry.rpartition(":")
         if (colon or ";" in given.value) and is_before(version, (2, 24)):
-            return "NCCL supports choices for single functions since 2.24", "set one list, such as ring,tree"
+            return "NCCL supports choices per function only since 2.24", "set one list, such as ring,tree"
         if colon and function.strip().lower() not in _FUNCTIONS:
-            return f"NCCL has no function {function!r}", f"set one of {', '.join(_FUNCTIONS)}"
+            return f"{function!r} is not a function of NCCL", f"set one of {', '.join(_FUNCTIONS)}"
         for word in chosen.lstrip("^").split(","):
             if word.strip().lower() not in [name.lower() for name in names]:
-                why = f"NCCL does not know {word!r}, and since 2.24 fails"
+                why = f"NCCL does not know {word!r}, and since 2.24 it fails"
                 return why, f"{_question(word, names)}set some of {', '.join(names)}"
     return None
 
@@ -144,5 +144,5 @@ def _cidr(given: Given) -> Problem | None:
     try:
         ipaddress.ip_network(given.value, strict=False)
     except ValueError:
-        return f"{given.value!r} is not a valid range of addresses", "set one such as 10.0.0.0/8"
+        return f"{given.value!r} is not a valid address range", "set a range such as 10.0.0.0/8"
     return None

@@ -1,4 +1,4 @@
-"""The table of NCCL's environment variables, and NCCL's release numbers."""
+"""Read the table of NCCL environment variables in nccl_variables.toml, and parse NCCL versions."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ _CODE = re.compile(r"([0-9])([0-9]{2})([0-9]{2})|([0-9])([0-9])([0-9]{2})", re.A
 
 @dataclass(frozen=True)
 class Variable:
-    """One row of nccl_variables.toml, whose head comment defines the fields. A missing version is empty."""
+    """A variable in nccl_variables.toml; the comment at the top of that file defines the fields. An unknown version is ()."""
 
     name: str
     kind: Kind
@@ -48,7 +48,7 @@ class Variable:
 
     @property
     def source(self) -> str:
-        """The address of the variable's documentation."""
+        """The URL of the documentation of the variable."""
         if self.kind == "torch":
             return TORCH_PAGE
         if self.kind == "undocumented":
@@ -58,7 +58,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Rule:
-    """One of the `rules` of nccl_variables.toml, whose comment defines the fields. `advice` is the reason and the fix."""
+    """A rule in nccl_variables.toml; comments there define the fields. `advice` is (reason, fix)."""
 
     variables: tuple[str, ...]
     when: tuple[str, ...]
@@ -69,7 +69,7 @@ class Rule:
 
 
 class Pattern(NamedTuple):
-    """A regular expression with the reason and the fix for what does not match it, or in a log, for what does."""
+    """A regular expression with a reason and a fix, for values that do not match it or for log lines that match it."""
 
     pattern: str
     why: str
@@ -84,7 +84,7 @@ def _table() -> dict[str, Any]:
 
 @cache
 def variables() -> Mapping[str, Variable]:
-    """Every variable of the table, by name."""
+    """Return every variable of the table by name."""
     versions = ("since", "changed")
     return {
         name: Variable(name=name, **row | {key: _version(row[key]) for key in versions if key in row})
@@ -94,7 +94,7 @@ def variables() -> Mapping[str, Variable]:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """Every rule of the table."""
+    """Return every rule of the table."""
     return tuple(
         Rule(
             tuple(row["variables"]),
@@ -110,18 +110,18 @@ def rules() -> tuple[Rule, ...]:
 
 @cache
 def forms() -> Mapping[str, Pattern]:
-    """The forms of values that a pattern describes, by name."""
+    """Return the forms of values that are defined by a pattern, by name."""
     return {name: Pattern(**row) for name, row in _table()["forms"].items()}
 
 
 @cache
 def log_reasons() -> tuple[Pattern, ...]:
-    """The messages of NCCL that explain why it does not use a network."""
+    """Return the patterns of NCCL messages that explain why NCCL does not use a network."""
     return tuple(Pattern(**row) for row in _table()["log_reasons"])
 
 
 def newest_release() -> Version:
-    """The newest release of NCCL that the table covers."""
+    """Return the newest release of NCCL that the table covers."""
     return _version(_table()["release"])
 
 
@@ -130,7 +130,7 @@ def _version(text: str) -> Version:
 
 
 def parse_version(text: str, where: str) -> Version:
-    """Parse a version in the form of NCCL (2.21.5, 2.31.2+cuda12.9), its packages (2.26.2.post1) or its code (22105).
+    """Parse a version as NCCL (2.21.5, 2.31.2+cuda12.9), its packages (2.26.2.post1) or NCCL_VERSION_CODE (22105) has it.
 
     Raises:
         ToolkitError: `text` is not a version.
@@ -138,15 +138,15 @@ def parse_version(text: str, where: str) -> Version:
     text = text.strip()
     match = _VERSION.fullmatch(text) or _CODE.fullmatch(text)
     if match is None:
-        raise ToolkitError(f"expected a version of NCCL, got {text!r}", where=where, fix="write it as 2.21.5")
+        raise ToolkitError(f"expected an NCCL version, got {text!r}", where=where, fix="write the version as 2.21.5")
     return tuple(int(part) for part in match.groups() if part is not None)
 
 
 def version_text(version: Version) -> str:
-    """The version as people write it."""
+    """Return the version as a string such as 2.21.5."""
     return ".".join(map(str, version))
 
 
 def is_before(version: Version | None, other: Version) -> bool:
-    """Whether `version` is known and older than `other`; 2.4 means any 2.4.x, since the page often omits the rest."""
+    """Return whether `version` is known and older than `other`; an `other` of 2.4 means any 2.4.x."""
     return version is not None and bool(other) and version[: len(other)] < other

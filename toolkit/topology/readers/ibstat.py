@@ -1,8 +1,8 @@
 """Read `ibstat`: host channel adapters, their ports, state, rate and link layer.
 
-infiniband-diags/ibstat.c of rdma-core prints the keys of a section in one order, each once. Reading ends at the first
-line that breaks this order: to which adapter the lines after it belong is unknown. The keys tell the nesting, not the
-indentation, which mails and logs lose.
+infiniband-diags/ibstat.c of rdma-core prints the keys of a section once each, in a fixed order. toolkit stops at the
+first line that breaks this order, since it cannot know to which adapter later lines belong. It derives the nesting from
+the keys and not from the indentation, which is lost in mails and logs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from toolkit.topology.readers.lines import Line, first_damaged, read_lines, refusal
 
 KEYS = {
-    "ca_count": "how many adapters are printed",
-    "ca_names_in_order": "their names, in the printed order",
-    "port_count": "how many ports are printed",
-    "active_ports": "how many of them are usable: Active and LinkUp",
-    "active_infiniband": "the usable ones of InfiniBand, as adapter:port",
-    "active_ethernet": "the usable ones of Ethernet, as adapter:port",
-    "not_active": "the others, as adapter:port with state/physical state",
-    "cas": "each adapter up to the first damaged line: name, ca_type, nports (how many ports it claims), fw, and its ports: "
-    "port, state, phys, rate (Gbit/s; of a port that is down it is the default), base_lid, sm_lid, link_layer; "
-    "without what is not printed",
+    "ca_count": "number of adapters in the output",
+    "ca_names_in_order": "names of the adapters, in the printed order",
+    "port_count": "number of ports in the output",
+    "active_ports": "number of usable ports, with state Active and physical state LinkUp",
+    "active_infiniband": "usable InfiniBand ports, as adapter:port",
+    "active_ethernet": "usable Ethernet ports, as adapter:port",
+    "not_active": "other ports, as adapter:port with state/physical state",
+    "cas": "each adapter before the first damaged line: name, ca_type, nports (the number of ports that it states), fw, and "
+    "its ports: port, state, phys, rate (Gbit/s; a default value if the port is down), base_lid, sm_lid, link_layer; "
+    "values that are not printed are omitted",
 }
-_COUNTS = tuple(key for key in KEYS if key != "cas")  # null if a line is damaged: it may be one of an adapter
+_COUNTS = tuple(key for key in KEYS if key != "cas")  # null if a line is damaged, since it may belong to an adapter
 _ADAPTER_LINE = re.compile(r"(?:CA|Switch|Router|iWARP RNIC|\?\?\?):? '([\w.:-]+)'", re.ASCII)
 _PORT_LINE = re.compile(r"Port ([0-9]{1,4}):")
 _KEY_LINE = re.compile(r"([A-Z][A-Za-z ]*?):(?:\s+(.*))?")
@@ -34,7 +34,7 @@ _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 _LID = re.compile(r"[0-9]{1,10}")
 _TYPE = re.compile(r"[\w .,()/+-]*", re.ASCII)
 _FIRMWARE = re.compile(r"[\w.+-]*", re.ASCII)
-# Bit rate of a lane (SDR to XDR) times the number of lanes; FDR10 has its name.
+# Bit rate per lane (SDR to XDR) times the number of lanes; ibstat marks FDR10 by name.
 _RATES = sorted({lane * width for lane in (2.5, 5, 10, 14, 25, 50, 100, 200) for width in (1, 2, 4, 8, 12)})
 _STATES = "Down|Initializing|Armed|Active|\\?\\?\\?"
 _PHYSICAL = (
@@ -44,7 +44,7 @@ _ADAPTER_KEYS = {
     "CA type": _TYPE, "Number of ports": re.compile(r"[0-9]{1,4}"), "Firmware version": _FIRMWARE,
     "Hardware version": re.compile(r"\w*", re.ASCII), "Node GUID": _GUID, "System image GUID": _GUID,
 }  # fmt: skip
-# Adapters of mlx5 print these in one form; other drivers print what they like, or nothing.
+# mlx5 adapters print these keys in one format; the formats of other drivers vary.
 _MLX5_KEYS = {
     "CA type": re.compile(r"MT[0-9]{4,5}"), "Firmware version": re.compile(r"[0-9]{2}\.[0-9]{2}\.[0-9]{4}")
 }  # fmt: skip
@@ -54,7 +54,7 @@ _PORT_KEYS = {
     "Base lid": _LID, "LMC": re.compile("[0-7]"), "SM lid": _LID, "Capability mask": re.compile("0x[0-9a-fA-F]{8}"),
     "Port GUID": _GUID, "Link layer": re.compile("InfiniBand|Ethernet|Unspecified|Unknown|IB"),
 }  # fmt: skip
-_OWN = ("CA type", "Physical state")  # no other command prints these keys
+_OWN = ("CA type", "Physical state")  # keys that no other command prints
 _ADAPTER_NAMES = {"ca_type": "CA type", "nports": "Number of ports", "fw": "Firmware version"}
 _PORT_NAMES = {
     "state": "State", "phys": "Physical state", "rate": "Rate", "base_lid": "Base lid", "sm_lid": "SM lid",
@@ -73,10 +73,10 @@ class _Section:
 
 
 def answer_ibstat(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The facts in an output of ibstat up to its first damaged line: (values of `KEYS`, the warning that names the line).
+    """Return (values of `KEYS` before the first damaged line, the warning that names this line) for output of ibstat.
 
     Raises:
-        CheckFailedError: it is not the output of ibstat.
+        CheckFailedError: `text` is not the output of ibstat.
     """
     sections, warnings = _read(text)
     adapters = [_entry(section) for section in sections]
@@ -110,11 +110,11 @@ def _read(text: str) -> tuple[list[_Section], tuple[str, ...]]:
 
 
 def _take(line: Line, sections: list[_Section]) -> str:
-    """Read one line into the last section; what is wrong with it, "" if nothing is."""
+    """Read one line into the last section; return what is wrong with the line, or ""."""
     text = line.text.strip()
     if header := _ADAPTER_LINE.fullmatch(text):
         if any(section.name == header[1] for section in sections):
-            return f"{header[1]} is printed a second time"
+            return f"adapter {header[1]} occurs twice"
         sections.append(_Section(header[1], line.number))
         return ""
     match = _PORT_LINE.fullmatch(text) or _KEY_LINE.fullmatch(text)
@@ -137,35 +137,35 @@ def _put(section: _Section, forms: Mapping[str, re.Pattern[str]], match: re.Matc
     if key not in forms:
         return "not part of an adapter"
     if any(order.index(other) >= order.index(key) for other in section.values):
-        return f"{key} is not in its place"
+        return f"{key} is out of order"
     if not forms[key].fullmatch(value):
-        return f"{key} is not read"
+        return f"invalid value of {key}"
     section.values[key] = value
     return ""
 
 
 def _missing(sections: Sequence[_Section]) -> list[str]:
-    """Adapters without as many ports as they claim, and sections without a key that others have."""
+    """Return warnings about adapters with missing ports, and sections without a key that other sections have."""
     warnings = []
     for section in sections:
         claimed = section.values.get("Number of ports")
         if claimed is not None and int(claimed) != len(section.ports):
             warnings.append(
-                f"line {section.line}: {section.name} has {int(claimed)} ports, but {len(section.ports)} printed"
+                f"line {section.line}: expected {int(claimed)} ports of {section.name}, got {len(section.ports)}"
             )
-    # `ibstat CA PORT` prints a port alone under the bare name of its adapter.
+    # `ibstat CA PORT` prints a single port below an adapter name without the other keys of the adapter.
     adapters = [section for section in sections if section.values or not section.ports]
     ports = [port for section in sections for port in section.ports]
     for forms, group, what in ((_ADAPTER_KEYS, adapters, "adapter"), (_PORT_KEYS, ports, "port")):
         expected = [key for key in forms if len(group) == 1 or any(key in section.values for section in group)]
         for section in group:
             if missing := [key for key in expected if key not in section.values]:
-                warnings.append(f"line {section.line}: {what} {section.name} is without {', '.join(missing)}")
+                warnings.append(f"line {section.line}: {what} {section.name} has no {', '.join(missing)}")
     return warnings
 
 
 def _entry(section: _Section) -> dict[str, Any]:
-    """One of `cas`, without what is not printed."""
+    """Return one entry of `cas`, without the keys that are not printed."""
     entry: dict[str, Any] = {"name": section.name, **_chosen(section, _ADAPTER_NAMES)}
     return {**entry, "ports": [{"port": int(port.name), **_chosen(port, _PORT_NAMES)} for port in section.ports]}
 

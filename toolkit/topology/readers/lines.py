@@ -1,9 +1,9 @@
-"""The lines of another command's output, without what terminals, pipes and logs add to them.
+"""Split the output of another command into lines, without what terminals, pipes and logs add to them.
 
-toolkit removes escapes, carriage returns, and the prefix of every line (the time of a log, `node1: ` of pdsh and srun -l).
+toolkit removes escape sequences, carriage returns, and a prefix of all lines (log times, `node1: ` of pdsh and srun -l).
 
-All readers have one rule for damage: unknown and named, never wrong. A line that has not the form of its command gives
-no fact, no reader repairs one, and what depends on all lines (a count) is unknown then. `first_damaged` names the line.
+All readers treat damaged output alike. A reader ignores a line that does not have the format of its command, and a
+warning names the first such line. Values that depend on all lines, such as counts, are then unknown (null).
 """
 
 import re
@@ -13,9 +13,9 @@ from typing import NamedTuple
 from toolkit.errors import CheckFailedError
 
 _ESCAPE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and the cursor
-    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # the title of a window, a link
-    r"|\x1b[ -/]+[0-~]|\x1b[0-Z\\^-~]"  # alphabets, keyboard
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI sequences: colors and cursor moves
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC sequences: window titles and links
+    r"|\x1b[ -/]+[0-~]|\x1b[0-Z\\^-~]"  # selection of character sets and keyboard modes
 )
 _TIME = re.compile(
     r"\[?(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?: |\t|$)",
@@ -25,16 +25,16 @@ _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*: ?", re.ASCII)
 
 
 class Line(NamedTuple):
-    """One line: its number in the text, from 1, and its text without the line end."""
+    """One line: its number in the output, from 1, and its text without the line end."""
 
     number: int
     text: str
 
 
 def lines_of(text: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """Every line, also the empty ones, and a warning if the last one has no line end: it may be cut.
+    """Return every line, including empty ones, and a warning if the last line has no newline and may be truncated.
 
-    `str.splitlines` would also break lines at form feeds and the like, which names may contain.
+    `str.splitlines` would also split at form feeds and similar characters, which names may contain.
     """
     plain = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n" if "\n" not in text else "")
     lines = plain.split("\n")
@@ -42,12 +42,12 @@ def lines_of(text: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     if lines[-1] == "":
         lines.pop()
     elif lines[-1].strip():
-        warnings = (f"line {len(lines)}: has no line end, so that it may be cut: {lines[-1].strip()[-60:]!r}",)
+        warnings = (f"line {len(lines)}: no newline at the end, so it may be truncated: {lines[-1].strip()[-60:]!r}",)
     return tuple(Line(number, line) for number, line in enumerate(without_prefix(lines), 1)), warnings
 
 
 def without_prefix(lines: list[str]) -> list[str]:
-    """The lines without the time, and without the name and colon, that every line begins with unless it is empty."""
+    """Return the lines without a time stamp or a `name:` prefix, if all lines that are not empty have one."""
     printed = [line for line in lines if line.strip()]
     if len(printed) > 1 and all(_TIME.match(line) for line in printed):
         lines = [_TIME.sub("", line, count=1) for line in lines]
@@ -59,9 +59,9 @@ def without_prefix(lines: list[str]) -> list[str]:
 
 
 def read_lines(text: str) -> tuple[list[Line], list[str]]:
-    """The lines that are not blank, without trailing spaces, and warnings.
+    """Return the lines that are not blank, without trailing spaces, and warnings.
 
-    A last line without a line end may be cut anywhere, also in a number: it is named and not read.
+    A last line without a newline may be truncated, even inside a number, so it is omitted and a warning names it.
     """
     lines, warnings = lines_of(text)
     whole = lines[:-1] if warnings else lines
@@ -69,7 +69,7 @@ def read_lines(text: str) -> tuple[list[Line], list[str]]:
 
 
 def read_lines_with_hosts(text: str) -> tuple[list[Line], list[str]]:
-    """As `read_lines`, but every line keeps its prefix: in a log it names the process that wrote the line."""
+    """Return the same as `read_lines`, but keep prefixes, which name the process that wrote a log line."""
     pieces = text.split("\n")
     last, warnings = lines_of(pieces[-1])
     lines = [
@@ -81,15 +81,15 @@ def read_lines_with_hosts(text: str) -> tuple[list[Line], list[str]]:
 
 
 def refusal(command: str, lines: Sequence[Line]) -> CheckFailedError:
-    """The error for input that is not the output of a command."""
-    shown = f"{lines[0].text.strip()[:60]!r}" if lines else "an empty text"
+    """Return the error for input that is not the output of `command`."""
+    shown = f"{lines[0].text.strip()[:60]!r}" if lines else "empty input"
     return CheckFailedError(
         f"expected the output of {command}, got {shown}", where=f"line {lines[0].number if lines else 1}"
     )
 
 
 def first_damaged(warnings: Sequence[str]) -> tuple[str, ...]:
-    """The warning of the first damaged line, and how many more there are."""
+    """Return the warning about the first damaged line, with the number of further warnings."""
     first = min(warnings, key=_line_of, default="")
     more = len(warnings) - 1
     return (first + (f" (and {more} more)" if more else ""),) if first else ()

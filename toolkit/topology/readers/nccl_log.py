@@ -1,8 +1,8 @@
-"""Read what NCCL prints with `NCCL_DEBUG=INFO`: ranks, network, NICs and channels.
+"""Read the log that NCCL prints with `NCCL_DEBUG=INFO`: ranks, network, NICs and channels.
 
-Lines of several processes are mixed with each other, and with what the program prints itself. Of several communicators
-the one with the most ranks counts: it is that of all processes. A line with the words of a fact that has not its form is
-damaged: it is named, and nothing is read from it.
+Lines of several processes are mixed with each other and with output of the program. If there are several communicators,
+toolkit uses the one with the most ranks, which contains all processes. A line that contains the keywords of a fact but
+does not have its format is damaged: toolkit ignores it, and a warning names it.
 """
 
 import re
@@ -16,16 +16,16 @@ from toolkit.topology.readers.lines import Line, first_damaged, read_lines_with_
 __all__ = ["NcclLog", "parse_nccl_log"]
 
 KEYS = {
-    "nranks": "how many ranks the communicator has; of several, the most",
-    "net": "the network that NCCL uses between nodes, in its word: IB, Socket, OFI or a plugin's name",
-    "hosts": "the hosts before the lines, sorted; null where the lines begin with none",
-    "nnodes": "how many nodes the communicator has",
-    "local_ranks": "how many ranks it has on the node that says so",
-    "coll_channels": "how many channels there are for collectives, as the line of all kinds of channels has it",
-    "channels": "how many channels there are, as the lines of the rings have it",
-    "nics": "the InfiniBand or RoCE devices that are used, in NCCL's order",
-    "oob": "the interface over which processes find each other, beside the devices",
-    "env": "each variable that NCCL says was set by the environment, and its value; null where it says of none",
+    "nranks": "number of ranks of the largest communicator",
+    "net": "the network that NCCL uses between nodes: IB, Socket, OFI or the name of a plugin",
+    "hosts": "the host names at the start of the lines, sorted; null if lines do not start with one",
+    "nnodes": "number of nodes of the communicator",
+    "local_ranks": "number of its ranks on the node that logged this number",
+    "coll_channels": "number of channels for collectives, from the line that lists all kinds of channels",
+    "channels": "number of channels, from the lines of the rings",
+    "nics": "the InfiniBand or RoCE devices in use, in the order of NCCL",
+    "oob": "the interface for the bootstrap (out-of-band) connections, from the line that lists the devices",
+    "env": "each variable that NCCL logs as set by the environment, with its value; null if it logs none",
 }
 
 
@@ -51,7 +51,7 @@ _ENVIRONMENT = re.compile(r"((?:NCCL|RCCL|OFI|FI|HSA|CUDA)_[A-Z0-9_]+) set (?:by
 
 @dataclass(frozen=True)
 class NcclLog:
-    """None where no line says so, or lines contradict one another."""
+    """The facts in a log; None if no line states a fact, or if lines contradict each other."""
 
     rank_count: int | None
     network: str | None
@@ -66,10 +66,10 @@ class NcclLog:
 
 
 def parse_nccl_log(text: str) -> tuple[NcclLog, tuple[str, ...]]:
-    """Read the whole log: (facts, warnings that name the first damaged line and what no line says).
+    """Return (facts, warnings that name the first damaged line and the missing facts) for a log.
 
     Raises:
-        CheckFailedError: no line of it is NCCL's.
+        CheckFailedError: the log does not contain a line from NCCL.
     """
     lines, warnings = read_lines_with_hosts(text)
     reader = _LogReader(warnings)
@@ -96,26 +96,26 @@ def parse_nccl_log(text: str) -> tuple[NcclLog, tuple[str, ...]]:
 def _unsaid(facts: NcclLog, last: int) -> list[str]:
     over_ib = facts.network == "IB"
     facts_in_words = (
-        (facts.rank_count, "how many ranks there are"),
-        (facts.node_count, "how many nodes there are"),
-        (facts.network, "which network is used"),
-        (facts.hosts, "on which host it was printed"),
-        (facts.collective_channels, "how many channels there are for collectives"),
-        (facts.ring_channels, "how many rings there are"),
-        (facts.devices if over_ib else 0, "which devices are used"),
-        (facts.bootstrap_interface if over_ib else 0, "over which interface processes find each other"),
+        (facts.rank_count, "the number of ranks"),
+        (facts.node_count, "the number of nodes"),
+        (facts.network, "the network in use"),
+        (facts.hosts, "its host"),
+        (facts.collective_channels, "the number of channels for collectives"),
+        (facts.ring_channels, "the number of rings"),
+        (facts.devices if over_ib else 0, "the devices in use"),
+        (facts.bootstrap_interface if over_ib else 0, "the interface for bootstrap connections"),
     )
-    return [f"line {last}: no line says {what}" for value, what in facts_in_words if value is None]
+    return [f"line {last}: no line states {what}" for value, what in facts_in_words if value is None]
 
 
 class _LogReader:
-    """What was read so far; lines are given to it in their order."""
+    """Collects the facts while it reads the lines of a log in order."""
 
     def __init__(self, warnings: list[str]) -> None:
         self.warnings = warnings
         self.lines = 0
-        self.processes: dict[str, set[str]] = defaultdict(set)  # hosts by the numbers of process and thread
-        self.communicators: list[tuple[int, int | None, int | None]] = []  # ranks, nodes, ranks of this node
+        self.processes: dict[str, set[str]] = defaultdict(set)  # host names by process and thread id
+        self.communicators: list[tuple[int, int | None, int | None]] = []  # ranks, nodes, ranks on the logging node
         self.collective: list[int] = []
         self.rings: list[int] = []
         self.ring_lengths: list[int] = []
@@ -123,15 +123,15 @@ class _LogReader:
         self._found: dict[str, set[Any]] = defaultdict(set)
 
     def read(self, line: Line) -> None:
-        """Read one line; what the program itself prints is passed over."""
+        """Read one line; lines that are not from NCCL are ignored."""
         match = _NCCL.search(line.text)
         if not match:
             if "NCCL version" not in line.text and _FRAGMENT.search(line.text):
-                self._name(line, "not a whole line of NCCL")
+                self._name(line, "an incomplete NCCL line")
             return
         self.lines += 1
         if _NCCL.search(match[1]):
-            self._name(line, "two lines of NCCL in one")
+            self._name(line, "two NCCL messages in one line")
             return
         if process := _PROCESS.search(line.text[: match.start()]):
             self.processes[f"{process[2]}:{process[3]}"].add(process[1])
@@ -141,29 +141,29 @@ class _LogReader:
         if ranks := _RANKS.search(said):
             self._communicator(line, said, ranks)
         elif re.search(r"\bn[rR]anks\b|nNodes", said):
-            self._name(line, "not the ranks of a communicator")
+            self._name(line, "expected the ranks of a communicator, got")
         if network := _NETWORK.fullmatch(said):
             self._found["network"].add(network[1])
         elif network := _ANY_NETWORK.search(said):
             self._found["seen"].add(network[1])
         elif re.search(r"\bnetwork\b", said):
-            self._name(line, "not the network")
+            self._name(line, "expected the network in use, got")
         if re.match(r"NET/IB ?:", said) and "No device" not in said and "Made virtual" not in said:
             self._devices(line, said)
         elif "OOB" in said:
-            self._name(line, "not the devices of NET/IB")
+            self._name(line, "expected the devices of NET/IB, got")
         if ring := _RING.fullmatch(said):
             self._ring(line, ring)
         elif re.match(r"Channel\b", said) and "->" not in said:
-            self._name(line, "not the ring of a channel")
+            self._name(line, "expected the ring of a channel, got")
         if collective := _COLLECTIVE.fullmatch(said):
             self.collective.append(int(collective[1]))
         elif re.search(r"coll channels|p2p channels per peer", said):
-            self._name(line, "not the numbers of channels")
+            self._name(line, "expected the numbers of channels, got")
         if variable := _ENVIRONMENT.fullmatch(said):
             self._variable(line, variable)
         elif re.search(r"^\S*[A-Z]_[A-Z0-9_]+ .*\b(set|environment)\b|environment to|set by env", said):
-            self._name(line, "not a variable of the environment")
+            self._name(line, "expected an environment variable, got")
 
     def _communicator(self, line: Line, said: str, ranks: re.Match[str]) -> None:
         count = int(ranks[2])
@@ -172,10 +172,10 @@ class _LogReader:
         if (ranks[1] and int(ranks[1]) >= count) or (
             local and not (0 < local[0] <= count and local[2] < local[1] <= count)
         ):
-            self._name(line, "ranks that do not fit one another")
+            self._name(line, "inconsistent numbers of ranks")
             return
         if "nNodes" in said and not nodes:
-            self._name(line, "not the nodes of a communicator")
+            self._name(line, "expected the nodes of a communicator, got")
         self.communicators.append((count, local[0] if local else None, local[1] if local else None))
 
     def _devices(self, line: Line, said: str) -> None:
@@ -183,7 +183,7 @@ class _LogReader:
         devices = [_DEVICE.fullmatch(word) for word in match[1].split()] if match else []
         numbers = [int(device[1]) for device in devices if device]
         if match is None or None in devices or numbers != list(range(len(devices))):
-            self._name(line, "not the devices of NET/IB, counted from 0")
+            self._name(line, "expected the devices of NET/IB, numbered from 0, got")
             return
         self._found["devices"].add(tuple(dict.fromkeys(device[2] for device in devices if device)))
         self._found["interface"].add(match[2])
@@ -191,7 +191,7 @@ class _LogReader:
     def _ring(self, line: Line, ring: re.Match[str]) -> None:
         ranks = [int(word) for word in ring[3].split()]
         if int(ring[1]) >= int(ring[2]) or sorted(ranks) != list(range(len(ranks))):
-            self._name(line, "not a ring of all ranks")
+            self._name(line, "expected a ring of all ranks, got")
             return
         self.rings.append(int(ring[2]))
         self.ring_lengths.append(len(ranks))
@@ -199,7 +199,7 @@ class _LogReader:
     def _variable(self, line: Line, variable: re.Match[str]) -> None:
         name, value = variable[1], variable[2]
         if self.environment.get(name, value) != value:
-            self._name(line, f"{name} has another value in an earlier line")
+            self._name(line, f"an earlier line has a different value of {name}")
             self.environment[name] = None
         else:
             self.environment[name] = value
@@ -208,13 +208,13 @@ class _LogReader:
         self.warnings.append(f"line {line.number}: {what}: {line.text.strip()[:80]!r}")
 
     def name_differences(self, last: int) -> None:
-        """Name the facts that two lines state differently."""
+        """Add a warning for each fact on which lines disagree."""
         for name in ("network", "devices", "interface"):
             if len(found := self._found[name]) > 1:
                 self.warnings.append(f"line {last}: lines differ in the {name}: {sorted(map(str, found))[:4]}")
 
     def hosts(self) -> set[str]:
-        """The hosts of all processes, without a name that has the end of a program's line before it."""
+        """Return the hosts of all processes; names to which other output is prepended in a mixed line are omitted."""
         return {
             host
             for hosts in self.processes.values()
@@ -223,20 +223,20 @@ class _LogReader:
         }
 
     def one(self, name: str) -> Any:
-        """What all lines state alike; None if they differ or no line states it."""
+        """Return the value on which all lines agree; None if they differ or no line states it."""
         found = self._found[name]
         return next(iter(found)) if len(found) == 1 else None
 
     def network(self) -> str | None:
-        """The network in use, else the only one that any line names."""
+        """Return the network that NCCL reports as used, else the only network in the log."""
         return self.one("network") if self._found["network"] else self.one("seen")
 
     def rank_count(self) -> int | None:
-        """The ranks of the largest communicator, or of a ring if no line is of a communicator."""
+        """Return the size of the largest communicator, or of the largest ring if no line names a communicator."""
         return max((count for count, _, _ in self.communicators), default=max(self.ring_lengths, default=None))
 
     def of_largest(self, which: int) -> int | None:
-        """One of the other numbers of the largest communicator: the first line that has it."""
+        """Return field `which` of the largest communicator, from the first line that contains it."""
         most = self.rank_count()
         return next(
             (entry[which] for entry in self.communicators if entry[0] == most and entry[which] is not None), None
@@ -244,10 +244,10 @@ class _LogReader:
 
 
 def answer_nccl_log(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values of `KEYS` and warnings.
+    """Return (values of `KEYS`, warnings).
 
     Raises:
-        CheckFailedError: no line of it is NCCL's.
+        CheckFailedError: the log does not contain a line from NCCL.
     """
     facts, warnings = parse_nccl_log(text)
     return {

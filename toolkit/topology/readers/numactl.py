@@ -1,4 +1,4 @@
-"""Read `numactl -H` (`--hardware`): NUMA nodes, their processors, memory and distances."""
+"""Read the output of `numactl -H` (`--hardware`): NUMA nodes, their CPUs, memory and distances."""
 
 import re
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from toolkit.topology.readers.lines import Line, first_damaged, read_lines, refu
 from toolkit.world.cpu_lists import LARGEST_CPU, cpu_list, read_cpu_list
 
 KEYS = {
-    "available": "how many NUMA nodes the first line claims",
-    "node_ids": 'their numbers as that line has them ("0-3")',
-    "cpus_per_node": "how many processors each node has, by its number",
-    "cpu_less_nodes": "the numbers of the nodes that have memory alone; null if not all nodes of the first line are known",
-    "nodes": "each of them by its number: cpus, its processors; size_mb, its memory in MiB",
-    "distances": "a row for each node in the order of their header: its distance to each, 10 to itself",
+    "available": "number of NUMA nodes that the first line states",
+    "node_ids": 'node numbers as printed in the first line ("0-3")',
+    "cpus_per_node": "number of CPUs of each node, by node number",
+    "cpu_less_nodes": "numbers of the nodes that have only memory; null if not all nodes of the first line are known",
+    "nodes": "each node by its number: cpus, its CPU numbers; size_mb, its memory in MiB",
+    "distances": "a row per node in the order of the header: the distance to each node, 10 to itself",
 }
 _AVAILABLE = re.compile(r"available: ([0-9]{1,5}) nodes? \(([0-9,-]+)\)", re.ASCII)
 _NODE_LINE = re.compile(r"node ([0-9]{1,5}) (cpus|size|free):(?: (.*))?", re.ASCII)
@@ -27,10 +27,10 @@ _PARTS = ("cpus", "size", "free")
 
 
 def answer_numactl(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The facts in an output of numactl: (values of `KEYS`, the warning that names the first damaged line).
+    """Return (values of `KEYS`, the warning that names the first damaged line) for output of numactl -H.
 
     Raises:
-        CheckFailedError: it is not the output of numactl -H.
+        CheckFailedError: `text` is not the output of numactl -H.
     """
     lines, warnings = read_lines(text)
     for line in lines:
@@ -46,12 +46,12 @@ def answer_numactl(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 class _Reader:
-    """What was read so far; lines are given to it in their order."""
+    """Collects the facts while it reads the lines in order."""
 
     def __init__(self, warnings: list[str]) -> None:
         self.warnings = warnings
         self.claims: set[tuple[int, str]] = set()
-        self.parts: dict[tuple[int, str], tuple[int, str]] = {}  # line and value
+        self.parts: dict[tuple[int, str], tuple[int, str]] = {}  # (node, key): (line, value)
         self.header: tuple[int, tuple[int, ...]] | None = None
         self.rows: dict[int, Row] = {}
         self.no_distances = False
@@ -73,35 +73,35 @@ class _Reader:
         elif "No distance information" in text:
             self.no_distances = True
         elif text.strip() != "node distances:":
-            self.warnings.append(f"line {number}: not a line of numactl -H: {text[:60]!r}")
+            self.warnings.append(f"line {number}: expected a line of numactl -H, got {text[:60]!r}")
 
     def _agreed(self, before: str, value: str, line: Line) -> str:
         if before == value:
             return value
-        self.warnings.append(f"line {line.number}: an earlier line has another value: {line.text[:60]!r}")
+        self.warnings.append(f"line {line.number}: an earlier line has a different value: {line.text[:60]!r}")
         return "?"
 
     def facts(self, last: int) -> dict[str, Any]:
-        """The values of `KEYS` in all lines; `last` is the number of the last line."""
+        """Return the values of `KEYS` from all lines; `last` is the number of the last line."""
         numbers = sorted({node for node, _ in self.parts})
         cpus = {node: self._cpus(node) for node in numbers}
         for node, other in ((a, b) for a in numbers for b in numbers if a < b):
             if set(cpus[node] or ()) & set(cpus[other] or ()):
                 at = self.parts[other, "cpus"][0]
-                self.warnings.append(f"line {at}: nodes {node} and {other} share processors")
+                self.warnings.append(f"line {at}: nodes {node} and {other} share CPUs")
                 cpus[node] = cpus[other] = None
         sizes = {node: self._size(node) for node in numbers}
         claim = self.claims.pop() if len(self.claims) == 1 else None
         if claim is None or read_cpu_list(claim[1]) != tuple(numbers) or claim[0] != len(numbers):
-            said = f"{claim[0]} nodes ({claim[1]})" if claim else "not one line 'available:'"
-            self.warnings.append(f"line 1: {said}, but lines of nodes {cpu_list(numbers)}")
+            said = f"{claim[0]} nodes ({claim[1]})" if claim else "no unique line 'available:'"
+            self.warnings.append(f"line 1: {said}, but lines for nodes {cpu_list(numbers)}")
         distances = None
         if self.header:
             distances = read_distances(self.header[1], self.rows, self.header[0], self.warnings)
             if list(self.header[1]) != numbers:
                 self.warnings.append(f"line {self.header[0]}: distances of other nodes than {cpu_list(numbers)}")
         elif not self.no_distances:
-            self.warnings.append(f"line {last}: there are no distances")
+            self.warnings.append(f"line {last}: no distances found")
         listed = {str(node): None if of is None else list(of) for node, of in cpus.items()}
         are_all_known = None not in listed.values() and claim is not None and claim[0] == len(numbers)
         return {
@@ -115,12 +115,12 @@ class _Reader:
 
     def _cpus(self, node: int) -> tuple[int, ...] | None:
         if (node, "cpus") not in self.parts:
-            self.warnings.append(f"line {self._line_of(node)}: node {node} has no line cpus")
+            self.warnings.append(f"line {self._line_of(node)}: no line with the CPUs of node {node}")
             return None
         number, value = self.parts[node, "cpus"]
         cpus = _ascending(value.split())
         if cpus is None:
-            self.warnings.append(f"line {number}: the processors of node {node} do not ascend: {value[:60]!r}")
+            self.warnings.append(f"line {number}: expected ascending CPUs of node {node}, got {value[:60]!r}")
         return cpus
 
     def _size(self, node: int) -> int | None:
@@ -129,11 +129,11 @@ class _Reader:
             number, value = self.parts.get((node, part), (self._line_of(node), ""))
             match = _MEMORY.fullmatch(value)
             if match is None:
-                self.warnings.append(f"line {number}: node {node} has no {part} in MB")
+                self.warnings.append(f"line {number}: no {part} in MB for node {node}")
             found.append(int(match[1]) if match else None)
         size, free = found
         if size is not None and free is not None and free > size:
-            self.warnings.append(f"line {self._line_of(node)}: node {node} has more free memory than memory")
+            self.warnings.append(f"line {self._line_of(node)}: the free memory of node {node} exceeds its size")
             return None
         return size
 

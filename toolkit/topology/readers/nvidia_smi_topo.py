@@ -1,8 +1,8 @@
-"""Read `nvidia-smi topo -m`: links between GPUs, links from GPUs to NICs, CPU and NUMA affinity.
+"""Read the output of `nvidia-smi topo -m`: links between GPUs and to NICs, CPU and NUMA affinity.
 
-The vocabulary tells the cells, never their column on the screen: header and rows are often indented differently, and a
-short list of CPUs draws the cells after it nearer. A row whose cells do not fit the header has no links; every link is
-printed twice, so that the row of the other device still has it. If the two differ, the link is unknown.
+toolkit identifies cells by their content and never by their position, because rows are often not aligned with the
+header. If the cells of a row do not match the header, toolkit ignores its links. Every link is printed twice, so the row
+of the other device still contains it. If the two cells differ, the link is unknown.
 """
 
 import re
@@ -19,7 +19,7 @@ _NIC = re.compile(r"(NIC[0-9]{1,4}):\s+([\w.-]+)", re.ASCII)
 
 
 def read_legend(lines: Sequence[Line], nics: Collection[str], warnings: list[str]) -> dict[str, str]:
-    """The device of each NIC of `nics` that the NIC legend names; damage is added to the warnings."""
+    """Return the device of each NIC in `nics` from the NIC legend; add a warning for each damaged line."""
     devices: dict[str, str] = {}
     contested: set[str] = set()
     for line in lines:
@@ -31,7 +31,7 @@ def read_legend(lines: Sequence[Line], nics: Collection[str], warnings: list[str
                 contested |= {*others, match[1]}
             devices[match[1]] = match[2]
         elif text and not _TITLE.fullmatch(text) and not _WORD.fullmatch(text):
-            warnings.append(f"line {line.number}: neither a row nor a legend: {text[:60]!r}")
+            warnings.append(f"line {line.number}: expected a row or a legend, got {text[:60]!r}")
     missing = [nic for nic in nics if nic not in devices]
     if missing:
         at = lines[-1].number if lines else 1
@@ -43,7 +43,7 @@ _CELL = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _CELLS = re.compile(f"(?:{_CELL.pattern})+")
 _GPU = re.compile(r"GPU[0-9]{1,4}")
 _NUMBERED = re.compile(r"(GPU|NIC)([0-9]{1,4})")
-_DEVICE = re.compile(r"(?:GPU|NIC)[0-9]{1,4}|[a-z][A-Za-z0-9_.-]{1,31}")  # old drivers print the NIC's own name
+_DEVICE = re.compile(r"(?:GPU|NIC)[0-9]{1,4}|[a-z][A-Za-z0-9_.-]{1,31}")  # old drivers print device names of NICs
 _TITLES = ("CPUAffinity", "NUMAAffinity", "GPUNUMAID")
 _TITLES_OF_A_DRIVER = tuple(_TITLES[:count] for count in range(len(_TITLES), 0, -1))
 _RUN = re.compile(r"(?:0|[1-9][0-9]{0,4})(?:-[1-9][0-9]{0,4})?")
@@ -54,10 +54,9 @@ _NO_DEVICES = re.compile(r"No devices were found\.?", re.IGNORECASE)
 class LinkMatrix:
     """Links as nvidia-smi names them: "NV12", "PIX", "PXB", "PHB", "NODE", "SYS" (older drivers: "SOC").
 
-    `gpu_links[i][j]` is the link from `gpus[i]` to `gpus[j]` ("X" to itself), `nic_links[i][j]` that from
-    `gpus[i]` to `nics[j]`; None if unknown. `nic_devices[j]` is the device of `nics[j]` by the legend, None without a
-    legend. Affinities are the printed lists ("0-19,40-59", "N/A"), None if unknown or the driver prints no such column;
-    they are lists even where one number is usual.
+    `gpu_links[i][j]` is the link from `gpus[i]` to `gpus[j]` ("X" to itself), `nic_links[i][j]` the link from `gpus[i]`
+    to `nics[j]`; None if unknown. `nic_devices[j]` is the device of `nics[j]` in the legend, None without a legend.
+    Affinities are lists as printed ("0-19,40-59", "N/A"), None if they are unknown or the driver prints no such column.
     """
 
     gpus: tuple[str, ...]
@@ -72,21 +71,21 @@ class LinkMatrix:
 
 @dataclass(frozen=True)
 class _Row:
-    """The links of one row in the order of the columns, None if they do not fit, and its affinities by title."""
+    """The links of one row in column order, None if they do not match the header, and its affinities by title."""
 
     links: tuple[str, ...] | None
     affinities: Mapping[str, str]
 
 
 def parse_nvidia_smi_topo(text: str) -> tuple[LinkMatrix, tuple[str, ...]]:
-    """Read the whole output: (matrix, the warning that names the first damaged line).
+    """Return (matrix, the warning that names the first damaged line) for output of `nvidia-smi topo -m`.
 
     Raises:
-        CheckFailedError: it has no header, or a damaged one, so that the meaning of no column is known.
+        CheckFailedError: the header is missing or damaged, so the meaning of the columns is unknown.
     """
     lines, warnings = lines_of(text)
     said = list(warnings)
-    lines = lines[:-1] if warnings else lines  # the last one may be cut anywhere
+    lines = lines[:-1] if warnings else lines  # the last line may be truncated
     start = next((place for place, line in enumerate(lines) if _is_header(line.text)), None)
     if start is None:
         if any(_NO_DEVICES.fullmatch(line.text.strip()) for line in lines):
@@ -98,12 +97,12 @@ def parse_nvidia_smi_topo(text: str) -> tuple[LinkMatrix, tuple[str, ...]]:
     for line in lines[start + 1 :]:
         tokens = line.text.split()
         if _is_header(line.text):
-            said.append(f"line {line.number}: a second matrix, not read")
+            said.append(f"line {line.number}: a second matrix, which is ignored")
             break
         if tokens and tokens[0] in names:
             row = _read_row(line, names, titles, said)
             if rows.setdefault(tokens[0], row) != row:
-                said.append(f"line {line.number}: a second row {tokens[0]} with other cells")
+                said.append(f"line {line.number}: a second row {tokens[0]} with different cells")
                 rows[tokens[0]] = _Row(None, {})
         elif len(tokens) > 1 and _DEVICE.fullmatch(tokens[0]) and _CELL.fullmatch(tokens[1]):
             raise CheckFailedError(f"the header lacks {tokens[0]}", where=f"line {line.number}")
@@ -114,14 +113,14 @@ def parse_nvidia_smi_topo(text: str) -> tuple[LinkMatrix, tuple[str, ...]]:
 
 
 def _is_header(text: str) -> bool:
-    """A line that names GPUs and has no link."""
+    """Return whether a line names GPUs and contains no link."""
     tokens = text.split()
     has_link = any(_CELLS.fullmatch(token) for token in tokens[1:])
     return not has_link and any(_GPU.match(t) for t in tokens) and (len(tokens) > 1 or bool(_GPU.fullmatch(tokens[0])))
 
 
 def _read_header(line: Line, said: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
-    """(the devices of the columns, the titles after them or None if these are damaged)."""
+    """Return (the devices of the columns, the titles after them, or None if these are damaged)."""
     tokens = line.text.split()
     names = list(takewhile(_DEVICE.fullmatch, tokens))
     titles = next((one for one in _TITLES_OF_A_DRIVER if "".join(tokens[len(names) :]) == "".join(one)), None)
@@ -134,7 +133,7 @@ def _read_header(line: Line, said: list[str]) -> tuple[list[str], tuple[str, ...
     has_gpus_first = all(_GPU.fullmatch(name) for name in names[: len(numbers["GPU"])])
     rest = [token for token in tokens[len(names) :] if ("GPU" in token and token != "GPU") or "NIC" in token]
     if not names or not is_counted or not has_gpus_first or len(set(names)) < len(names) or rest:
-        raise CheckFailedError(f"a damaged header: {line.text.strip()[:60]!r}", where=f"line {line.number}")
+        raise CheckFailedError(f"expected a header, got {line.text.strip()[:60]!r}", where=f"line {line.number}")
     return names, titles
 
 
@@ -144,11 +143,11 @@ def _read_row(line: Line, names: Sequence[str], titles: tuple[str, ...] | None, 
     own = [place for place, cell in enumerate(cells) if cell == "X"]
     fits = len(cells) == len(names) and own == [names.index(name)] and all(map(_CELL.fullmatch, cells))
     if not fits:
-        said.append(f"line {line.number}: row {name}: {len(cells)} link cells do not fit {len(names)} columns")
+        said.append(f"line {line.number}: row {name}: {len(cells)} link cells do not match {len(names)} columns")
     tail = tokens[len(cells) :]
     if not _GPU.fullmatch(name):
         if tail:
-            said.append(f"line {line.number}: row {name}: {tail} after the links of a device that is not a GPU")
+            said.append(f"line {line.number}: row {name}: expected only links, since it is not a GPU, got also {tail}")
         return _Row(tuple(cells) if fits else None, {})
     affinities = _affinities(tail, titles or ())
     if titles and not affinities:
@@ -157,19 +156,19 @@ def _read_row(line: Line, names: Sequence[str], titles: tuple[str, ...] | None, 
 
 
 def _affinities(cells: Sequence[str], titles: Sequence[str]) -> dict[str, str]:
-    """The cells after the links by their title; none if one of them cannot be what its title says."""
+    """Return the cells after the links by column title; {} if a cell does not match its column."""
     if len(cells) != len(titles) or not all(_is_list(cell) for cell in cells):
         return {}
     by_title = dict(zip(titles, cells, strict=True))
     cpus, nodes, own = (by_title.get(title, "N/A") for title in _TITLES)
-    # A NUMA node with GPUs has processors, and the node of a GPU's own memory is one.
+    # NUMA nodes near a GPU have at least one CPU each, and the memory of a GPU is a single NUMA node.
     if nodes != "N/A" and (cpus == "N/A" or _count(cpus) < _count(nodes)):
         return {}
     return {} if own != "N/A" and (nodes == "N/A" or not own.isdigit()) else by_title
 
 
 def _is_list(cell: str) -> bool:
-    """ "0-19,40-59": runs of numbers that ascend; "N/A" if the driver does not know."""
+    """Return whether a cell is an ascending list such as "0-19,40-59", or "N/A"."""
     if cell == "N/A":
         return True
     runs = cell.split(",")
@@ -180,7 +179,7 @@ def _is_list(cell: str) -> bool:
 
 
 def _count(cell: str) -> int:
-    """How many numbers a list has."""
+    """Return how many numbers a list such as "0-19,40-59" contains."""
     runs = [[int(number) for number in run.split("-")] for run in cell.split(",")]
     return sum(run[-1] - run[0] + 1 for run in runs)
 
@@ -192,7 +191,7 @@ def _matrix(names: Sequence[str], rows: Mapping[str, _Row], below: Sequence[Line
     for (one, other), link in printed.items():
         if names.index(one) < names.index(other) and printed.get((other, one), link) != link:
             back = printed[other, one]
-            said.append(f"line 1: {one} to {other} reads {link}, {other} to {one} reads {back}: both are ignored")
+            said.append(f"line 1: {one} to {other} is {link}, but {other} to {one} is {back}; both are ignored")
 
     def link_of(one: str, other: str) -> str | None:
         found = {printed[pair] for pair in ((one, other), (other, one)) if pair in printed}

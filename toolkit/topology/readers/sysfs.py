@@ -1,7 +1,7 @@
-"""Read a listing of files below /sys, one `path: value` or `path -> target` a line: NUMA nodes, PCI and InfiniBand.
+"""Read a listing of files below /sys, with `path: value` or `path -> target` per line: NUMA nodes, PCI and InfiniBand.
 
-`grep -r . /sys/devices/system/node` prints such lines. Linux states the processors twice, as a list and as a mask: if
-the two differ, they are unknown.
+`grep -r . /sys/devices/system/node` prints such lines. Linux reports CPUs twice, as a list and as a mask; if the two
+differ, the CPUs are unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PORT_FILES = ("state", "phys_state", "rate", "link_layer")
 def read_pci(
     files: Mapping[str, File], nodes: Collection[int] | None, warnings: list[str]
 ) -> tuple[PciDevice, ...] | None:
-    """The PCI devices in the order of their first line; None where nothing below /sys/devices is listed."""
+    """Return the PCI devices in the order of their first lines; None if the listing has no file below /sys/devices."""
     found: defaultdict[str, dict[str, File]] = defaultdict(dict)
     for path, file in files.items():
         if match := _PCI.fullmatch(path):
@@ -40,7 +40,7 @@ def read_pci(
             if form.fullmatch(file.value):
                 found[match[1]][match[2]] = file
             else:
-                warnings.append(f"line {file.line}: {match[2]} of {match[1]} holds {file.value[:60]!r}")
+                warnings.append(f"line {file.line}: invalid {match[2]} of {match[1]}: {file.value[:60]!r}")
                 found[match[1]].setdefault("", file)
     if not found:
         return () if any(path.startswith("/sys/devices/") for path in files) else None
@@ -48,7 +48,7 @@ def read_pci(
     for address, parts in found.items():
         if missing := sorted(expected - parts.keys()):
             at = min(file.line for file in parts.values())
-            warnings.append(f"line {at}: PCI device {address} has no file {' and no file '.join(missing)}")
+            warnings.append(f"line {at}: files of PCI device {address} not found: {', '.join(missing)}")
     return tuple(_device(address, parts, nodes, warnings) for address, parts in found.items())
 
 
@@ -56,11 +56,11 @@ def _device(address: str, parts: Mapping[str, File], nodes: Collection[int] | No
     listed = read_cpu_list(parts["local_cpulist"].value) if "local_cpulist" in parts else None
     masked = read_cpu_mask(parts["local_cpus"].value) if "local_cpus" in parts else None
     if "local_cpulist" in parts and "local_cpus" in parts and listed != masked:
-        warnings.append(f"line {parts['local_cpus'].line}: list and mask of {address} name other processors")
+        warnings.append(f"line {parts['local_cpus'].line}: the CPU list and the CPU mask of {address} differ")
         listed = None
     node = int(parts["numa_node"].value) if "numa_node" in parts else None
     if node is not None and node >= 0 and nodes is not None and node not in nodes:
-        warnings.append(f"line {parts['numa_node'].line}: {address} is next to node {node}, which is not listed")
+        warnings.append(f"line {parts['numa_node'].line}: {address} is on NUMA node {node}, which is not listed")
         node = None
 
     def value(name: str) -> str | None:
@@ -70,13 +70,13 @@ def _device(address: str, parts: Mapping[str, File], nodes: Collection[int] | No
 
 
 def read_infiniband(files: Mapping[str, File], warnings: list[str]) -> tuple[InfinibandDevice, ...]:
-    """The devices below /sys/class/infiniband in the order of their first line."""
+    """Return the devices below /sys/class/infiniband in the order of their first lines."""
     found: defaultdict[str, dict[int, dict[str, File]]] = defaultdict(dict)
     for path, file in files.items():
         if path.startswith("/sys/class/infiniband/") and file.value:
             match = _INFINIBAND.fullmatch(path)
             if match is None:
-                warnings.append(f"line {file.line}: no file that an InfiniBand device has: {path}")
+                warnings.append(f"line {file.line}: unexpected file of an InfiniBand device: {path}")
                 continue
             found[match[1]].setdefault(int(match[2] or 0), {})[match[3]] = file
     shapes = [frozenset((port, name) for port, parts in device.items() for name in parts) for device in found.values()]
@@ -85,7 +85,7 @@ def read_infiniband(files: Mapping[str, File], warnings: list[str]) -> tuple[Inf
     for (name, ports), shape in zip(found.items(), shapes, strict=True):
         at = min(file.line for parts in ports.values() for file in parts.values())
         if missing := sorted(f"{port}/{file}" for port, file in usual - shape):
-            warnings.append(f"line {at}: {name} has not the files that others have: {', '.join(missing)}")
+            warnings.append(f"line {at}: {name} lacks files that other devices have: {', '.join(missing)}")
         read = tuple(_port(name, number, parts, warnings) for number, parts in ports.items() if number)
         devices.append(InfinibandDevice(name, read))
     return tuple(devices)
@@ -95,25 +95,25 @@ def _port(name: str, number: int, parts: Mapping[str, File], warnings: list[str]
     at = min(file.line for file in parts.values())
     for file in _PORT_FILES:
         if file not in parts:
-            warnings.append(f"line {at}: port {number} of {name} has no file {file}")
+            warnings.append(f"line {at}: file {file} of port {number} of {name} not found")
     rate = _RATE.fullmatch(parts["rate"].value) if "rate" in parts else None
     if "rate" in parts and rate is None:
-        warnings.append(f"line {parts['rate'].line}: no rate of a port: {parts['rate'].value[:60]!r}")
+        warnings.append(f"line {parts['rate'].line}: expected the rate of a port, got {parts['rate'].value[:60]!r}")
     words = {}
-    for key in ("state", "phys_state"):  # "4: ACTIVE"
+    for key in ("state", "phys_state"):  # values such as "4: ACTIVE"
         match = re.fullmatch(r"[0-9]{1,2}: ([A-Za-z_<> ]+)", parts[key].value) if key in parts else None
         words[key] = match[1] if match else None
         if key in parts and match is None:
-            warnings.append(f"line {parts[key].line}: no state of a port: {parts[key].value[:60]!r}")
+            warnings.append(f"line {parts[key].line}: expected the state of a port, got {parts[key].value[:60]!r}")
     layer = parts["link_layer"].value if "link_layer" in parts else None
     if layer not in (None, "InfiniBand", "Ethernet"):
-        warnings.append(f"line {parts['link_layer'].line}: no link layer of a port: {layer[:60]!r}")
+        warnings.append(f"line {parts['link_layer'].line}: expected the link layer of a port, got {layer[:60]!r}")
         layer = None
     return InfinibandPort(number, words["state"], words["phys_state"], float(rate[1]) if rate else None, layer)
 
 
 class File(NamedTuple):
-    """What a file holds, and the line that says so."""
+    """The value of a file, and the line of the listing that contains it."""
 
     line: int
     value: str
@@ -121,7 +121,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node; `cpus` is empty for a node of memory alone."""
+    """One NUMA node; `cpus` is empty for a node with only memory."""
 
     cpus: tuple[int, ...] | None
     cpu_list: str | None
@@ -130,13 +130,13 @@ class NumaNode:
     memory_kib: int | None
 
     def with_distances(self, distances: tuple[int | None, ...]) -> NumaNode:
-        """The same node, with its distances to each node in the order of their numbers."""
+        """Return this node with its distances to all nodes, in the order of their numbers."""
         return replace(self, distances=distances)
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """One PCI device. `numa_node` is -1 where the firmware does not tell it."""
+    """One PCI device. `numa_node` is -1 if the firmware does not report it."""
 
     address: str
     class_code: str | None
@@ -148,7 +148,7 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class InfinibandPort:
-    """One port of a device below /sys/class/infiniband, in the kernel's words."""
+    """One port of a device below /sys/class/infiniband, in the terms of the kernel."""
 
     number: int
     state: str | None
@@ -167,7 +167,7 @@ class InfinibandDevice:
 
 @dataclass(frozen=True)
 class SystemFiles:
-    """None where no file of the sort is listed."""
+    """The facts in a listing; `nodes` and `pci_devices` are None if the listing has no files of this kind."""
 
     nodes: Mapping[int, NumaNode] | None
     pci_devices: tuple[PciDevice, ...] | None
@@ -175,16 +175,16 @@ class SystemFiles:
 
 
 KEYS = {
-    "numa_nodes": "how many NUMA nodes; as all counts and lists below, null if none is listed or a line is damaged",
-    "nodes": "each of them by its number: cpulist, its processors as a list with ranges; cpumap, the same as a mask; "
-    "distance, to each node in their order, 10 to itself",
-    "pci_devices": "how many PCI devices, bridges too",
-    "gpus": "the PCI addresses of GPUs: display devices of NVIDIA and AMD",
-    "mellanox": "the PCI addresses of devices of Mellanox",
-    "numa_node_minus_one": "how many PCI devices have the NUMA node -1: the firmware does not state it",
+    "numa_nodes": "number of NUMA nodes; like all counts and lists below, null if none is listed or a line is damaged",
+    "nodes": "each node by its number: cpulist, its CPUs as a list with ranges; cpumap, the same as a mask; "
+    "distance, the distances to all nodes in the order of their numbers, 10 to itself",
+    "pci_devices": "number of PCI devices, including bridges",
+    "gpus": "PCI addresses of GPUs: display devices from NVIDIA and AMD",
+    "mellanox": "PCI addresses of Mellanox devices",
+    "numa_node_minus_one": "number of PCI devices with NUMA node -1, which the firmware does not report",
 }
 _FILE = re.compile(r"(/sys/\S*?[^\s:])(?::(?: (.*))?| -> (.+))")
-_FILE_OF_GREP = re.compile(r"(/sys/\S*?/[A-Za-z0-9_]+):([^/]*)()")  # without a blank; addresses have colons, too
+_FILE_OF_GREP = re.compile(r"(/sys/\S*?/[A-Za-z0-9_]+):([^/]*)()")  # PCI addresses contain colons, too
 _NODE = re.compile(r"/sys/devices/system/node/node([0-9]{1,5})/(cpulist|cpumap|distance|meminfo)")
 _MEMORY = re.compile(r"Node ([0-9]+) MemTotal:\s+([0-9]{1,15}) kB", re.ASCII)
 _NODE_FILES = ("cpulist", "cpumap", "distance")
@@ -193,17 +193,17 @@ _MELLANOX = "0x15b3"
 
 
 def parse_sysfs(text: str) -> tuple[SystemFiles, tuple[str, ...]]:
-    """Read the whole listing: (facts, the warning that names the first damaged line).
+    """Return (facts, the warning that names the first damaged line) for a listing.
 
     Raises:
-        CheckFailedError: it lists no files of /sys.
+        CheckFailedError: `text` does not list files of /sys.
     """
     lines, warnings = read_lines(text)
     files: dict[str, File] = {}
     for line in lines:
         match = _FILE.fullmatch(line.text) or _FILE_OF_GREP.fullmatch(line.text)
         if not match or line.text.count("/sys/") > 1:
-            warnings.append(f"line {line.number}: no file of /sys and what it holds: {line.text[:60]!r}")
+            warnings.append(f"line {line.number}: expected a file of /sys and its value, got {line.text[:60]!r}")
             continue
         value = (match[2] or "").replace("\\n", " ").replace("\0", "").strip()
         if match[1] in files:
@@ -216,7 +216,7 @@ def parse_sysfs(text: str) -> tuple[SystemFiles, tuple[str, ...]]:
 
 
 def facts_of_files(files: Mapping[str, File], warnings: list[str]) -> SystemFiles:
-    """The facts in the values of files by path; adds the damage to the warnings."""
+    """Return the facts in files, given by path; add a warning for each damaged file."""
     nodes = _nodes(files, warnings)
     return SystemFiles(nodes, read_pci(files, nodes, warnings), read_infiniband(files, warnings))
 
@@ -227,7 +227,7 @@ def _nodes(files: Mapping[str, File], warnings: list[str]) -> dict[int, NumaNode
         if match := _NODE.fullmatch(path):
             found[int(match[1])][match[2]] = file
         elif "/sys/devices/system/node/node" in path:
-            warnings.append(f"line {file.line}: no file that a NUMA node has: {path}")
+            warnings.append(f"line {file.line}: unexpected file of a NUMA node: {path}")
     _compare_online(files, sorted(found), warnings)
     if not found:
         return None
@@ -237,7 +237,7 @@ def _nodes(files: Mapping[str, File], warnings: list[str]) -> dict[int, NumaNode
     for number, parts in sorted(found.items()):
         at = min(file.line for file in parts.values())
         if missing := sorted(expected - parts.keys()):
-            warnings.append(f"line {at}: node {number} has no file {' and no file '.join(missing)}")
+            warnings.append(f"line {at}: files of node {number} not found: {', '.join(missing)}")
         if "distance" in parts and re.fullmatch(r"[0-9]{1,4}( [0-9]{1,4})*", parts["distance"].value):
             rows[number] = (parts["distance"].line, tuple(int(word) for word in parts["distance"].value.split()))
         nodes[number] = _node(number, parts, at, warnings)
@@ -251,14 +251,14 @@ def _node(number: int, parts: Mapping[str, File], at: int, warnings: list[str]) 
     masked = read_cpu_mask(parts["cpumap"].value) if "cpumap" in parts else None
     for name, read in (("cpulist", listed), ("cpumap", masked)):
         if name in parts and read is None:
-            warnings.append(f"line {parts[name].line}: {name} of node {number} holds {parts[name].value[:60]!r}")
+            warnings.append(f"line {parts[name].line}: invalid {name} of node {number}: {parts[name].value[:60]!r}")
     agree = listed is None or masked is None or listed == masked
     if not agree:
-        warnings.append(f"line {at}: list and mask of node {number} name other processors; neither is believed")
+        warnings.append(f"line {at}: the CPU list and the CPU mask of node {number} differ; both are ignored")
     memory = _MEMORY.fullmatch(parts["meminfo"].value) if "meminfo" in parts else None
     if "meminfo" in parts and (memory is None or int(memory[1]) != number):
         warnings.append(
-            f"line {parts['meminfo'].line}: not the memory of node {number}: {parts['meminfo'].value[:60]!r}"
+            f"line {parts['meminfo'].line}: expected the memory of node {number}, got {parts['meminfo'].value[:60]!r}"
         )
         memory = None
     return NumaNode(
@@ -281,10 +281,10 @@ def _compare_online(files: Mapping[str, File], numbers: list[int], warnings: lis
 
 
 def answer_sysfs(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values of `KEYS` and warnings.
+    """Return (values of `KEYS`, warnings).
 
     Raises:
-        CheckFailedError: it lists no files of /sys.
+        CheckFailedError: `text` does not list files of /sys.
     """
     facts, warnings = parse_sysfs(text)
     nodes, devices = facts.nodes, facts.pci_devices if not warnings else None

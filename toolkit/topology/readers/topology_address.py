@@ -1,7 +1,7 @@
-"""Read where Slurm places a node in the switch tree (or block) from the two variables of a job step.
+"""Read the position of a node in the switch tree (or block) from two variables of a Slurm job step.
 
-`SLURM_TOPOLOGY_ADDR=core.leaf2.node7` is read with `SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node`; both are
-described in srun(1). A level that has several switches keeps its text ("s[1-2]") as Slurm wrote it.
+Example: `SLURM_TOPOLOGY_ADDR=core.leaf2.node7` with `SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node`; srun(1) describes
+both. A level with several switches is kept as Slurm writes it ("s[1-2]").
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Any
 from toolkit.topology.readers.lines import first_damaged, lines_of, refusal
 
 KEYS = {
-    "node": "the node's name, null where address and pattern do not fit each other",
-    "levels": "the switches or blocks above it, from the root down, null where the two do not fit",
-    "kinds": "what each level is, such as switch or block, null where the two do not fit",
-    "leaf": "the switch or block next to the node, null where Slurm knows of none",
+    "node": "name of the node; null if address and pattern do not match",
+    "levels": "switches or blocks above the node, from the root down; null if address and pattern do not match",
+    "kinds": "type of each level, such as switch or block; null if address and pattern do not match",
+    "leaf": "the switch or block next to the node; null if Slurm reports none",
 }
 _VARIABLE = re.compile(r"(?:export |declare -x )?(SLURM_TOPOLOGY_ADDR(?:_PATTERN)?)=(.*)$")
 _ADDRESS, _PATTERN = "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"
@@ -31,26 +31,26 @@ class SwitchPath:
 
     @property
     def leaf(self) -> str | None:
-        """The switch or block next to the node, None when Slurm knows of none."""
+        """The switch or block next to the node; None if Slurm reports none."""
         return self.levels[-1] if self.levels else None
 
 
 def parse_slurm_topology(address: str, pattern: str) -> tuple[SwitchPath | None, tuple[str, ...]]:
-    """Read address and pattern: (path, warnings). The path is None when the two do not fit each other."""
+    """Return (path, warnings) for an address and its pattern; the path is None if the two do not match."""
     names, kinds = address.strip().split("."), pattern.strip().split(".")
     if len(names) != len(kinds):
-        # A dot in a name makes every level ambiguous, so nothing is taken from it.
+        # If a name contains a dot, the address cannot be split into levels.
         return None, (f"address {address!r} has {len(names)} parts, pattern {pattern!r} has {len(kinds)}",)
     if kinds[-1] != "node" or "" in names or "" in kinds:
-        return None, (f"address {address!r} with pattern {pattern!r} does not end in a named node",)
+        return None, (f"expected an address that ends with a node name, got {address!r} with pattern {pattern!r}",)
     return SwitchPath(levels=tuple(names[:-1]), kinds=tuple(kinds[:-1]), node=names[-1]), ()
 
 
 def parse_topology_address(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The two variables as `env | grep SLURM_TOPOLOGY` prints them: (values of `KEYS`, warnings).
+    """Return (values of `KEYS`, warnings) for the output of `env | grep SLURM_TOPOLOGY`.
 
     Raises:
-        CheckFailedError: the text has neither variable.
+        CheckFailedError: `text` contains neither variable.
     """
     lines, cut = lines_of(text)
     warnings: list[str] = []
@@ -60,7 +60,7 @@ def parse_topology_address(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         match = _VARIABLE.match(line.strip())
         if match is None:
             if "TOPOLOGY" in line:
-                warnings.append(f"line {number}: not a variable of Slurm's topology: {line.strip()[:60]!r}")
+                warnings.append(f"line {number}: expected a SLURM_TOPOLOGY_ADDR variable, got {line.strip()[:60]!r}")
             continue
         value = match[2].strip().strip("\"'")
         if match[1] in values:
@@ -79,15 +79,15 @@ def parse_topology_address(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 def _path(values: dict[str, tuple[int, str]], warnings: list[str]) -> SwitchPath | None:
     for missing in {_ADDRESS, _PATTERN} - values.keys():
         ((number, _),) = values.values()
-        warnings.append(f"line {number}: without {missing} beside it nothing is known")
+        warnings.append(f"line {number}: {missing} not found, which is needed as well")
         return None
     (number, address), (place, pattern) = values[_ADDRESS], values[_PATTERN]
     strange = [kind for kind in pattern.split(".") if kind not in KINDS_OF_LEVELS]
     if strange:
-        warnings.append(f"line {place}: {strange[0][:60]!r} is not a kind of level that Slurm has")
+        warnings.append(f"line {place}: expected switch, block or node as a level, got {strange[0][:60]!r}")
         return None
     if re.search(r"[\s=\ufffd]", address) or address.count("[") != address.count("]"):
-        warnings.append(f"line {number}: not an address: {address[:60]!r}")
+        warnings.append(f"line {number}: expected an address, got {address[:60]!r}")
         return None
     path, problems = parse_slurm_topology(address, pattern)
     warnings += [f"line {number}: {problem}" for problem in problems]

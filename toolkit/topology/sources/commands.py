@@ -1,4 +1,4 @@
-"""Claim what `lscpu` and `nvidia-smi topo -m` print, for facts that NVML and /sys do not report.
+"""Claim facts from `lscpu` and `nvidia-smi topo -m`, in case NVML and /sys do not report them.
 
 Each command has a time limit, so that a broken driver does not block a job.
 """
@@ -34,7 +34,7 @@ class CommandResult:
     missing: str = ""
 
     def read(self, parse: Callable[[str], tuple[T, tuple[str, ...]]], answer: Answer) -> T | None:
-        """The facts in the output; None if it is missing or not valid. Adds the reason or the warnings to the answer."""
+        """Return the parsed output, or None if it is missing or invalid; add the reason or warnings to `answer`."""
         if self.output is None:
             answer.miss(self.missing)
             return None
@@ -48,7 +48,7 @@ class CommandResult:
 
 
 def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
-    """The output of a command. A failure of the command is a reason, not an exception."""
+    """Run a command and return its output, or the reason if it fails; no exception is raised."""
     try:
         process = subprocess.Popen(
             arguments,
@@ -66,7 +66,7 @@ def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        # A process that hangs inside the driver survives SIGKILL, so toolkit does not wait for it.
+        # A process that hangs inside the driver does not react to SIGKILL, so do not wait for it.
         if process.stdout:
             process.stdout.close()
         return CommandResult(None, f"{' '.join(arguments)} did not finish within {timeout_s:g} s and was killed")
@@ -77,7 +77,7 @@ def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S
 
 
 def ask_lscpu(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
-    """The claims in the output of `lscpu`."""
+    """Return the claims in the output of `lscpu`."""
     answer = Answer("lscpu", "printed", (("sockets",), ("numa_nodes",), ("numa", None, "cpus")))
     facts = run_command(("lscpu",), timeout_s).read(parse_lscpu, answer)
     if facts is not None:
@@ -89,12 +89,12 @@ def ask_lscpu(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
 
 
 def ask_nvidia_smi(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
-    """The claims in the output of `nvidia-smi topo -m`."""
+    """Return the claims in the output of `nvidia-smi topo -m`."""
     return _answer(run_command(_SMI_COMMAND, timeout_s), _SMI_SOURCE)
 
 
 def answer_of_matrix(text: str, source: str = _SMI_SOURCE) -> Answer:
-    """The claims in a printed matrix."""
+    """Return the claims in a matrix that `nvidia-smi topo -m` printed."""
     return _answer(CommandResult(text), source)
 
 
@@ -102,7 +102,7 @@ def _answer(printed: CommandResult, source: str) -> Answer:
     answer = Answer(source, "printed", _SMI_COVERS)
     matrix = printed.read(parse_nvidia_smi_topo, answer)
     if matrix is not None and not matrix.gpus:
-        answer.miss(f"{source}: the output contains no GPU")
+        answer.miss(f"{source}: no GPUs in the output")
     elif matrix is not None:
         answer.say(len(matrix.gpus), "gpu_count")
         _claim_gpus(matrix, answer)
@@ -114,8 +114,8 @@ def _claim_gpus(matrix: LinkMatrix, answer: Answer) -> None:
     for gpu, cpus, node in zip(matrix.gpus, matrix.cpu_affinity, matrix.numa_affinity, strict=True):
         number = int(gpu.removeprefix("GPU"))
         answer.claims["GPU", number] = True
-        # The driver prints only CPUs of the job's cpuset. This must not contradict a source that lists all near CPUs,
-        # so the claim is a derived one.
+        # The driver prints only CPUs in the cpuset of the job. The claim is marked as derived, so that it does not
+        # contradict a source that lists all near CPUs.
         near = read_cpu_list(cpus) if cpus else None
         answer.say(cpu_list(near) if near else None, "GPU", number, "cpus", derived=True)
         if node is None or not re.fullmatch("[0-9]+", node):
@@ -127,7 +127,7 @@ def _claim_gpus(matrix: LinkMatrix, answer: Answer) -> None:
 
 def _claim_links(matrix: LinkMatrix, answer: Answer) -> None:
     names = [device or nic for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True)]
-    # The matrix omits some kinds of NIC, so its list counts only if no other source has one.
+    # The matrix omits some kinds of NIC, so its list is used only if no other source has a list.
     answer.say(True, "nics", derived=True)
     for name in names:
         answer.say(True, "nic", name, derived=True)

@@ -1,6 +1,6 @@
-"""Read files, folders and RDMA adapters of the running kernel below /sys.
+"""Read files, folders and RDMA adapters below /sys on this machine.
 
-The reader of /sys listings parses the adapters' files, so that facts and listings pass the same consistency checks.
+readers/sysfs.py parses the files of adapters, so that they pass the same consistency checks as listings of /sys.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _ACTIVE = "Active"
 
 
 def read_file(path: Path) -> str | None:
-    """The stripped content of a file; None if it does not exist or cannot be read."""
+    """Return the stripped content of a file; None if it does not exist or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:  # many files of /sys cannot be read while a device is offline
@@ -28,7 +28,7 @@ def read_file(path: Path) -> str | None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, mlx5_2 before mlx5_10; empty if there is no such folder."""
+    """Return the names in a folder, with mlx5_2 before mlx5_10; [] if the folder does not exist."""
     try:
         return sorted((path.name for path in folder.iterdir()), key=by_numbers)
     except OSError:
@@ -36,9 +36,9 @@ def names_in(folder: Path) -> list[str]:
 
 
 def read_adapters(root: Path = SYSTEM_ROOT) -> tuple[tuple[InfinibandDevice, ...] | None, tuple[str, ...]]:
-    """(the adapters that the kernel lists, or None without such a list; warnings about damage).
+    """Return (the adapters that the kernel lists, or None without such a list, and warnings about invalid files).
 
-    An adapter or a port with unreadable files is in the list, and its facts are unknown.
+    The list includes adapters and ports with unreadable files, whose facts are unknown.
     """
     if not (root / _FOLDER).is_dir():
         return None, ()
@@ -51,17 +51,17 @@ def read_adapters(root: Path = SYSTEM_ROOT) -> tuple[tuple[InfinibandDevice, ...
 
 
 def state_of(port: InfinibandPort) -> str | None:
-    """The logical state, in the terms of ibstat."""
+    """Return the logical state of a port in the terms of ibstat."""
     return None if port.state is None else _STATES.get(port.state, port.state.capitalize())
 
 
 def is_active(port: InfinibandPort) -> bool | None:
-    """Whether the port carries traffic; None if the kernel does not report its state."""
+    """Return whether a port is active; None if the kernel does not report its state."""
     return None if port.state is None else state_of(port) == _ACTIVE
 
 
 def measured_rate(port: InfinibandPort) -> float | None:
-    """The rate of the port in Gbit/s; None unless its link is up, since only then the kernel reports the real rate."""
+    """Return the rate of a port in Gbit/s; None unless its link is up, since the kernel then reports a default."""
     return port.rate_gbit_per_s if is_active(port) and port.physical_state in ("LinkUp", None) else None
 
 

@@ -1,7 +1,7 @@
-"""Claim GPUs, their links and their NVLink fabric from NVML, the library of NVIDIA's driver.
+"""Claim GPUs, their links and their NVLink fabric from NVML, the management library of the NVIDIA driver.
 
-toolkit calls NVML through nvidia-ml-py (`import pynvml`). A function that the driver or the GPU does not support gives
-a reason, not an error. toolkit stops waiting for a driver that hangs after a time limit.
+toolkit calls NVML through nvidia-ml-py (`import pynvml`). If the driver or the GPU does not support a function, the fact
+is unknown, with a reason. A time limit keeps a driver that hangs from blocking toolkit.
 """
 
 import threading
@@ -18,13 +18,13 @@ __all__ = ["ask_nvml", "pci_address"]
 
 SOURCE = "NVML"
 COVERS = (("gpu_count",), ("GPU",), ("link",))
-# nvmlGpuTopologyLevel_t in the terms of nvidia-smi. Level 0, INTERNAL, means two GPUs of one board on one switch.
+# nvmlGpuTopologyLevel_t in the terms of nvidia-smi. Level 0, INTERNAL, means two GPUs on one board with one switch.
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_NODE_MASK_WORDS = 16  # of 64 bits each, more than the maximum number of NUMA nodes in Linux
+_NODE_MASK_WORDS = 16  # words of 64 bits; together one bit for each NUMA node that Linux supports
 
 
 def ask_nvml(library: Any = None, timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
-    """The claims of NVML; `library` is the module of nvidia-ml-py, imported if None."""
+    """Return the claims of NVML; `library` is the module of nvidia-ml-py, imported if None."""
     late = Answer(SOURCE, "direct", COVERS)
     if library is None:
         try:
@@ -57,7 +57,7 @@ def _ask(nvml: Any) -> Answer:
 
 
 class _Query:
-    """The calls to an initialized NVML that fill one answer."""
+    """Queries an initialized NVML, and adds the claims to one `Answer`."""
 
     def __init__(self, nvml: Any, answer: Answer) -> None:
         self.nvml = nvml
@@ -71,7 +71,7 @@ class _Query:
             self.answer.claims["GPU", index] = True
             try:
                 handles[index] = self.nvml.nvmlDeviceGetHandleByIndex(index)
-            except self.nvml.NVMLError as error:  # a GPU that has fallen off the bus
+            except self.nvml.NVMLError as error:  # for example, the GPU has fallen off the bus
                 self.answer.miss(f"NVML: {error}", "GPU", index)
                 self.answer.warnings.append(f"NVML: GPU{index}: {error}")
         for index, handle in handles.items():
@@ -99,7 +99,7 @@ class _Query:
         }
         for name, call in calls.items():
             self._try(call, "GPU", index, name)
-        reasons = self.answer.reasons  # of a value of None without an error
+        reasons = self.answer.reasons  # a call may also return None without an error
         reasons.setdefault(("GPU", index, "numa_node"), "NVML: the GPU is not nearest to a single NUMA node")
         reasons.setdefault(("GPU", index, "fabric"), "NVML: the GPU has not joined its fabric yet")
 
@@ -117,7 +117,7 @@ class _Query:
         return near[0] if len(near) == 1 else None
 
     def _fabric(self, handle: Any) -> str | None:
-        """The cluster's UUID and the clique's number, as `nvidia-smi -q` prints them; None while the fabric starts."""
+        """Return the cluster UUID and the clique number, as in `nvidia-smi -q`; None while the fabric starts."""
         nvml = self.nvml
         try:
             info = nvml.c_nvmlGpuFabricInfoV_t()
@@ -125,14 +125,14 @@ class _Query:
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
                 return NO_FABRIC
-            info = nvml.c_nvmlGpuFabricInfo_t()  # a driver before 550
+            info = nvml.c_nvmlGpuFabricInfo_t()  # drivers before 550 lack the first function
             nvml.nvmlDeviceGetGpuFabricInfo(handle, byref(info))
         if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
             return NO_FABRIC
         if info.state != nvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status:
             return None
         cluster = bytes(info.clusterUuid).hex()
-        # A single machine with its own NVSwitches reports a cluster of zeros, which it shares with no other machine.
+        # A machine whose NVSwitches connect only its own GPUs reports a cluster UUID of zeros.
         return f"{cluster}.{info.cliqueId}" if int(cluster, 16) else NO_FABRIC
 
     def _links(self, handles: dict[int, Any]) -> None:
@@ -156,7 +156,7 @@ class _Query:
         return _LEVELS.get(int(self.nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)))
 
     def _nvlinks(self, index: int, handle: Any) -> list[str | None] | None:
-        """The remote end of each active NVLink, a PCI address or `_SWITCH`; None if NVML does not report the ends."""
+        """Return the remote end of each active NVLink, a PCI address or `_SWITCH`; None if NVML does not report it."""
         nvml = self.nvml
         ends: list[str | None] = []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -183,7 +183,7 @@ _SWITCH = "switch"
 
 
 def pci_address(nvml_address: str) -> str:
-    """A PCI address in the format of /sys: 0000:07:00.0 for NVML's 00000000:07:00.0."""
+    """Return a PCI address from NVML (00000000:07:00.0) in the format of /sys (0000:07:00.0)."""
     domain, _, rest = nvml_address.strip().lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 

@@ -1,6 +1,6 @@
-"""Claim processors, NUMA nodes, PCI devices and NICs from the files of the running kernel below /sys.
+"""Claim CPUs, NUMA nodes, PCI devices and NICs from files below /sys on this machine.
 
-The reader of /sys listings parses the files, so that facts and listings pass the same consistency checks.
+readers/sysfs.py parses the files, so that they pass the same consistency checks as listings of /sys.
 """
 
 import os
@@ -32,7 +32,7 @@ _NVIDIA = "0x10de"
 
 
 def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> Answer:
-    """The claims of the kernel. `gpu_buses` has the PCI address of each GPU by its number in NVML."""
+    """Return the claims in /sys. `gpu_buses` contains the PCI address of each GPU by its NVML index."""
     answer = Answer(SOURCE, "direct", COVERS)
     adapters, damage = read_adapters(root)
     nic_buses = {nic.name: bus for nic in adapters or () if (bus := _address(_nic_folder(root, nic.name) / "device"))}
@@ -62,14 +62,14 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
 
 
 def count_gpus(root: Path = SYSTEM_ROOT) -> int:
-    """The number of NVIDIA display devices on the PCI bus, including those that this job cannot use."""
+    """Return the number of NVIDIA display devices on the PCI bus, including those that this job cannot use."""
     devices = [root / "bus/pci/devices" / address for address in names_in(root / "bus/pci/devices")]
     displays = [device for device in devices if (read_file(device / "class") or "").startswith("0x03")]
     return sum(read_file(device / "vendor") == _NVIDIA for device in displays)
 
 
 def _address(link: Path) -> str | None:
-    """The PCI address that a device's symbolic link points to; None for a device without one (soft RoCE)."""
+    """Return the PCI address that a symbolic link in /sys points to; None for a virtual device such as soft RoCE."""
     name = Path(os.path.realpath(link)).name
     return name if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", name) else None
 
@@ -79,7 +79,7 @@ def _nic_folder(root: Path, name: str) -> Path:
 
 
 def _listed(root: Path, addresses: Iterable[str]) -> Iterable[tuple[str, File]]:
-    """The readable files of NUMA nodes and of the devices with these PCI addresses, as a listing would contain them."""
+    """Yield the readable files of NUMA nodes and of the given PCI devices, as a listing would contain them."""
     nodes = [name for name in names_in(root / "devices/system/node") if re.fullmatch("node[0-9]+", name)]
     paths = [f"devices/system/node/{name}/{file}" for name in nodes for file in _NODE_FILES]
     paths += ["devices/system/node/online"]
@@ -152,7 +152,7 @@ def _claim_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
 
 
 def _claim_paths(root: Path, gpu_buses: Mapping[int, str], nic_buses: Mapping[str, str], answer: Answer) -> None:
-    """Claim the link of each GPU and NIC, derived from their paths below the PCI bridges."""
+    """Claim the link between each GPU and NIC, derived from their positions in the PCI tree."""
     devices = root / "bus/pci/devices"
     for index, bus in gpu_buses.items():
         for name, other in nic_buses.items():
@@ -163,10 +163,10 @@ def _claim_paths(root: Path, gpu_buses: Mapping[int, str], nic_buses: Mapping[st
 
 
 def pci_link(first_path: str, second_path: str, is_same_node: bool | None) -> str | None:
-    """The link of two PCI devices from their folders in /sys, in the terms of nvidia-smi; None if undetermined.
+    """Return the link between two PCI devices, given their folders in /sys, in the terms of nvidia-smi; None if unknown.
 
-    The rules are those of NCCL: PIX is one switch, PXB several, PHB the host bridge of the processor, and NODE and SYS
-    the path between two host bridges, within a NUMA node or across NUMA nodes.
+    The rules are those of NCCL: PIX crosses one PCIe switch, PXB several, PHB a host bridge; NODE and SYS cross two host
+    bridges, on one NUMA node or on two.
     """
     first, second = ([part for part in path.split("/") if ":" in part] for path in (first_path, second_path))
     shared = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0)

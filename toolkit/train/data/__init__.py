@@ -1,6 +1,6 @@
-"""The data half of training: sources of samples, their order, a loader, and token files packed in advance.
+"""Training data: sample sources, the order of samples, the loader, and token files packed in advance.
 
-Names of this package are imported on first use: packing text and indexing lines work without torch.
+The names of this package are imported on first use, so that packing text and indexing lines work without torch.
 """
 
 import importlib

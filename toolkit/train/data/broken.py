@@ -1,4 +1,4 @@
-"""Records that cannot be read: named by file and record, and fatal or replaced, by `[data] broken`."""
+"""Broken records, which cannot be read: report their file and position, then fail or replace them (`[data] broken`)."""
 
 import traceback
 from abc import ABC, abstractmethod
@@ -16,9 +16,9 @@ from toolkit.train.gather_names import of_all_ranks
 from toolkit.world.facts import World
 
 Broken = Literal["fail", "skip"]
-MOST_IN_A_ROW = 100  # more consecutive broken records are a systematic fault
-FEWEST_JUDGED = 1000  # samples; among fewer, a single broken one would be a large share
-TOLD_EVERY = 100  # skips
+MOST_IN_A_ROW = 100  # more consecutive broken records indicate a systematic fault
+FEWEST_JUDGED = 1000  # the fraction is not checked for fewer samples, because one broken sample would exceed the limit
+TOLD_EVERY = 100  # skips per log line
 
 
 class BrokenRecordError(ToolkitError):
@@ -37,10 +37,10 @@ def broken_by(error: Exception, where: str) -> BrokenRecordError:
 
 
 class RecordSource(ABC):
-    """A source whose samples are read one by one, so that single ones can be broken.
+    """A source that reads samples one by one, so that a single one can be broken.
 
-    With `broken` "skip" the next valid record replaces a broken one, by position alone: all other samples stay the same
-    for any number of ranks.
+    If `broken` is "skip", the next valid record replaces a broken one. The replacement depends only on the position, so
+    every sample is the same for any number of ranks.
     """
 
     most_workers: int | None = None
@@ -64,7 +64,7 @@ class RecordSource(ABC):
         """
 
     def read_all(self, positions: NDArray[np.int64]) -> list[Any]:
-        """Read several records, for sources with a faster method than one by one.
+        """Read several records; override this if the source can read them faster than one by one.
 
         Raises:
             BrokenRecordError: one of them cannot be read; the caller then reads them one by one.
@@ -75,7 +75,7 @@ class RecordSource(ABC):
         try:
             samples = self.read_all(positions)
         except BrokenRecordError:
-            # One by one: a faster method may not know the broken record.
+            # `read_all` may not know which record is broken, so read them one by one.
             samples = [self.read_or_replace(position) for position in positions.tolist()]
         return self.batch_of(samples)
 
@@ -83,15 +83,15 @@ class RecordSource(ABC):
         """Collate the samples into one batch.
 
         Raises:
-            ToolkitError: they do not fit together.
+            ToolkitError: the samples do not fit together.
         """
         try:
             return self.collate(samples)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise ToolkitError(
-                f"{len(samples)} samples do not form a batch: {error}",
+                f"cannot collate {len(samples)} samples into a batch: {error}",
                 where=type(self).__name__,
-                fix="pass your own collate; PadSamples() pads sequences to one length",
+                fix="pass a collate function for these samples; PadSamples() pads sequences to one length",
             ) from error
 
     def finished(self, batch: Any) -> Any:
@@ -102,7 +102,7 @@ class RecordSource(ABC):
         return skips
 
     def read_or_replace(self, position: int) -> Any:
-        """Return a record, or the valid one that replaces it."""
+        """Return a record, or its valid replacement if it is broken."""
         tries = MOST_IN_A_ROW if self.count is None else min(MOST_IN_A_ROW, self.count)
         for distance in range(tries):
             candidate = position + distance
@@ -115,19 +115,19 @@ class RecordSource(ABC):
                     self._skips.append(f"{error.where}: {error.message}")
                 last = error
         raise BrokenRecordError(
-            f"{tries} records in a row are broken; the last: {last.message}",
+            f"{tries} consecutive records are broken; the last: {last.message}",
             where=last.where,
             fix="fix the data, or the code that reads it",
         )
 
 
 class SkipCount:
-    """The number of samples that this rank has read, and of replaced ones."""
+    """Counts the samples that this rank has read, and those that it has replaced."""
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         self.read = 0
         self.skipped = 0
-        self.last = ""  # the last replaced sample, and why
+        self.last = ""  # the last replaced sample, and why it was replaced
         self._tell = tell or say
 
     def add(self, read: int, skips: Sequence[str]) -> None:
@@ -136,39 +136,39 @@ class SkipCount:
         for skip in skips:
             self.skipped, self.last = self.skipped + 1, skip
             if self.skipped % TOLD_EVERY == 1:
-                self._tell(f"skipped {self.skipped:,} of {self.read:,} samples read; the last is broken: {skip}")
+                self._tell(f"skipped {self.skipped:,} of {self.read:,} samples read; the last broken one: {skip}")
 
 
 def check_share(limit: float, read: int, skipped: int, last: Callable[[], str]) -> None:
-    """Reject data of which too much was replaced.
+    """Reject data with too many replaced samples.
 
     Args:
-        limit: the maximum share of the samples read that may be replaced, in [0, 1].
-        last: returns the last replaced sample; called only for an error.
+        limit: the maximum fraction of the samples read that may be replaced, in [0, 1].
+        last: returns the last replaced sample; called only if an error is raised.
 
     Raises:
-        ToolkitError: the share is above the limit.
+        ToolkitError: the fraction is above the limit.
     """
     if skipped > limit * max(read, FEWEST_JUDGED):
         raise ToolkitError(
-            f"{skipped:,} of {read:,} samples read are broken, more than a share of {limit:g}; the last: {last()}",
+            f"{skipped:,} of {read:,} samples are broken, more than the allowed fraction {limit:g}; the last: {last()}",
             where="data.broken_limit",
-            fix="fix the data, or allow a larger share with data.broken_limit",
+            fix="fix the data, or allow a larger fraction with data.broken_limit",
         )
 
 
 class BrokenShare:
-    """Samples that all ranks have read and replaced since the start of this attempt.
+    """Counts the samples that all ranks have read and replaced since the start of this attempt.
 
     Args:
         own: counts the samples of this rank.
-        limit: the maximum share of the samples of all ranks that may be replaced, in [0, 1].
+        limit: the maximum fraction of the samples of all ranks that may be replaced, in [0, 1].
         counts: False if another rank reads and counts the same samples.
     """
 
     def __init__(self, world: World, own: SkipCount, limit: float, *, counts: bool) -> None:
         self._world, self._own, self._limit, self._counts = world, own, limit, counts
-        self._given = own.skipped  # samples replaced in a trial are read again, and count then
+        self._given = own.skipped  # samples replaced in a trial step do not count yet: they are read again
         self._read = self._skipped = 0
 
     def new(self) -> int:
@@ -177,10 +177,10 @@ class BrokenShare:
         return new if self._counts else 0
 
     def add(self, read: int, skipped: int) -> None:
-        """Add the samples that all ranks have read in a step, and the sum of their `new`. Collective.
+        """Add the number of samples that all ranks read in a step, and of those replaced (sum of `new`). Collective.
 
         Raises:
-            ToolkitError: the share is above the limit; on all ranks.
+            ToolkitError: the fraction is above the limit; on all ranks.
         """
         self._read, self._skipped = self._read + read, self._skipped + skipped
         if skipped:

@@ -1,4 +1,4 @@
-"""Datasets of an HDF5 file, whose first dimension counts the samples."""
+"""Samples from datasets of an HDF5 file; the first dimension of a dataset is the sample index."""
 
 import os
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource
 from toolkit.train.data.stacking import stack
 
-_KINDS = "biufc"  # of numpy: what becomes a tensor
+_KINDS = "biufc"  # numpy dtype kinds that torch supports
 
 
 class HDF5Source(RecordSource):
-    """Sample `i` is `(first[i], second[i], ...)` of the named datasets, or `first[i]` if one is named.
+    """Sample `i` is `(first[i], second[i], ...)` of the named datasets, or `first[i]` if only one is named.
 
-    A batch is read in slices in file order, each chunk once, and returned in the requested order.
+    A batch is read in slices in file order, so that HDF5 reads each chunk once, and returned in the requested order.
     """
 
     def __init__(self, path: Path | str, names: Sequence[str], *, broken: Broken = "fail") -> None:
@@ -32,7 +32,7 @@ class HDF5Source(RecordSource):
         self._file: h5py.File | None = None
         self._process = 0
         self._count = self._check()
-        self.close()  # opened by the process that reads samples: an HDF5 handle must not cross a fork
+        self.close()  # the process that reads samples reopens it: an HDF5 handle must not cross a fork
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
@@ -45,7 +45,7 @@ class HDF5Source(RecordSource):
         try:
             arrays = [self._rows(dataset, positions) for dataset in self._datasets()]
         except OSError:
-            # One unreadable block breaks its whole slice: reading one by one finds its samples.
+            # An unreadable block fails its whole slice. Reading one by one finds the broken samples.
             return super().take(positions)
         tensors = tuple(torch.from_numpy(array) for array in arrays)
         return tensors if len(tensors) > 1 else tensors[0]
@@ -57,7 +57,7 @@ class HDF5Source(RecordSource):
                 tensors.append(torch.from_numpy(np.asarray(dataset[position])))
             except OSError as error:
                 raise BrokenRecordError(
-                    f"cannot be read: {error}",
+                    f"cannot read this sample: {error}",
                     where=f"{self.path}:{dataset.name}[{position}]",
                     fix='restore the file, or set data.broken = "skip"',
                 ) from error
@@ -88,13 +88,13 @@ class HDF5Source(RecordSource):
 
     def _opened(self) -> h5py.File:
         try:
-            # No process writes while a run reads, and some parallel file systems reject locks.
+            # No process writes the file during a run, and some parallel file systems do not support locks.
             return h5py.File(self.path, "r", locking=False)
         except FileNotFoundError as error:
-            raise NotFoundError("file not found", where=str(self.path), fix="name an HDF5 file") from error
+            raise NotFoundError("file not found", where=str(self.path), fix="pass an existing HDF5 file") from error
         except OSError as error:
             raise ToolkitError(
-                f"cannot open it: {error}", where=str(self.path), fix="name a whole HDF5 file"
+                f"cannot open the file: {error}", where=str(self.path), fix="pass a complete HDF5 file"
             ) from error
 
     def _check(self) -> int:
@@ -105,29 +105,30 @@ class HDF5Source(RecordSource):
             dataset = file.get(name)
             if not isinstance(dataset, h5py.Dataset):
                 near = nearest(name, file)
-                fix = f"write {near[0]!r}" if near else f"the file has {', '.join(map(repr, file))}"
-                raise NotFoundError(f"no dataset {name!r}", where=str(self.path), fix=fix)
+                fix = f"pass {near[0]!r}" if near else f"the file has {', '.join(map(repr, file))}"
+                raise NotFoundError(f"the file has no dataset {name!r}", where=str(self.path), fix=fix)
             if dataset.dtype.kind not in _KINDS or not dataset.shape:
                 what = f"{dataset.dtype} of shape {dataset.shape}"
                 raise ToolkitError(
-                    f"holds {what}, which torch does not support",
+                    f"expected an array of numbers, got {what}",
                     where=f"{self.path}:{name}",
-                    fix="name a dataset of numbers whose first dimension counts the samples",
+                    fix="pass a dataset of numbers whose first dimension is the sample index",
                 )
             counts[name] = len(dataset)
         if len(set(counts.values())) != 1 or not all(counts.values()):
             raise ToolkitError(
-                f"the datasets have {', '.join(f'{count:,} ({name})' for name, count in counts.items())} samples",
+                "expected datasets with the same number of samples, 1 or more, got "
+                + ", ".join(f"{count:,} ({name})" for name, count in counts.items()),
                 where=str(self.path),
-                fix="name datasets of one length, of 1 or more",
+                fix="pass non-empty datasets of the same length",
             )
         return next(iter(counts.values()))
 
 
 def _slices(in_order: NDArray[np.int64], chunk: int) -> list[tuple[int, int]]:
-    """Cut rising positions into slices [first, last), between rows that are neither adjacent nor in one chunk.
+    """Split sorted positions into slices [first, last) between rows that are neither adjacent nor in the same chunk.
 
-    HDF5 reads a chunk as a whole, so further rows of a chunk cost nothing.
+    HDF5 always reads a whole chunk, so more rows of the same chunk cost nothing.
     """
     apart = (np.diff(in_order) > 1) & (np.diff(in_order // chunk) > 0)
     cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(in_order)]

@@ -1,4 +1,4 @@
-"""Any iterable dataset of torch: a stream from which each rank takes its samples by position."""
+"""Samples from a torch IterableDataset: a stream from which each rank selects its samples by position."""
 
 import os
 import time
@@ -19,14 +19,15 @@ from toolkit.train.data.stacking import stack
 class IterableSource(RecordSource):
     """Sample `i` is the `i`-th item of the dataset, over all epochs.
 
-    Every rank reads the whole stream and drops the samples of others; a resume drops what was read before. No sample is
-    repeated or skipped, for any number of ranks, if the dataset yields the same samples every time and does not split
-    them among ranks itself. A dataset with `set_epoch` gets the epoch; all epochs must have one length. An iterator
-    that raises has ended: for "skip" the dataset yields a `BrokenRecordError` in place of a broken sample.
+    Every rank reads the whole stream and drops the samples of the other ranks; a resume drops those already read. No
+    sample is repeated or skipped, for any number of ranks, if the dataset yields the same samples every time and does
+    not split them among ranks itself. If the dataset has `set_epoch`, it is called with the epoch; all epochs must have
+    the same length. An iterator cannot continue after an exception, so if `broken` is "skip", it must yield a
+    `BrokenRecordError` in place of a broken sample.
     """
 
     count = None
-    most_workers = 1  # a second one would read the same stream again
+    most_workers = 1  # a second worker would read the same stream again
 
     def __init__(
         self,
@@ -41,20 +42,20 @@ class IterableSource(RecordSource):
         self._tell = tell
         self._iterator: Iterator[Any] | None = None
         self._process = os.getpid()
-        self._next = 0  # the next sample of the iterator
+        self._next = 0  # position of the iterator's next sample
         self._epoch = 0
-        self._epoch_began = 0  # its first sample
-        self._length: int | None = None  # of an epoch; known after the first one
-        self._ahead: dict[int, Any] = {}  # read to replace a broken one, and not returned itself yet
+        self._epoch_began = 0  # position of the epoch's first sample
+        self._length: int | None = None  # samples per epoch; known after the first epoch
+        self._ahead: dict[int, Any] = {}  # samples already read as replacements, which a later batch also needs
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has its own iterator: generators and open files cannot be sent.
+        # Generators and open files cannot be pickled, so another process creates its own iterator.
         return {**self.__dict__, "_iterator": None, "_ahead": {}}
 
     def take(self, positions: NDArray[np.int64]) -> Any:
-        """Return the batch of these samples, whose numbers rise."""
+        """Return the batch of the samples at these ascending positions."""
         if self._process != os.getpid():
-            # Open files of the iterator share their offset with the forking process.
+            # After a fork, open files of the iterator share their offset with the parent process.
             self._iterator, self._process = None, os.getpid()
         samples = []
         for position in positions.tolist():
@@ -79,7 +80,7 @@ class IterableSource(RecordSource):
         return self._ahead[sample]
 
     def _go_to(self, sample: int) -> None:
-        """Start at the epoch of the sample, or at the first one, and drop the samples before it."""
+        """Restart at the epoch of the sample (the first if the length is unknown), and drop the samples before it."""
         self._ahead.clear()
         self._begin_epoch(sample // self._length if self._length else 0)
         dropped, began = sample - self._next, time.monotonic()
@@ -88,7 +89,7 @@ class IterableSource(RecordSource):
         if dropped:
             seconds = time.monotonic() - began
             self._tell(
-                f"read and dropped {dropped:,} samples of the stream to come to sample {sample:,} ({seconds:.1f} s)"
+                f"read and dropped {dropped:,} samples of the stream to reach sample {sample:,} ({seconds:.1f} s)"
             )
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -106,12 +107,12 @@ class IterableSource(RecordSource):
         except StopIteration:
             self._end_epoch(name)
             return self._pull()
-        except Exception as error:  # a user's code may raise anything
+        except Exception as error:  # user code may raise any exception
             self._iterator = None
             raise ToolkitError(
                 f"the stream failed: {broken_by(error, '').message}",
                 where=f"sample {self._next} of {name}",
-                fix='catch it in the dataset and yield a BrokenRecordError instead, which data.broken = "skip" skips',
+                fix='yield a BrokenRecordError instead of the exception; data.broken = "skip" then skips the sample',
             ) from error
         self._next += 1
         return item
@@ -120,11 +121,11 @@ class IterableSource(RecordSource):
         length = self._next - self._epoch_began
         if length == 0:
             raise ToolkitError(
-                "the stream is empty", where=f"epoch {self._epoch} of {name}", fix="name data that has samples"
+                "the stream is empty", where=f"epoch {self._epoch} of {name}", fix="use a dataset that has samples"
             )
         if self._length not in (None, length):
             raise ToolkitError(
-                f"this epoch has {length:,} samples, the one before {self._length:,}",
+                f"expected {self._length:,} samples as in the previous epoch, got {length:,}",
                 where=f"epoch {self._epoch} of {name}",
                 fix="yield the same number of samples in every epoch, which a resume requires",
             )

@@ -1,4 +1,4 @@
-"""JSON lines: one record per line, over several files, each line found by its offset."""
+"""Samples from JSON Lines files, which have one record per line; an index contains the offset of each line."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from toolkit.train.data.stacking import stack
 
 
 class JsonLinesSource(RecordSource):
-    """Sample `i` is `convert` of the `i`-th non-empty line of all files, parsed.
+    """Sample `i` is `convert(record)` for the parsed `i`-th non-empty line of all files.
 
     Args:
         convert: creates a sample from a record; an exception marks the record as broken.
@@ -39,11 +39,13 @@ class JsonLinesSource(RecordSource):
         self.convert = convert
         self.index_folder = index_folder
         self._indexes: list[LineIndex] | None = None
-        self._descriptors: dict[int, int] = {}  # of open files, by number
+        self._descriptors: dict[int, int] = {}  # open file descriptors by file number
         self._ends = np.cumsum([len(index.starts) for index in self._opened()])
         if not self.files or self._ends[-1] == 0:
             raise ToolkitError(
-                "no line has a record", where=", ".join(map(str, self.files[:3])), fix="name files with text"
+                "expected 1 or more records, got none",
+                where=", ".join(map(str, self.files[:3])),
+                fix="pass files with non-empty lines",
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,11 +64,11 @@ class JsonLinesSource(RecordSource):
         record = position - (int(self._ends[number - 1]) if number else 0)
         index = self._opened()[number]
         begin, end = index.span(record)
-        # By offset, because forked processes share the file's position.
+        # pread, because forked processes share the file offset.
         line = os.pread(self._descriptor(number), end - begin, begin)
         where = f"{self.files[number]}:{index.line(record)}"
         try:
-            value = json.loads(line.rstrip())  # otherwise an error at the end would be reported on the next line
+            value = json.loads(line.rstrip())  # otherwise json would report an error at the line end for the next line
         except (ValueError, RecursionError) as error:
             raise BrokenRecordError(
                 f"not valid JSON: {json_reason(error)}",
@@ -77,7 +79,7 @@ class JsonLinesSource(RecordSource):
             return value
         try:
             return self.convert(value)
-        except Exception as error:  # a user's code may raise anything
+        except Exception as error:  # user code may raise any exception
             raise broken_by(error, where) from error
 
     def _opened(self) -> list[LineIndex]:

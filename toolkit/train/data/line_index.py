@@ -1,7 +1,7 @@
-"""The start of each line of a file: found once, stored beside the file, and rebuilt when the file changes.
+"""The line index of a file: built once, stored next to the file, and rebuilt when the file changes.
 
 The index is a .npy file of int64: version, size of the text in bytes, its mtime in ns, the number of records, whether
-lines are numbered, then the offset of each record, then, if there are empty lines, the line number of each record.
+line numbers follow, then the offset of each record, then, if there are empty lines, the line number of each record.
 Empty lines are not records.
 """
 
@@ -22,7 +22,7 @@ from toolkit.train.data.pieces import check_readable
 __all__ = ["line_index"]
 
 _VERSION = 1
-_HEAD = 5  # numbers before the offsets
+_HEAD = 5  # count of the numbers that precede the offsets
 _BLOCK_BYTES = 1 << 24
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 _COMPRESSED = {b"\x1f\x8b": ("gzip", "gunzip -k"), b"BZh": ("bzip2", "bunzip2 -k"), b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dk"), b"\xfd7zXZ": ("xz", "unxz -k")}  # fmt: skip
@@ -30,7 +30,7 @@ _COMPRESSED = {b"\x1f\x8b": ("gzip", "gunzip -k"), b"BZh": ("bzip2", "bunzip2 -k
 
 @dataclass(frozen=True)
 class LineIndex:
-    """The records of a file: `starts` has each record's offset in bytes, `size` is the file's size."""
+    """The records of a file: `starts` are their byte offsets, `numbers` their line numbers; `size` is the file size."""
 
     starts: NDArray[np.int64]
     numbers: NDArray[np.int64] | None
@@ -47,10 +47,10 @@ class LineIndex:
 
 
 def line_index(path: Path, cache: Path | None = None) -> LineIndex:
-    """Return the index of a file, read from its index file if that is current, else built and written.
+    """Return the line index of a file; build and store it unless the stored one is up to date.
 
     Args:
-        cache: the folder for indexes. None is the text's own folder, or `~/.cache/toolkit/lines` if that is not
+        cache: the folder for indexes. None means the folder of the file, or `~/.cache/toolkit/lines` if that is not
             writable.
 
     Raises:
@@ -65,12 +65,12 @@ def line_index(path: Path, cache: Path | None = None) -> LineIndex:
     _refuse_compressed(path)
     starts, numbers = _build(path)
     if _stamp(path) != stamp:
-        raise ToolkitError("changes while it is read", where=str(path), fix="start when the file is complete")
+        raise ToolkitError("the file changed during the read", where=str(path), fix="retry when the file is complete")
     head = np.array([_VERSION, *stamp, len(starts), numbers is not None], np.int64)
     whole = np.concatenate([head, starts] if numbers is None else [head, starts, numbers])
     if not any(_write(place, whole) for place in places):
         raise ToolkitError(
-            "no folder for the line index is writable",
+            "cannot write the line index to any of these paths",
             where=", ".join(map(str, places)),
             fix="free space, or set data.index_folder to a writable folder",
         )
@@ -78,12 +78,12 @@ def line_index(path: Path, cache: Path | None = None) -> LineIndex:
 
 
 def index_path(path: Path) -> Path:
-    """Return the path of a file's index in the file's own folder, if that is writable."""
+    """Return the index path in the folder of a file; the index is stored there if that folder is writable."""
     return path.with_name(f".{path.name}.lines.npy")
 
 
 def _places(path: Path, cache: Path | None) -> list[Path]:
-    # Several folders may have files of one name.
+    # Files in different folders may have the same name, so the cache name contains a hash of the path.
     name = f"{path.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(path.resolve()))}.npy"
     if cache is not None:
         return [cache / name]
@@ -92,7 +92,7 @@ def _places(path: Path, cache: Path | None) -> list[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    check_readable(path, "name a file that every node can read")
+    check_readable(path, "pass a file that every node can read")
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
@@ -103,17 +103,17 @@ def _refuse_compressed(path: Path) -> None:
     for magic, (kind, command) in _COMPRESSED.items():
         if begin.startswith(magic):
             raise ToolkitError(
-                f"is compressed ({kind}): single lines cannot be read from it",
+                f"expected plain text, got a compressed file ({kind}), whose lines cannot be read individually",
                 where=str(path),
-                fix=f"{command} {path}, and name the uncompressed file",
+                fix=f"run {command} {path}, and pass the uncompressed file",
             )
 
 
 def _read(place: Path, stamp: tuple[int, int]) -> LineIndex | None:
-    """Read the index at this path; None without one of the current text."""
+    """Return the index at this path, or None if it is missing, damaged or out of date."""
     try:
         whole: NDArray[Any] = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # missing, or damaged and rewritten
+    except (OSError, ValueError, EOFError):  # the index is missing or damaged
         return None
     if whole.dtype != np.int64 or whole.ndim != 1 or len(whole) < _HEAD or tuple(whole[:3]) != (_VERSION, *stamp):
         return None
@@ -126,7 +126,7 @@ def _read(place: Path, stamp: tuple[int, int]) -> LineIndex | None:
 
 
 def _build(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the offsets of the non-empty lines, and their numbers if there are empty ones."""
+    """Return the offsets of the non-empty lines, and their line numbers if there are empty lines."""
     ends: list[NDArray[np.int64]] = []
     offset, last = 0, _NEWLINE
     with path.open("rb") as stream:
@@ -147,10 +147,10 @@ def _build(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
 
 
 def _write(place: Path, whole: NDArray[np.int64]) -> bool:
-    """Write the index under a temporary name, then rename it; concurrent ranks write the same."""
+    """Write the index under a temporary name and rename it; return False if the folder is not writable."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # The name must be unique across hosts, as mkstemp's is.
+        # Ranks on several hosts may write the same index at once, so the name must be unique across hosts.
         descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.", suffix=".tmp")
     except OSError as error:
         if is_unwritable(error) or isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The loader: a rank's batches in the order of seed and global sample index, read ahead and moved to its device."""
+"""The loader: reads the batches of a rank ahead, in an order that the seed determines, and moves them to its device."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from toolkit.train.data.travel import each_tensor
 
 
 class Loader:
-    """Batches of a source for one rank. Use it in a `with`, or close it, because it may have worker processes.
+    """Reads the batches of one rank. Use it in a `with` statement, or close it: it may have worker processes.
 
-    Its only state is the number of samples that all ranks have read, which the training keeps: the same samples follow
-    for any number of ranks, workers or prefetched batches.
+    Its only state is the number of samples that all ranks have read, which the training loop keeps. The next samples
+    are therefore the same for any number of ranks, workers or prefetched batches.
 
     Args:
-        batch: samples of one step over all ranks; `micro_batch` of one forward pass on this rank, 0 for its share.
-        rank, size: this rank among those with different samples: ranks of one mesh that hold replicas or shards of the
-            model, not those that share the work on one sample.
-        settings: workers "auto" measures at the first batch.
-        device: the target of tensors; for CUDA, workers read into pinned memory.
+        batch: samples per step over all ranks. `micro_batch`: samples per forward pass on this rank; 0 for all of them.
+        rank, size: index of this rank and number of ranks with different samples (replicas and shards of the model).
+            Ranks that share the work on the same samples (tensor parallel, pipeline) have the same index.
+        settings: `workers` "auto" chooses the number by a measurement at the first batch.
+        device: the device to which tensors are moved; for CUDA, workers read into pinned memory.
         shuffle: False reads positions in order. A stream is never shuffled.
-        broken_limit: the maximum share of replaced samples of this rank; None only counts them in `skips`, for
+        broken_limit: the maximum fraction of replaced samples on this rank; None only counts them in `skips`, for
             `training_steps` to check over all ranks.
     """
 
@@ -60,19 +60,19 @@ class Loader:
         self._broken_limit = broken_limit
         self._tell = tell
         self._ahead: ReadAhead | None = None
-        self._coming: Iterator[Request] = iter(())  # the plan after `_next`
+        self._coming: Iterator[Request] = iter(())  # the planned requests after `_next`
         self._next: Request | None = None
 
     def batches(self, first: int = 0) -> Iterator[Any]:
-        """Yield the rank's micro-batches, without end, of the steps from global sample `first` on."""
+        """Yield the rank's micro-batches, without end, beginning with the step at global sample `first`."""
         for samples in self.plan.ranges(first):
             yield self.take_samples(samples)
 
     def take_samples(self, samples: range) -> Any:
         """Return the batch of these global samples, as `training_steps` requests it.
 
-        Planned batches are prefetched; after a jump, such as a resume, workers restart, and an unplanned micro-batch is
-        read immediately.
+        Consecutive batches are prefetched. After a jump, such as a resume, the workers restart; a micro-batch with
+        which no step begins is read immediately.
         """
         if self._next is None or samples != self._next.samples:
             self._begin_at(samples)
@@ -107,12 +107,12 @@ class Loader:
         return next(self._ahead) if self._ahead is not None else self._reader.read(request)
 
     def _begin_at(self, samples: range) -> None:
-        """Follow the plan from the step that starts with these samples, if there is one."""
+        """Restart prefetching at the step that begins with these samples, if there is one."""
         first = self.plan.first_of(samples)
         if first is None:
             return
         if self.settings.workers == "auto":
-            # Every rank measures, and one of them logs its result.
+            # Every rank measures, but only rank 0 logs its result.
             tell = self._tell if self.plan.rank == 0 else lambda said: None
             self.settings = choose_loader_settings(
                 self._reader, self.plan, first=first, prefetch=self.settings.prefetch, tell=tell
@@ -130,7 +130,7 @@ class Loader:
         self._next = next(requests)
 
     def _moved(self, batch: Any) -> Any:
-        """The same with its tensors on the device; copies from pinned memory do not wait."""
+        """Return the batch with its tensors on the device; copies from pinned memory are asynchronous."""
         if self.device.type == "cpu":
             return batch
         return each_tensor(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -140,5 +140,5 @@ class Loader:
         most = self.source.most_workers
         if most is None or workers <= most:
             return workers
-        self._tell(f"{workers} workers are asked for, and this source is read by {most}")
+        self._tell(f"this source supports at most {most} of the {workers} requested workers")
         return most

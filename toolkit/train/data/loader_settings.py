@@ -1,4 +1,4 @@
-"""The number of processes that read ahead: configured, or found by a short measurement."""
+"""The number of loader workers: configured, or chosen by a short measurement."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from toolkit.train.data.reading import BatchReader, Plan, ReadAhead
 
 CANDIDATES = (0, 1, 2, 4)
 BUDGET_S = 2.0
-MOST_TIMED = 50  # batches
-TIE = 1.1  # ratio of times: more workers must be faster by more than noise
+MOST_TIMED = 50  # batches for each number of workers
+TIE = 1.1  # more workers must be faster by more than this ratio, which allows for noise
 
 
 class DataSettings(Protocol):
@@ -28,7 +28,7 @@ class DataSettings(Protocol):
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """`workers` processes read ahead, each `prefetch` batches; 0 reads in the rank itself on demand."""
+    """`workers` processes read `prefetch` batches each in advance; with 0 workers, the rank reads on demand."""
 
     workers: int | Literal["auto"] = "auto"
     prefetch: int = 2
@@ -49,21 +49,21 @@ def choose_loader_settings(
     budget_s: float = BUDGET_S,
     tell: Callable[[str], None] = say,
 ) -> LoaderSettings:
-    """Read some batches with each number of workers; keep and log the fastest, if there is a choice.
+    """Time some batches with each number of workers; return and log the fastest, unless the source allows only one.
 
     Args:
-        candidates: numbers of workers; those beyond the CPUs of this rank are skipped.
+        candidates: numbers of workers; those above the number of CPUs of this rank are skipped.
         first: the global sample at which the trial steps start.
-        budget_s: seconds for all candidates together, without the start of workers.
+        budget_s: seconds for all candidates together, not counting the start of the workers.
     """
     cpus = len(os.sched_getaffinity(0))
     most = reader.source.most_workers
     if most == 0:
         return LoaderSettings(0, prefetch)
     if reader.source.count is None:
-        # A trial would consume a stream.
+        # A trial would consume samples of the stream.
         workers = 1 if cpus > 1 else 0
-        tell(f"a stream is read by {_workers(workers)}")
+        tell(f"the stream is read by {_workers(workers)}")
         return LoaderSettings(workers, prefetch)
     tried = [workers for workers in candidates if workers <= cpus and (most is None or workers <= most)] or [0]
     seconds = {
@@ -71,8 +71,8 @@ def choose_loader_settings(
     }
     best = min(seconds.values())
     chosen = min(workers for workers, taken in seconds.items() if taken <= TIE * best)
-    others = ", ".join(f"{1000 * taken:.2f} by {workers}" for workers, taken in seconds.items() if workers != chosen)
-    against = f" (ms by other numbers of workers: {others})" if others else ""
+    others = ", ".join(f"{1000 * taken:.2f} with {workers}" for workers, taken in seconds.items() if workers != chosen)
+    against = f" (ms with other numbers of workers: {others})" if others else ""
     tell(f"batches are read by {_workers(chosen)}, {1000 * seconds[chosen]:.2f} ms each{against}")
     return LoaderSettings(chosen, prefetch)
 
@@ -84,7 +84,7 @@ def _workers(count: int) -> str:
 def _seconds_per_batch(
     reader: BatchReader, plan: Plan, first: int, workers: int, prefetch: int, budget_s: float
 ) -> float:
-    """Return seconds per batch with all workers busy, without batches that were read ahead."""
+    """Return the seconds per batch in the steady state, not counting batches that were read ahead during warm-up."""
     requests = reader.requests(plan.ranges(first))
     if workers == 0:
         return _timed(lambda: reader.read(next(requests)), 1, budget_s)

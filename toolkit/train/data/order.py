@@ -1,7 +1,7 @@
 """The order of samples: a function of the seed and the global sample index alone.
 
-A run keeps one number, the count of samples already read. Sample `i` is the same window of the data for any number of
-ranks, so a run that continues on other ranks neither repeats nor skips one.
+A run only stores the number of samples already read. Sample `i` is the same part of the data for any number of ranks,
+so a run that resumes with other ranks neither repeats nor skips a sample.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ _ROUNDS = 4
 
 
 class SampleOrder:
-    """A new permutation of `count` samples in each epoch, computed and never stored.
+    """A new permutation of `count` samples in each epoch, computed on demand and never stored.
 
-    A Feistel network over the smallest even number of bits that represents `count`; values outside are mapped again
-    until they are inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). Four
-    rounds make a permutation (Luby and Rackoff, 1988).
+    A Feistel network over the smallest even number of bits that represents `count`; values outside [0, count) are
+    mapped again until they are inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA
+    2002). Four rounds yield a pseudorandom permutation (Luby and Rackoff, 1988).
     """
 
     def __init__(self, count: int, seed: int) -> None:
@@ -48,14 +48,14 @@ class SampleOrder:
 
 
 def share(first: int, batch: int, rank: int, size: int) -> range:
-    """Return the samples of one rank among [first, first + batch); shares differ by at most one sample.
+    """Return one rank's part of the samples [first, first + batch); the parts differ by at most one sample.
 
     Raises:
-        ToolkitError: a rank would get none, although every rank must take part in a step.
+        ToolkitError: a rank would get no sample, although every rank must take part in a step.
     """
     if batch < size:
         raise ToolkitError(
-            f"a batch of {batch} samples leaves some of the {size} ranks without one",
+            f"expected a batch of at least 1 sample per rank, got {batch} for {size} ranks",
             where="train.batch",
             fix=f"set train.batch to {size} or more",
         )
@@ -63,13 +63,13 @@ def share(first: int, batch: int, rank: int, size: int) -> range:
 
 
 def split(samples: range, at_most: int) -> list[range]:
-    """Split the samples into micro-batches of `at_most`; 0 keeps them whole."""
+    """Split the samples into micro-batches of `at_most` samples; 0 returns a single micro-batch."""
     length = at_most or len(samples)
     return [samples[start : start + length] for start in range(0, len(samples), length)]
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014); arithmetic is modulo 2**64."""
+    """Return the splitmix64 finalizer of `value` (Steele, Lea and Flood, OOPSLA 2014); arithmetic is modulo 2**64."""
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -13,9 +13,7 @@ from toolkit.errors import ToolkitError
 
 
 class Padded(NamedTuple):
-    """`values` has shape (batch, length, ...), `lengths` (batch,) int64; `mask` (batch, length) is True for real
-    entries.
-    """
+    """`values` is (batch, length, ...), `lengths` (batch,) int64, `mask` (batch, length) with True for real entries."""
 
     values: Tensor
     lengths: Tensor
@@ -23,26 +21,26 @@ class Padded(NamedTuple):
 
 
 def pad_to_multiple(sequences: Sequence[Tensor | ArrayLike], multiple: int = 1, value: float = 0) -> Padded:
-    """Put sequences into one tensor, as long as the longest and then up to a multiple of `multiple`.
+    """Pad sequences to the length of the longest one, rounded up to a multiple of `multiple`.
 
-    Lengths that divide by 8 or 64 suit a GPU's matrix units, and few different lengths spare a compiler its work. Each
-    sequence has shape (its length, ...); all are of one type, and of one shape behind the first dimension.
+    Multiples of 8 or 64 suit GPU matrix units, and fewer different lengths cause fewer recompilations. A sequence has
+    shape (length, ...); all must have the same dtype and the same shape after the first dimension.
 
     Raises:
-        ToolkitError: there is no sequence, or they do not fit together.
+        ToolkitError: there are no sequences, or their dtypes or shapes differ.
     """
     if multiple < 1:
-        raise ToolkitError(f"no length is a multiple of {multiple}", where="multiple", fix="choose 1 or more")
+        raise ToolkitError(f"expected 1 or more, got {multiple}", where="multiple", fix="set multiple to 1 or more")
     if not sequences:
-        raise ToolkitError("no sequence to pad", where="pad_to_multiple", fix="pass 1 or more sequences")
+        raise ToolkitError("no sequences to pad", where="pad_to_multiple", fix="pass 1 or more sequences")
     tensors = [one if isinstance(one, Tensor) else torch.as_tensor(one) for one in sequences]
     kinds = {(one.dtype, tuple(one.shape[1:])) for one in tensors if one.dim()}
     if len(kinds) != 1 or not all(one.dim() for one in tensors):
         shapes = ", ".join(sorted({f"{one.dtype} {tuple(one.shape)}" for one in tensors})[:4])
         raise ToolkitError(
-            f"the sequences do not fit together: {shapes}",
+            f"expected sequences that differ only in length, got {shapes}",
             where="pad_to_multiple",
-            fix="pass sequences of one type that differ only in the first dimension",
+            fix="pass sequences of one dtype that differ only in the first dimension",
         )
     lengths = torch.tensor([len(one) for one in tensors])
     longest = max(1, -(-int(lengths.max()) // multiple)) * multiple
@@ -54,9 +52,10 @@ def pad_to_multiple(sequences: Sequence[Tensor | ArrayLike], multiple: int = 1, 
 
 @dataclass(frozen=True)
 class PadSamples:
-    """A `collate`: pads sequences into a `Padded`, each entry of tuples and dicts by itself, and stacks the rest.
+    """A `collate` that pads sequences into a `Padded`, separately for each entry of tuples and dicts.
 
-    `value` is the padding; `values` overrides it by the name or number of an entry: `{"labels": -100}`.
+    Other entries are stacked. `value` is the padding value; `values` overrides it by the key or index of an entry, such
+    as `{"labels": -100}`.
     """
 
     multiple: int = 1

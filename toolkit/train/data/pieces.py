@@ -1,4 +1,4 @@
-"""Text files in pieces, cut at line ends: the same pieces for any number of readers."""
+"""Split text files into pieces at line ends, in the same way for any number of readers."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ def check_readable(path: Path, fix: str) -> None:
     try:
         found = path.is_file()
     except OSError as error:
-        raise ToolkitError(f"cannot read it: {error.strerror}", where=str(path), fix=fix) from error
+        raise ToolkitError(f"cannot read the file: {error.strerror}", where=str(path), fix=fix) from error
     if not found:
         if path.exists():
-            raise ToolkitError("is not a file", where=str(path), fix=fix)
+            raise ToolkitError("expected a regular file", where=str(path), fix=fix)
         raise NotFoundError("file not found", where=str(path), fix=fix)
     if not os.access(path, os.R_OK):
-        raise ToolkitError("may not be read by this user", where=str(path), fix=f"chmod +r {path}")
+        raise ToolkitError("this user has no read permission", where=str(path), fix=f"chmod +r {path}")
 
 
 PIECE_BYTES = 4 << 20
@@ -36,7 +36,7 @@ _LOOK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Piece:
-    """The bytes [begin, end) of a file; `last` if the file ends there."""
+    """The bytes [begin, end) of a file; `last` is True if the file ends there."""
 
     path: Path
     begin: int
@@ -51,21 +51,23 @@ class Piece:
         """Return the piece's bytes.
 
         Raises:
-            ToolkitError: the file has become shorter.
+            ToolkitError: the file has been truncated.
         """
         with self.path.open("rb") as stream:
             stream.seek(self.begin)
             data = stream.read(self.end - self.begin)
         if len(data) != self.end - self.begin:
-            raise ToolkitError("changes while it is read", where=str(self.path), fix="start when the file is complete")
+            raise ToolkitError(
+                "the file changed during the read", where=str(self.path), fix="retry when the file is complete"
+            )
         return data
 
 
 def pieces_of(paths: Sequence[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Yield the files in order, each in pieces of about `piece_bytes`.
 
-    A cut follows a line end, where tokenizers cut as well; in a line of more than `piece_bytes` it is between two
-    characters of UTF-8.
+    A piece ends after a line end, where tokenizers split as well; a line longer than `piece_bytes` is split between two
+    UTF-8 characters.
     """
     for path in paths:
         size = size_of(path)
@@ -84,18 +86,18 @@ def pieces_of(paths: Sequence[Path], piece_bytes: int = PIECE_BYTES) -> Iterator
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a readable file.
+    """Return the size of a readable file in bytes.
 
     Raises:
         NotFoundError: it does not exist.
         ToolkitError: it is a folder, or not readable.
     """
-    check_readable(path, "name text files")
+    check_readable(path, "pass text files")
     return path.stat().st_size
 
 
 def _cut(stream: BinaryIO, earliest: int, latest: int) -> int:
-    """Return the place after the first line end from `earliest` on, at most `latest`."""
+    """Return the offset after the first line end at or after `earliest`, but at most `latest`."""
     stream.seek(earliest)
     place = earliest
     while place < latest:
@@ -106,7 +108,7 @@ def _cut(stream: BinaryIO, earliest: int, latest: int) -> int:
             return place + found + 1
         place += len(block)
     stream.seek(latest - 4)
-    # Bytes 10xxxxxx continue a character.
+    # Do not split a UTF-8 character: bytes 10xxxxxx continue one.
     tail = stream.read(4)
     back = next((number for number in range(3, -1, -1) if tail[number] & 0xC0 != 0x80), 3)
     return latest - 4 + back if latest - 4 + back > earliest else latest

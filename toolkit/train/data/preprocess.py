@@ -1,4 +1,4 @@
-"""Pack text files into one token file with several processes; their number does not change its bytes."""
+"""Pack text files into one token file; its bytes do not depend on the number of tokenizing processes."""
 
 import fcntl
 import multiprocessing
@@ -25,13 +25,13 @@ from toolkit.train.data.tokenizers import BYTES, load_tokenizer, tokens_of
 
 __all__ = ["Packing", "pack"]
 
-_AHEAD = 2  # pieces per process that are in progress or wait to be written
+_AHEAD = 2  # pieces per process that are in progress or waiting to be written
 _FIX_OUTPUT = "choose another folder, or free space there"
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How text becomes tokens: `tokenizer` is "bytes" or "module:name"; `end_token` ends each file, None ends none."""
+    """How to tokenize: `tokenizer` is "bytes" or "module:name"; `end_token` is appended to each file unless None."""
 
     tokenizer: str = BYTES
     dtype: str = "uint16"
@@ -40,11 +40,11 @@ class Packing:
 
     def __post_init__(self) -> None:
         if self.dtype not in TYPES:
-            raise ToolkitError(f"{self.dtype!r} is not a token type", where="dtype", fix="use uint16 or uint32")
+            raise ToolkitError(f"unsupported token type {self.dtype!r}", where="dtype", fix="use uint16 or uint32")
         most = np.iinfo(self.dtype).max
         if self.end_token is not None and not 0 <= self.end_token <= most:
             raise ToolkitError(
-                f"the token {self.end_token} does not fit {self.dtype}", where="end token", fix=f"take 0 to {most}"
+                f"the token {self.end_token} does not fit in {self.dtype}", where="end token", fix=f"set 0 to {most}"
             )
 
     def tokens(self, piece: Piece) -> NDArray[Any]:
@@ -58,7 +58,7 @@ class Packing:
 
     @property
     def known_vocabulary(self) -> int:
-        """The configured size, or that of bytes; 0 if unknown."""
+        """The configured vocabulary size, or the size for byte tokens; 0 if unknown."""
         if self.vocabulary or self.tokenizer != BYTES:
             return self.vocabulary
         return max(256, (self.end_token or 0) + 1)
@@ -74,37 +74,37 @@ def pack(
     advance: Callable[[int], None] = lambda count: None,
     piece_bytes: int = PIECE_BYTES,
 ) -> TokenHeader:
-    """Tokenize the files, in order, into one token file, which gets its name when it is complete.
+    """Tokenize the files, in order, into one token file, which is renamed to `output` when it is complete.
 
     Args:
         processes: tokenizing processes; a script that passes more than 1 needs `if __name__ == "__main__":`.
-        replace: replace an older file of that name, at the end.
-        advance: called with the text bytes of each written piece.
+        replace: replace an existing `output` when the new file is complete.
+        advance: called with the number of text bytes of each written piece.
 
     Raises:
-        ToolkitError: a file cannot be read or tokenized, there is no token, or the output cannot be written.
+        ToolkitError: a file cannot be read or tokenized, there are no tokens, or the output cannot be written.
     """
     packing = packing or Packing()
-    load_tokenizer(packing.tokenizer)  # reports a wrong name before any work starts
+    load_tokenizer(packing.tokenizer)  # raises for an unknown name before any work starts
     if not paths:
-        raise ToolkitError("no text is named", where=str(output), fix="name text files")
+        raise ToolkitError("no text files to pack", where=str(output), fix="pass text files")
     named = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
     if not any(map(size_of, paths)):
-        raise ToolkitError("has no text to pack", where=named, fix="name files with text")
+        raise ToolkitError("no text to pack: the files are empty", where=named, fix="pass files with text")
     if any(output.exists() and path.exists() and path.samefile(output) for path in paths):
-        raise ToolkitError("is both input and output", where=str(output), fix="choose another output name")
+        raise ToolkitError("the file is both input and output", where=str(output), fix="choose another output name")
     if output.exists() and not replace:
         raise ToolkitError(
-            "the file exists already", where=str(output), fix="pass --force to replace it, or choose another name"
+            "the file already exists", where=str(output), fix="pass --force to replace it, or choose another name"
         )
     with _part_of(output) as stream:
         tokenised = _tokenised(pieces_of(paths, piece_bytes), packing, processes)
         header = _write(stream, tokenised, packing, len(paths), advance)
         if not header.tokens:
             raise ToolkitError(
-                f"the tokenizer {packing.tokenizer} returned no token for this text",
+                f"the tokenizer {packing.tokenizer} returned no tokens for this text",
                 where=named,
-                fix="fix the tokenizer, or name other files",
+                fix="fix the tokenizer, or pass other files",
             )
         return header
 
@@ -117,7 +117,7 @@ def _write(
     advance: Callable[[int], None],
 ) -> TokenHeader:
     digest, tokens, largest = xxhash.xxh3_128(), 0, 0
-    stream.write(bytes(HEADER_BYTES))  # a truncated file must not look complete
+    stream.write(bytes(HEADER_BYTES))  # no valid header yet, because a truncated file must not look complete
     for piece, found in tokenised:
         data = found.tobytes()
         stream.write(data)
@@ -128,9 +128,9 @@ def _write(
     vocabulary = packing.known_vocabulary
     if vocabulary and largest >= vocabulary:
         raise ToolkitError(
-            f"the token {largest} is outside a vocabulary of {vocabulary}",
+            f"the token {largest} is outside the vocabulary of {vocabulary} tokens",
             where="vocabulary",
-            fix=f"choose {largest + 1} or more, or none",
+            fix=f"set a vocabulary of {largest + 1} or more, or omit the vocabulary",
         )
     header = TokenHeader(packing.dtype, vocabulary, tokens, texts, digest.digest())
     stream.seek(0)
@@ -139,12 +139,12 @@ def _write(
 
 
 def _tokenised(pieces: Iterator[Piece], packing: Packing, processes: int) -> Iterator[tuple[Piece, NDArray[Any]]]:
-    """Yield the pieces with their tokens, in order; some further ones are in progress."""
+    """Yield the pieces with their tokens, in order, while worker processes tokenize the next ones."""
     if processes <= 1:
         for piece in pieces:
             yield piece, packing.tokens(piece)
         return
-    # Not forked, because threads of the caller may hold locks.
+    # Spawn instead of fork, because threads of the caller may hold locks.
     context = multiprocessing.get_context("spawn")
     under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
     where = ""
@@ -162,22 +162,24 @@ def _tokenised(pieces: Iterator[Piece], packing: Packing, processes: int) -> Ite
                 yield piece, tokens.result()
         except BrokenProcessPool as error:
             raise ToolkitError(
-                "a tokenizing process died, possibly for lack of memory", where=where, fix="use fewer with --processes"
+                "a tokenizing process was killed, possibly for lack of memory",
+                where=where,
+                fix="use fewer processes with --processes",
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _leave_interrupts() -> None:
-    """Ignore Ctrl-C, which the parent process handles by stopping the others."""
+    """Ignore SIGINT: on Ctrl-C, the parent process stops the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def _part_of(output: Path) -> Iterator[BinaryIO]:
-    """Write a file beside its path; sync and rename it at the end, or remove it.
+    """Open a temporary file next to `output`; sync and rename it at the end, or remove it after an error.
 
-    What a killed process left is reused: its lock ended with it.
+    The temporary file of a killed process is reused, because its lock was released.
     """
     part = output.with_name(f".{output.name}.part")
     try:
@@ -205,7 +207,7 @@ def _part_of(output: Path) -> Iterator[BinaryIO]:
 
 
 def _lock(stream: BinaryIO, part: Path, output: Path) -> None:
-    """Lock this part against other processes.
+    """Lock the temporary file against other processes.
 
     Raises:
         ToolkitError: another process is writing it, or has just renamed it.
@@ -217,5 +219,5 @@ def _lock(stream: BinaryIO, part: Path, output: Path) -> None:
     except (BlockingIOError, FileNotFoundError):
         pass  # reported below
     raise ToolkitError(
-        "is being written by another process", where=str(output), fix="wait for it, or choose another name"
+        "another process is writing this file", where=str(output), fix="wait for that process, or choose another name"
     )

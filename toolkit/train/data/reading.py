@@ -1,4 +1,4 @@
-"""Batches in their order, read by worker processes ahead of the steps."""
+"""Read batches in order, with worker processes that read ahead of the training steps."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _AT_ONCE = 4096  # samples whose positions are computed together
 
 @dataclass(frozen=True)
 class Plan:
-    """The samples of a rank: its share of each global batch, in micro-batches of `micro_batch`; 0 is the whole share."""
+    """The samples of a rank: its part of each global batch, in micro-batches of `micro_batch` (0: a single one)."""
 
     batch: int
     micro_batch: int = 0
@@ -30,20 +30,20 @@ class Plan:
     size: int = 1
 
     def ranges(self, first: int) -> Iterator[range]:
-        """Yield the rank's micro-batches, without end, of the steps from global sample `first` on."""
+        """Yield the rank's micro-batches, without end, beginning with the step at global sample `first`."""
         while True:
             yield from split(share(first, self.batch, self.rank, self.size), self.micro_batch)
             first += self.batch
 
     def first_of(self, samples: range) -> int | None:
-        """Return the global sample of the step whose first micro-batch is `samples`, or None."""
+        """Return the first global sample of the step whose first micro-batch is `samples`, or None."""
         first = samples.start - self.batch * self.rank // self.size
         return first if first >= 0 and next(self.ranges(first)) == samples else None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of reading a batch. Processes exchange it as a dict, in which torch pins the tensors."""
+    """The result of reading a batch. Workers send it as a dict, because torch can pin the tensors in one."""
 
     batch: Any
     skips: list[str]
@@ -57,15 +57,15 @@ class Request(NamedTuple):
 
 
 class BatchReader(Dataset[dict[str, Any]]):
-    """A whole batch as one item of a dataset, so that torch's workers read it as a whole.
+    """A torch dataset whose items are whole batches, so that a worker reads a batch in one call.
 
-    In a worker, random numbers of a dataset (torch, numpy, random) derive from the seed and the batch's first sample.
+    A worker seeds torch, numpy and random for each batch, from the seed and the first sample of the batch.
     """
 
     def __init__(self, source: Source, seed: int, *, shuffle: bool = True) -> None:
         self.source = source
         self.seed = seed
-        self.packs = True  # False leaves pinning to torch
+        self.packs = True  # False keeps tensors as they are, so that torch can pin them
         count = source.count
         self._order = SampleOrder(count, seed) if shuffle and count is not None else None
 
@@ -76,7 +76,7 @@ class BatchReader(Dataset[dict[str, Any]]):
         try:
             batch = self.source.take(request.positions)
         except ToolkitError as error:
-            # torch would report it with a traceback of this process.
+            # torch would add a traceback of this worker to the error.
             return {"failed": (type(error), error.message, error.where, error.fix)}
         if in_worker and self.packs:
             batch = packed(batch)
@@ -85,10 +85,10 @@ class BatchReader(Dataset[dict[str, Any]]):
     def requests(self, ranges: Iterable[range]) -> Iterator[Request]:
         """Yield the requests for these ranges of global samples.
 
-        A permutation of a thousand samples costs hardly more than one of ten, so several ranges are computed at once.
+        Permuting a thousand samples costs hardly more than ten, so positions of several ranges are computed at once.
         """
         waiting = iter(ranges)
-        at_once = 1  # a single range does not wait for others
+        at_once = 1  # the first batch must not wait for the positions of others
         while group := _group(waiting, at_once):
             found = self._positions(np.concatenate([np.arange(one.start, one.stop) for one in group]))
             ends = np.cumsum([len(one) for one in group])
@@ -97,7 +97,6 @@ class BatchReader(Dataset[dict[str, Any]]):
             at_once = _AT_ONCE
 
     def request(self, samples: range) -> Request:
-        """Return the request for one range of global samples."""
         return next(self.requests([samples]))
 
     def read(self, request: Request) -> Answer:
@@ -111,7 +110,7 @@ class BatchReader(Dataset[dict[str, Any]]):
 
 
 def _group(ranges: Iterator[range], least: int) -> list[range]:
-    """The next ranges with `least` samples in all."""
+    """Return the next ranges, with at least `least` samples in total."""
     group, samples = [], 0
     for one in ranges:
         group.append(one)
@@ -122,7 +121,7 @@ def _group(ranges: Iterator[range], least: int) -> list[range]:
 
 
 class ReadAhead:
-    """Batches in order, read by worker processes; `close` stops them.
+    """Iterates over batches that worker processes read in order; `close` stops the workers.
 
     Args:
         workers: 1 or more.
@@ -142,7 +141,7 @@ class ReadAhead:
             prefetch_factor=prefetch,
             pin_memory=pin_memory,
             worker_init_fn=settle(),
-            generator=torch.Generator(),  # otherwise each start would draw from the training's own stream
+            generator=torch.Generator(),  # by default, torch would draw the worker seed from the training's stream
         )
         self._workers = workers
         self._batches: Iterator[dict[str, Any]] | None = iter(loader)
@@ -156,7 +155,7 @@ class ReadAhead:
             if not str(error).startswith("DataLoader worker"):
                 raise
             raise ToolkitError(
-                f"a worker process of the loader died: {error}",
+                f"a worker process of the loader exited: {error}",
                 where="data.workers",
                 fix=f"{'set data.workers to 0' if self._workers == 1 else f'set data.workers below {self._workers}'}, or "
                 "increase the job's memory; a container may need a larger /dev/shm",
@@ -164,14 +163,13 @@ class ReadAhead:
         return _answer(answer)
 
     def close(self) -> None:
-        """Stop the workers."""
-        self._batches = None  # torch requests their exit, and waits some seconds
+        self._batches = None  # torch then tells the workers to exit, and waits a few seconds for them
         kill(self._processes)
 
 
 @dataclass(frozen=True)
 class _Requests:
-    """A sampler, in torch's terms."""
+    """Passes the requests to torch's DataLoader as its sampler."""
 
     requests: Iterable[Request]
 

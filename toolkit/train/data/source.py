@@ -1,4 +1,4 @@
-"""The interface of data sources: samples by position, a batch at a time; and a part of a source."""
+"""The interface of data sources, which return batches of samples by position, and a source for part of another one."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,35 +13,35 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Source(Protocol):
-    """Samples at the positions [0, count). A source is sent to worker processes and opens its files there."""
+    """Samples at the positions [0, count). A source is copied to worker processes and opens its files there."""
 
     @property
     def count(self) -> int | None:
-        """The samples of an epoch; None for a stream, which is read in its own order."""
+        """The number of samples per epoch; None for a stream, which is read in its own order."""
 
     @property
     def most_workers(self) -> int | None:
-        """The maximum useful number of worker processes; None without a limit."""
+        """The maximum useful number of worker processes; None means no limit."""
 
     def take(self, positions: NDArray[np.int64]) -> Any:
         """Return the batch of these samples, in this order: tensors, or tuples and dicts of them."""
 
     def finished(self, batch: Any) -> Any:
-        """Return the training's input from a batch on the rank's device."""
+        """Convert a batch on the rank's device to the form that the training step expects."""
 
     def drain_skips(self) -> list[str]:
-        """Return the samples replaced since the last call, each as its place and fault."""
+        """Return the place and the error of each sample that was replaced since the last call."""
 
 
 class PartOfSource:
-    """The `count` samples of `source` from the position `first` on."""
+    """The `count` samples of `source` that start at the position `first`."""
 
     def __init__(self, source: Source, first: int, count: int) -> None:
         known = source.count
         if known is None or first < 0 or count < 1 or first + count > known:
-            has = "a stream has no positions" if known is None else f"{known} samples"
+            has = "a stream has no positions" if known is None else f"the source has {known} samples"
             raise ToolkitError(
-                f"samples {first} to {first + count - 1} of {has}",
+                f"cannot select samples {first} to {first + count - 1}: {has}",
                 where="source",
                 fix="choose one or more existing samples",
             )
@@ -62,7 +62,7 @@ class PartOfSource:
 
 
 def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
-    """Split a source into the training part and the last `share`, which is None if it has no sample."""
+    """Split off the last fraction `share` of a source; return the training part, and the fraction or None if empty."""
     count = source.count
     held_out = 0 if count is None else int(count * share)
     if count is None or not held_out:

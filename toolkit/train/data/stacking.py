@@ -12,7 +12,7 @@ from toolkit.train.data.travel import MOST_BYTES
 def stack(samples: list[Any]) -> Any:
     """Stack tensors and arrays, convert numbers to tensors, recurse into tuples and dicts, keep strings as a list.
 
-    In a worker, torch's own function puts each result into shared memory, which pays only for large ones.
+    In a worker, `default_collate` puts each tensor into shared memory, which pays off only for large ones.
     """
     first = samples[0]
     if type(first) is Tensor and first.numel() * first.element_size() * len(samples) <= MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Text files as training samples: bytes, cut into windows."""
+"""Text files as training samples: windows of bytes."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from toolkit.errors import NotFoundError, ToolkitError
 
 
 def standard_library_sources() -> list[Path]:
-    """Return the sources of this Python's standard library, by relative path: text that every machine has."""
+    """Return the source files of Python's standard library, sorted by path: text that every machine has."""
     root = Path(sysconfig.get_path("stdlib"))
     found = []
     for folder, inside, names in os.walk(root):
@@ -27,9 +27,9 @@ def standard_library_sources() -> list[Path]:
 
 
 def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
-    """Return the files of `[data] paths`, pattern by pattern, each pattern's files sorted, without duplicates.
+    """Return the files that match `[data] paths`, in the order of the patterns, sorted per pattern, without duplicates.
 
-    Relative patterns start at `folder`; `**` matches any number of folders.
+    Relative patterns are relative to `folder`; `**` matches any number of folders.
 
     Raises:
         NotFoundError: a pattern matches no file.
@@ -41,32 +41,32 @@ def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
             raise NotFoundError(
                 f"no file matches {pattern!r}",
                 where="data.paths",
-                fix=f"name files that every node can read; relative patterns start at {folder}",
+                fix=f"set data.paths to files that every node can read; relative patterns start at {folder}",
             )
         found.update(dict.fromkeys(files))
     return list(found)
 
 
 def check_same_text(digest: str) -> None:
-    """Reject ranks that read different bytes, for example with another Python on another node. Collective.
+    """Check that all ranks read the same bytes; for example, nodes may have different Python versions. Collective.
 
     Args:
-        digest: of what this rank reads.
+        digest: the digest of the bytes that this rank reads.
 
     Raises:
-        ToolkitError: on every rank.
+        ToolkitError: the digests differ; on every rank.
     """
     number = int(hashlib.sha256(digest.encode()).hexdigest()[:15], 16)
     extremes = torch.tensor([number, -number])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     if extremes[0] != -extremes[1]:
         raise ToolkitError(
-            "the ranks read different text", where="data.paths", fix="name files on a file system that all nodes share"
+            "the ranks read different text", where="data.paths", fix="set data.paths to files on a shared file system"
         )
 
 
 def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
-    """Return the files' bytes in order, cut at `max_bytes`; the same at every call."""
+    """Return the first `max_bytes` bytes of the concatenated files."""
     pieces: list[bytes] = []
     left = max_bytes
     for path in files:
@@ -79,17 +79,17 @@ def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
 
 
 class Windows:
-    """Samples from text in memory: `context` bytes, each with its next byte as target."""
+    """Samples from text in memory: `context` bytes, each with the next byte as target."""
 
-    most_workers = 0  # copying some rows takes microseconds
+    most_workers = 0  # copying some rows takes microseconds, less than a transfer from a worker
 
     def __init__(self, text: bytes, context: int) -> None:
         self.count = (len(text) - 1) // context
         if self.count < 1:
             raise ToolkitError(
-                f"{len(text)} bytes of text are shorter than a window of {context} bytes",
+                f"expected at least one window of {context} bytes, got {len(text)} bytes of text",
                 where="data.paths",
-                fix=f"name more text, or set args.context below {max(1, len(text) - 1)}",
+                fix=f"add text to data.paths, or set args.context below {max(1, len(text) - 1)}",
             )
         self.context = context
         self.digest = hashlib.sha256(text).hexdigest()

@@ -1,4 +1,4 @@
-"""Windows of tokens from files that are mapped into memory."""
+"""Samples from memory-mapped token files: windows of tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,29 +18,29 @@ class TokenSource:
     """Samples of `context` tokens, each with the next token as target. No window spans two files.
 
     Args:
-        files: from `toolkit data pack`, or raw ones, for which `dtype` is "uint16" or "uint32".
+        files: token files from `toolkit data pack`, or raw files, for which `dtype` must be "uint16" or "uint32".
     """
 
     most_workers: int | None = None
 
     def __init__(self, files: Sequence[Path | str], context: int, *, dtype: str | None = None) -> None:
         if context < 1:
-            raise ToolkitError(f"a context of {context} tokens", where="context", fix="choose 1 or more")
+            raise ToolkitError(f"expected 1 or more tokens, got {context}", where="context", fix="choose 1 or more")
         self.files = [Path(file) for file in files]
         self.context = context
         self.dtype = dtype
         self._windows: list[NDArray[Any]] | None = None
         counts = [len(windows) for windows in self._open()]
-        self._ends = np.cumsum(counts)  # of each file, in samples
+        self._ends = np.cumsum(counts)  # sample number after the last sample of each file
         if not counts or self._ends[-1] == 0:
             raise ToolkitError(
-                f"{len(self.files)} files have no window of {context} tokens and the one that follows",
+                f"none of {len(self.files)} files has {context + 1} tokens, which a window and its last target require",
                 where=", ".join(map(str, self.files[:3])),
-                fix="name more text, or reduce the context",
+                fix="pass files with more tokens, or reduce the context",
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_windows": None}  # pickling a map would copy its bytes
+        return {**self.__dict__, "_windows": None}  # pickling a memory map would copy its bytes
 
     @property
     def count(self) -> int:
@@ -48,7 +48,7 @@ class TokenSource:
 
     @property
     def digest(self) -> str:
-        """Return the digest in the headers, or "raw": equal on all ranks that read the same."""
+        """Return the digests in the file headers ("raw" without one); equal on all ranks that read the same files."""
         headers = [read_header(path) for path in self.files]
         return "+".join(header.digest.hex() if header else "raw" for header in headers)
 
@@ -82,7 +82,7 @@ class TokenSource:
 
 
 def _windows(tokens: NDArray[Any], context: int) -> NDArray[Any]:
-    """Return all windows as overlapping rows of one array, so that each is copied as a whole."""
+    """Return all windows as overlapping rows of one array, so that numpy copies a window as a whole."""
     count = max(0, (len(tokens) - 1) // context)
     width = tokens.itemsize
     return as_strided(tokens, (count, context + 1), (context * width, width), writeable=False)

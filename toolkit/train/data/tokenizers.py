@@ -1,4 +1,4 @@
-"""Tokenizers: the bytes themselves, or any function of the user."""
+"""Tokenizers: bytes as tokens, or a function of the user."""
 
 import importlib
 import os
@@ -19,7 +19,7 @@ Tokenizer = Callable[[str], Sequence[int]]
 
 
 def load_tokenizer(name: str) -> Tokenizer | None:
-    """Import the function `module:name`, also from the current folder; None for "bytes".
+    """Import the function `module:name`, also from the current folder; return None for "bytes".
 
     Raises:
         ToolkitError: the module or name does not exist, or is not callable.
@@ -30,7 +30,7 @@ def load_tokenizer(name: str) -> Tokenizer | None:
     where = f"tokenizer {name}"
     if not module_name or not attribute:
         raise ToolkitError(
-            "is neither bytes nor module:name", where=where, fix='write "bytes" or a name such as "my_tokens:encode"'
+            'expected "bytes" or "module:name"', where=where, fix='pass "bytes" or a name such as "my_tokens:encode"'
         )
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
@@ -38,15 +38,15 @@ def load_tokenizer(name: str) -> Tokenizer | None:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # an import runs a user's code, which may raise anything
+    except Exception as error:  # an import runs user code, which may raise any exception
         raise ToolkitError(
-            f"cannot be loaded: {type(error).__name__}: {error}",
+            f"cannot load the tokenizer: {type(error).__name__}: {error}",
             where=where,
-            fix="name a module that this Python finds, here or installed, and a function in it",
+            fix="pass MODULE:FUNCTION with a module that is installed or in the current folder",
         ) from error
     if not callable(found):
         raise ToolkitError(
-            "cannot be called", where=where, fix="name a function that accepts a string and returns its tokens"
+            "expected a function", where=where, fix="pass a function that accepts a string and returns its tokens"
         )
     tokenizer: Tokenizer = found
     return tokenizer
@@ -70,21 +70,21 @@ def tokens_of(data: bytes, tokenizer: Tokenizer | None, dtype: str, where: str) 
         ) from error
     try:
         tokens = np.asarray(tokenizer(text))
-    except Exception as error:  # a user's code may raise anything
+    except Exception as error:  # user code may raise any exception
         raise ToolkitError(
-            f"the tokenizer failed: {type(error).__name__}: {error}", where=where, fix="fix it, or omit the file"
+            f"the tokenizer failed: {type(error).__name__}: {error}", where=where, fix="fix the tokenizer or the file"
         ) from error
     if tokens.size == 0:
         return np.empty(0, np.dtype(dtype).newbyteorder("<"))
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ToolkitError(
-            f"the tokenizer returned {tokens.dtype} of shape {tokens.shape}",
+            f"expected a flat list of integers from the tokenizer, got {tokens.dtype} of shape {tokens.shape}",
             where=where,
-            fix="return a flat list of whole numbers",
+            fix="return a flat list of integers",
         )
     most = np.iinfo(dtype).max
     if (least := int(tokens.min())) < 0 or int(tokens.max()) > most:
         wrong = least if least < 0 else int(tokens.max())
         fix = "pack with --dtype uint32" if 0 <= wrong < 2**32 else "return tokens from 0 to 4294967295"
-        raise ToolkitError(f"the token {wrong} does not fit {dtype}", where=where, fix=fix)
+        raise ToolkitError(f"the token {wrong} does not fit in {dtype}", where=where, fix=fix)
     return tokens.astype(np.dtype(dtype).newbyteorder("<"))

@@ -1,4 +1,4 @@
-"""The life of a worker process: it obeys its own rank only, and exits with it."""
+"""Signals and exit of a loader worker, which obeys only its own rank and exits with it."""
 
 import multiprocessing
 import os
@@ -11,26 +11,26 @@ from typing import Any
 
 from toolkit.supervise.parent_death import signal_on_parent_death
 
-# Signals of Slurm and the supervisor to every process of a job, which only ranks obey.
+# Slurm and the supervisor send these signals to every process of a job, but only ranks may act on them.
 _FOR_RANKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
 class SettleWorker:
-    """Runs first in each worker of a DataLoader: stop requests are for the rank, which reads until it has saved.
+    """Initializes a DataLoader worker so that it ignores stop requests and exits with its rank.
 
-    A worker that exited at a stop request would end the rank in the middle of its last save.
+    After a stop request, the rank still reads batches until it has saved, and would fail if a worker exited.
     """
 
     rank_process: int
-    lives_with: bool  # the kernel sends the signal at the end of the forking thread, which must be the main one
+    lives_with: bool  # True if the main thread forks: the kernel kills the worker when the forking thread exits
 
     def __call__(self, worker: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)
         threading.Thread(target=_obey, args=(self.rank_process,), name="signals", daemon=True).start()
         if self.lives_with:
             signal_on_parent_death(signal.SIGKILL)
-            if os.getppid() != self.rank_process:  # the parent died before the request to the kernel
+            if os.getppid() != self.rank_process:  # the rank exited before the request to the kernel
                 os._exit(1)
 
 
@@ -42,19 +42,19 @@ def _obey(rank_process: int) -> None:
 
 
 def settle() -> SettleWorker:
-    """Prepare the workers that this thread is about to start."""
-    # A fork server is the parent of its workers, and exits with its own parent.
+    """Return the initializer for the workers that this thread is about to start."""
+    # The parent of the other workers is a fork server, which exits with its own parent.
     forks = multiprocessing.get_start_method() == "fork"
     return SettleWorker(os.getpid(), forks and threading.current_thread() is threading.main_thread())
 
 
 def workers_of(batches: Iterator[Any]) -> list[BaseProcess]:
-    """Return the processes of a DataLoader's iterator, a private attribute of torch."""
+    """Return the worker processes of a DataLoader iterator, which torch keeps in a private attribute."""
     return list(getattr(batches, "_workers", []))
 
 
 def kill(workers: Sequence[BaseProcess]) -> None:
-    """Kill workers that remain after the request to exit: they hang in a read."""
+    """Kill workers that have not exited on request, because they hang in a read."""
     for worker in workers:
         if worker.is_alive():
             worker.kill()

@@ -1,4 +1,4 @@
-"""The training loop, its step, its validations and its profile."""
+"""The training loop: optimizer steps, validations and the step profile."""
 
 from toolkit.train.loop.training_loop import training_steps
 

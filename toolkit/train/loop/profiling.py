@@ -1,4 +1,4 @@
-"""Profile the steps that `[train] profile_steps` names into `metrics/profile.json` and `trace.json`."""
+"""Profile the steps that `[train]` selects, and write `profile.json` and `trace.json` in `metrics`."""
 
 import importlib.metadata
 import resource
@@ -36,10 +36,10 @@ from toolkit.world.facts import World
 
 
 class DeviceClock:
-    """Marks are events of the current stream; a phase lasts from one event to the next.
+    """Measures time with CUDA events on the current stream; a phase lasts from one event to the next.
 
-    A wait for another stream, such as NCCL's, counts if it delays this one; work of the host counts only if the stream
-    runs dry.
+    A wait for another stream, such as NCCL's, counts if it delays this stream. Host work counts only if it leaves the
+    stream idle.
     """
 
     def __init__(self, device: str) -> None:
@@ -52,7 +52,7 @@ class DeviceClock:
         return event
 
     def nanoseconds(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
-        """Return the times; waits for the device once."""
+        """Return the times of the events; synchronizes with the device once."""
         torch.cuda.synchronize(self._device)
         times = [self._anchor_ns + int(self._anchor_event.elapsed_time(mark) * 1e6) for mark in marks]
         self._anchor()  # elapsed times are 32-bit floats, which lose microseconds after a minute
@@ -74,9 +74,9 @@ class ProfileSettings(Protocol):
 
 
 class ProfiledSteps:
-    """Enables a model's profile for some steps. The loop reports the start of each step and the end of the last one.
+    """Profiles some steps of a model. The loop calls `begin` at the start of each step and `end` after the last one.
 
-    Ranks exchange and write their measurements after the last profiled step, outside of any step.
+    The ranks gather and write their measurements after the last profiled step, outside of any step.
     """
 
     def __init__(self, world: World, settings: ProfileSettings, step: OptimizerStep) -> None:
@@ -101,7 +101,7 @@ class ProfiledSteps:
             self._write()
 
     def took(self, passes: int, tokens: int) -> None:
-        """Record the passes of this step on this rank, and its tokens on all ranks."""
+        """Record the number of micro-batches of this step on this rank, and its number of tokens over all ranks."""
         self._passes, self._tokens = passes, tokens
 
     def end(self) -> None:
@@ -123,7 +123,7 @@ class ProfiledSteps:
     def _end_step(self) -> None:
         self._profile.end_step()
         overlap_s = self._overlap.seconds()
-        if overlap_s is not None and len(self._profile.steps) > 1:  # DDP reports the previous step
+        if overlap_s is not None and len(self._profile.steps) > 1:  # DDP reports the overlap of the previous step
             self._overlaps.append(overlap_s)
 
     def _write(self) -> None:
@@ -181,7 +181,7 @@ class ProfiledSteps:
     def _left_out(self) -> tuple[str, ...]:
         """Return what the profile cannot measure."""
         if torch.device(self._world.device).type == "cuda" and not self._overlap.is_known:
-            return ("communication: waits for gathered parameters between streams are part of forward and backward",)
+            return ("communication: waits for all-gathered parameters, which count as forward and backward",)
         return ()
 
     def _write_files(self, profile: StepProfile, traces: list[ThreadTrace]) -> None:
@@ -193,17 +193,15 @@ class ProfiledSteps:
             write_trace(metrics / TRACE_FILE, traces)
             write_profile(metrics / FILE, profile)
         except (OSError, ToolkitError) as error:  # a full disk must not end the run
-            say(f"the step profile is not written: {error}")
+            say(f"cannot write the step profile: {error}")
             return
         sys.stderr.write(
-            f"{profile.steps} steps are profiled: `toolkit bench step --result {self._world.run_dir.name}`\n"
+            f"profiled {profile.steps} steps; result: `toolkit bench step --result {self._world.run_dir.name}`\n"
         )
 
 
 def _memory_peaks(device: str) -> tuple[int, int | None]:
-    """Return this process's peak resident memory since its start, and peak GPU memory since the first profiled step, in
-    bytes.
-    """
+    """Return the peaks, in bytes, of resident memory since the process start and of GPU memory since the first step."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in KiB on Linux
     on_device = torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else None
     return resident, on_device

@@ -1,4 +1,4 @@
-"""One optimizer step: accumulated gradients, one exchange, clipping, the update, the loss of all ranks."""
+"""One optimizer step: accumulate gradients, reduce them once, clip, update, and reduce the loss over all ranks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ LossOf = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Stepped:
-    """The result of a step. Tensors are scalars left on the device, because reading them would wait for it.
+    """The result of a step. Tensors are scalars that stay on the device, because reading them would synchronize.
 
-    `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the learning
-    rate. `asked` sums the stop requests of the ranks (`World.stop_asked`), `skipped` the replaced samples. `verdict` is
-    the guard's; unless it is "go_on", the weights are unchanged.
+    `loss` is the mean over the global batch, `grad_norm` the 2-norm of the gradient before clipping, `rate` the
+    learning rate. `asked` is the sum of the ranks' stop requests (`World.stop_asked`), `skipped` the sum of replaced
+    samples. `verdict` comes from the guard; unless it is "go_on", the weights are unchanged.
     """
 
     loss: Tensor
@@ -40,19 +40,19 @@ class Stepped:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """An optimizer step; `take` performs it. Ranks may have shares of different sizes, but not empty ones.
+    """Performs optimizer steps with `take`. The number of samples may differ between ranks, but must not be 0.
 
     Args:
-        model, optimizer: of this rank's parameters.
-        schedule: of the learning rate.
-        loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
+        model, optimizer: with the parameters of this rank.
+        schedule: the learning-rate schedule.
+        loss_of: returns the mean loss of a micro-batch from the model's outputs and the targets.
         autocast: the context of forward passes.
-        batch: samples of all ranks together.
-        clip_norm: maximum norm of the gradient; 0 is off.
-        scaler: of the loss, for fp16.
-        average: of the weights, updated after each step.
-        parts: what AdaScale compares, for equal micro-batches.
-        guard: judges each step before its update, which waits for loss and norm of all ranks.
+        batch: samples per step over all ranks.
+        clip_norm: maximum norm of the gradient; 0 disables clipping.
+        scaler: scales the loss, for fp16.
+        average: the weight average, updated after each step.
+        parts: records the gradient norms of single micro-batches, which AdaScale compares.
+        guard: judges each step before its update, which must then wait for the loss and norm of all ranks.
     """
 
     model: DistributedModel
@@ -74,11 +74,11 @@ class OptimizerStep:
 
         Args:
             asked: the stop request of this rank.
-            skipped: replaced samples among those that this rank counts.
+            skipped: the number of replaced samples that this rank reports.
             step, samples: number and first global sample of this step, for the guard.
 
         Raises:
-            ToolkitError: the guard's limit is exceeded.
+            ToolkitError: the run exceeds the guard's limit of bad steps.
         """
         sums, exchange = self._accumulate(micro_batches, asked, skipped)
         with self.model.profile.phase(OPTIMIZER):
@@ -98,16 +98,16 @@ class OptimizerStep:
         return Stepped(sums[0], sums[1], sums[2], norm, rate, verdict)
 
     def _clipped(self) -> Tensor:
-        """Clip the gradient of the whole step; return its norm before, of the unscaled loss."""
+        """Clip the gradient of the step; return its norm before clipping, without the loss scale."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
             agree_found_inf(self.scaler, self.optimizer)
         return self.model.clip(self.clip_norm)
 
     def _norm_to_judge(self, norm: Tensor) -> float | None:
-        """Return rank 0's norm, because ranks sum in different orders and must judge alike.
+        """Return rank 0's norm, because the ranks sum in different orders but must reach the same verdict.
 
-        An fp16 overflow is left to the scaler, which skips the step and decreases the scale.
+        Return None for an fp16 overflow: the scaler then skips the step and decreases the scale.
         """
         known = norm.detach().double()
         dist.broadcast(known, src=0)
@@ -117,16 +117,16 @@ class OptimizerStep:
     def _compare_parts(
         self, schedule: AdaScale, parts: PartGradients, samples: int, norm: Tensor, *, keep: bool
     ) -> None:
-        """Pass AdaScale the gradients and sample counts of this step's micro-batches; drop those of a bad step."""
+        """Pass the gradient norms of this step's micro-batches to AdaScale; discard those of a bad step."""
         if not keep:
             parts.forget()
             return
-        share = samples / self.batch * self.model.mesh.data_size  # the exchange averages over ranks
+        share = samples / self.batch * self.model.mesh.data_size  # `data_size`, because the all-reduce averages
         square, number = parts.mean_square(share)
         schedule.observe(square, float(norm) ** 2, number)
 
     def _update(self, rate: float, *, keep: bool) -> None:
-        """Update the weights, unless the verdict keeps them."""
+        """Update the weights if the guard accepts the step (`keep`)."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if keep:
@@ -140,11 +140,11 @@ class OptimizerStep:
             self.scaler.update()
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
-        """Run passes whose gradients are discarded, before random streams are seeded or restored.
+        """Run forward and backward passes and discard their gradients, before random streams are seeded or restored.
 
-        Measured choices are made in them. DDP rearranges its buckets after the first backward pass, and a gradient's
-        place in its bucket decides the order of summation. Without this, the first step after a resume would differ in
-        the last bits from the same step of an uninterrupted run.
+        Settings are chosen by measurement in these passes. DDP rearranges its buckets after the first backward pass,
+        and the position of a gradient in its bucket determines the order of sums. Without a rehearsal, the first step
+        after a resume would differ in the last bits from the same step of an uninterrupted run.
         """
 
         def once() -> None:
@@ -156,21 +156,20 @@ class OptimizerStep:
         self.model.passes.prepare(once)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], asked: int, skipped: int) -> tuple[Tensor, dist.Work]:
-        """Accumulate gradients of the global mean loss, with one exchange; return sums of loss, `asked` and `skipped`
-        in flight.
+        """Accumulate gradients of the global mean loss, and start an all-reduce of loss, `asked` and `skipped`.
 
-        The sums travel during the last backward pass, which hides their latency; a rank without a loss sends them after
-        its passes.
+        Returns the sums and the pending all-reduce, whose latency the last backward pass hides; a rank without a loss
+        starts it after its passes.
         """
         device = micro_batches[0][0].device
         sums = torch.tensor([0.0, asked, skipped], dtype=torch.float64, device=device)
         exchange: list[dist.Work] = []
         losses = 0
-        if self.scaler is not None:  # also without a loss
+        if self.scaler is not None:  # a rank without a loss needs the scale, too
             self.scaler.scale(torch.zeros((), device=device))
 
         def part_of(outputs: Tensor, targets: Tensor) -> Tensor:
-            """What a micro-batch adds to the mean over the global batch."""
+            """Return what a micro-batch contributes to the mean loss of the global batch."""
             part = self.loss_of(outputs, targets).float() * (len(targets) / self.batch)
             if self.parts is not None:
                 self.parts.begin()

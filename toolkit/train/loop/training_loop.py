@@ -1,4 +1,4 @@
-"""The training loop as a generator: it steps, saves and stops; the caller receives the records."""
+"""The training loop as a generator, which performs steps, saves and stops, and yields records."""
 
 import sys
 import time
@@ -46,9 +46,10 @@ def training_steps(
 ) -> Iterator[TrainRecord]:
     """Run optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` steps.
 
-    Validates as `validations` requires, and ends early if it says so. A bad step changes no weights; a roll-back
-    continues from the newest checkpoint. Saves as `saves` requires, at the end, on request, and if any rank received a
-    stop request. A step's record precedes its save: with `log_every` 1 the records contain every step of a checkpoint.
+    The loop validates as `validations` requires, and ends early if it requests that. A bad step changes no weights; a
+    roll-back continues from the newest checkpoint. The loop saves as `saves` requires, at the end, on request, and if
+    any rank received a stop request. The record of a step precedes its save: with `log_every` 1, the records contain
+    every step that a checkpoint contains.
 
     Raises:
         ToolkitError: the guard's limit is exceeded, there is no checkpoint to roll back to, or `broken` exceeds its
@@ -62,9 +63,9 @@ def training_steps(
         with profile.phase(DATA):
             micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
         profiled.took(len(micro_batches), settings.batch * _tokens(micro_batches[0][0]))
-        # Like `World.should_stop`, but the ranks' answers travel with the loss: on shared cores, a separate exchange
-        # costs more than everything else that this loop adds. A request is read at the start of a step and
-        # followed at its end.
+        # Like `World.should_stop`, but the stop requests are reduced together with the loss: on shared cores, a
+        # separate all-reduce costs more than everything else that this loop adds. A request is read at the start of a
+        # step and takes effect at its end.
         asked = saves.asked() if saves else world.stop_asked(state.step)
         skipped = broken.new() if broken else 0
         stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
@@ -83,7 +84,7 @@ def training_steps(
             with profile.phase(VALIDATION):
                 last = validations.after_step(state) or last
             mark = _Mark(state.step)
-        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a completed run was not stopped
+        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a run that completes does not count as stopped
         with profile.phase(CHECKPOINT):
             saved = saves is not None and saves.after_step(stepped.loss, stop=stop, last=last)
         if saved:
@@ -107,29 +108,29 @@ def _goes_back(world: World, state: TrainingState, verdict: Verdict, saves: Save
                 where="train.guard",
                 fix='save earlier, with a smaller checkpoint.every_steps, or set train.guard = "skip"',
             )
-        line = f"{verdict.why}: rolling back to the checkpoint of step {state.step}, and continuing from sample {state.samples}"
+        line = f"{verdict.why}: rolling back to the checkpoint of step {state.step} and continuing from sample {state.samples}"
     if world.rank == 0:
         sys.stderr.write(line + "\n")
     return goes_back
 
 
 def _is_over(schedule: LearningRate, validations: Validations | None) -> bool:
-    """True if the run was over before its last step, as a resume may find it."""
+    """Return True if the run ended before its last step; a resume may start in this state."""
     return _is_finished(schedule) or (validations is not None and validations.is_over)
 
 
 def _is_finished(schedule: LearningRate) -> bool:
-    """True if the schedule has ended; one that counts steps of another batch may end before the last step."""
+    """Return True if the schedule has ended; AdaScale counts steps of the reference batch, so it may end early."""
     return isinstance(schedule, AdaScale) and schedule.finished
 
 
 def _tokens(inputs: Tensor) -> int:
-    """Return the tokens of a sample; a sample that is not a row of tokens counts as one."""
+    """Return the number of tokens of a sample; one that is not a row of tokens counts as one."""
     return inputs.shape[1] if inputs.dim() == 2 and not inputs.is_floating_point() else 1
 
 
 class _Mark:
-    """The time of the last record or save; saves do not count as step time."""
+    """The start of the current time measurement; validations and saves move it, so that their time does not count."""
 
     def __init__(self, step: int) -> None:
         self._step = step

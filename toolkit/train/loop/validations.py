@@ -1,4 +1,4 @@
-"""The validations of a run: when they run, with which weights, where results go, and when they end the run."""
+"""Run the validations of a run when they are due, log the results, and apply early stopping."""
 
 import sys
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class Validations:
     """Validates after every `every` steps, on all ranks.
 
     Args:
-        average: weights to validate with, if any.
-        early_stop: receives the mean of "loss".
+        average: the averaged weights to validate with; None validates the model's own weights.
+        early_stop: decides by the mean of "loss" whether the run ends.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Validations:
     def _take_samples(self, samples: range) -> Any:
         source, device = self._held_out.source, self._world.device
         batch = source.take(np.arange(samples.start, samples.stop))
-        # Held-out samples may come from the training source, which must not count them as its own.
+        # The held-out part may share its source with training, which must not count these skips.
         self._skips.add(len(samples), source.drain_skips())
         return source.finished(each_tensor(batch, lambda tensor: tensor.to(device)))
 
@@ -77,11 +77,11 @@ class Validations:
 
     @property
     def is_over(self) -> bool:
-        """True if early stopping has ended the run: a resume performs no further step without more patience."""
+        """True if early stopping has ended the run; a resume then performs no step unless it has more patience."""
         return self._early_stop is not None and self._early_stop.is_over
 
     def after_step(self, state: TrainingState) -> bool:
-        """Validate if due, and write the result; return True if the run must end with this step. Collective."""
+        """Validate, and write the result; return True if the run must end with this step. Collective."""
         found = self.measure()
         self._last = (state.step, found)
         self._told(found)
@@ -97,7 +97,7 @@ class Validations:
         return bool(stopped)
 
     def loss_after(self, step: int) -> float:
-        """Return the loss of the model after `step`; validates unless that was just done. Collective."""
+        """Return the loss of the model after `step`; validates unless `after_step` already has. Collective."""
         found = self._last[1] if self._last is not None and self._last[0] == step else self.measure()
         return loss_of(found, "checkpoint.best")
 

@@ -1,4 +1,4 @@
-"""What each block of a model keeps for its backward pass, and the cost of recomputing it."""
+"""Measure the activations that each block of a model saves for the backward pass, and the cost of recomputing them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -20,8 +20,8 @@ from toolkit.parallel.materialise import buffers_on_meta
 class BlockActivations:
     """Activations of one block for one micro-batch.
 
-    `saved_bytes` are kept for the backward pass without recomputation, `input_bytes` with it; `flops` are those of the
-    forward pass that recomputation repeats.
+    The block keeps `saved_bytes` for its backward pass, or only `input_bytes` if it is recomputed. `flops` are those of
+    the forward pass, which recomputation repeats.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Activations:
     other_bytes: int
 
     def peak_bytes(self, recomputed: Collection[str]) -> int:
-        """Return the peak bytes if these blocks recompute.
+        """Return the peak activation memory in bytes if these blocks are recomputed.
 
-        The peak is at the end of the forward pass, or while the backward pass has all of one block and the saved
-        tensors of the blocks before it. Bytes outside of blocks count throughout.
+        The peak occurs at the end of the forward pass, or during the backward pass of a recomputed block, together with
+        the saved tensors of the blocks before it. Bytes outside of blocks always count.
         """
         held, peak = self.other_bytes, self.other_bytes
         for block in self.blocks:
@@ -54,13 +54,14 @@ class Activations:
 
 
 def cheapest(measured: Activations, budget_bytes: float) -> list[str]:
-    """Return the blocks to recompute so that the peak fits the budget, by a greedy choice of few FLOPs.
+    """Return the blocks to recompute so that the peak fits the budget; a greedy choice keeps their FLOPs low.
 
-    Blocks that free most bytes per FLOP come first; of equal ones the first of the model, because the last one's
-    activations are needed again at once. Then unnecessary ones are dropped, the most expensive first.
+    It selects the blocks that free the most bytes per FLOP. Among equal blocks, it prefers early ones, because the
+    backward pass needs the activations of the last block immediately. Then it drops unnecessary blocks, the most
+    expensive first.
 
     Raises:
-        ToolkitError: the budget is too small even if all blocks recompute.
+        ToolkitError: the budget is too small even if all blocks are recomputed.
     """
     candidates = [block for block in measured.blocks if block.saved_bytes > block.input_bytes]
     candidates.sort(key=lambda block: block.flops / (block.saved_bytes - block.input_bytes))
@@ -73,10 +74,10 @@ def cheapest(measured: Activations, budget_bytes: float) -> list[str]:
     least = measured.peak_bytes(chosen)
     if least > budget_bytes:
         raise ToolkitError(
-            f"activations take {least / 1e9:.3g} GB when the {len(measured.blocks)} blocks recompute, and the budget is "
-            f"{budget_bytes / 1e9:.3g} GB",
+            f"expected activations of at most {budget_bytes / 1e9:.3g} GB, got {least / 1e9:.3g} GB, even if all "
+            f"{len(measured.blocks)} blocks are recomputed",
             where="train.activation_budget_gb",
-            fix=f"set it to {_rounded_up(least / 1e9):g} or more, or choose a smaller train.micro_batch",
+            fix=f"set train.activation_budget_gb to {_rounded_up(least / 1e9):g} or more, or reduce train.micro_batch",
         )
     _take_back(chosen, lambda rest: measured.peak_bytes(rest) <= budget_bytes)
     return [block.name for block in measured.blocks if block.name in chosen]
@@ -97,18 +98,18 @@ def _rounded_up(value: float) -> float:
 
 
 def measure_activations(model: nn.Module, forward: Callable[[], Any], blocks: Mapping[str, nn.Module]) -> Activations:
-    """Run one forward pass of the model, and return what it keeps for the backward pass.
+    """Run one forward pass of the model, and return the activations that it saves for the backward pass.
 
-    Parameters and buffers are not counted; shared storage is counted once, where it was kept first. Random streams and
-    buffers are restored. A model with parameters on the meta device is measured there. Measure after the
-    tensor-parallel split and before sharding: gathered parameters would be counted.
+    Parameters and buffers are not counted; shared storage counts once, for the block that saved it first. Random
+    streams and buffers are restored. A model with parameters on the meta device is measured there. Measure after the
+    tensor-parallel split and before sharding, because gathered parameters would count as activations.
     """
     with buffers_on_meta(model) if is_on_meta(model) else nullcontext():
         return _measure(model, forward, blocks)
 
 
 def is_on_meta(model: nn.Module) -> bool:
-    """True if the model has no memory yet."""
+    """Return True if a parameter is on the meta device, where it uses no memory."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -136,13 +137,13 @@ def _measure(model: nn.Module, forward: Callable[[], Any], blocks: Mapping[str, 
 
 
 def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
-    """Return the bytes that one forward pass keeps for its backward pass, without parameters and buffers."""
+    """Return the bytes that one forward pass saves for its backward pass, without parameters and buffers."""
     return measure_activations(model, forward, {}).other_bytes
 
 
 @dataclass
 class _Count:
-    """Hooks of one forward pass. They keep each tensor alive, so that no later storage gets its address."""
+    """Counts saved tensors in hooks of one forward pass; keeps them alive, so that no address is reused."""
 
     own: set[int]
     seen: dict[int, Tensor] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class _Count:
         self.flops[name] = self.flops.get(name, 0) + flops.get_total_flops() - self.at_entry[name]
 
     def save(self, tensor: Tensor) -> None:
-        """Keep nothing in the graph: no backward pass follows, and a node with its own output would leak."""
+        """Count a saved tensor; keep None in the graph, because a node that refers to its own output would leak."""
         storage = _storage(tensor)
         if storage not in self.own and storage not in self.seen:
             self.seen[storage] = tensor.detach()
@@ -192,7 +193,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return an identity of the storage; addresses do not work on the "meta" device."""
+    """Return an identifier of the storage; tensors on the meta device have no addresses."""
     return StorageWeakRef(_local(tensor).untyped_storage()).cdata
 
 

@@ -31,7 +31,7 @@ def compile_blocks(model: nn.Module, below: Sequence[str] = (), **settings: Any)
 
     Args:
         below: parents of the blocks, if `blocks_of` does not find them.
-        settings: torch.compile's own, such as `mode`, `dynamic` or `backend`.
+        settings: arguments of torch.compile, such as `mode`, `dynamic` or `backend`.
 
     Raises:
         ToolkitError: the model has no blocks.
@@ -43,7 +43,7 @@ def compile_blocks(model: nn.Module, below: Sequence[str] = (), **settings: Any)
 
 
 def check_compiler(device: str) -> None:
-    """Reject a machine that lacks what torch.compile needs: C++ for CPUs, C around a GPU's kernels.
+    """Check that this machine has the compiler that torch.compile requires: C++ for CPUs, C for GPU kernel launchers.
 
     Raises:
         ToolkitError: the compiler or Python's header is missing.
@@ -53,32 +53,32 @@ def check_compiler(device: str) -> None:
     leave_out = "or set train.compile = false"
     if not any(shutil.which(name) for name in wanted):
         raise ToolkitError(
-            f"torch.compile builds what it writes, and {socket.gethostname()} has no {' or '.join(wanted)}",
+            f"torch.compile requires a compiler, but {socket.gethostname()} has no {' or '.join(wanted)}",
             where="train.compile",
-            fix=f"load the site's compiler, by [env] modules; install one (Debian: apt-get install g++); name one in "
-            f"{variable}, by [env] vars; {leave_out}",
+            fix=f"load the site's compiler with [env] modules, install one (Debian: apt-get install g++), set "
+            f"{variable} to one with [env] vars, {leave_out}",
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         raise ToolkitError(
-            f"torch.compile builds modules for Python, and {socket.gethostname()} has no {header}",
+            f"torch.compile builds Python extension modules, but {socket.gethostname()} has no {header}",
             where="train.compile",
-            fix=f"install Python's headers (Debian: apt-get install python3-dev); {leave_out}",
+            fix=f"install the Python headers (Debian: apt-get install python3-dev), {leave_out}",
         )
 
 
 def use_channels_last(model: nn.Module) -> nn.Module:
-    """Lay out the weights of convolutions with channels last, in place; inputs and results follow.
+    """Convert the weights of convolutions to channels_last, in place; their inputs and outputs adopt this format.
 
-    Call it before the optimizer is created, because its state has the weights' layout. Values and names do not change.
+    Call it before creating the optimizer, whose state has the layout of the weights. Values and names do not change.
 
     Raises:
-        ToolkitError: the model has no convolution of images.
+        ToolkitError: the model has no 2-D or 3-D convolution.
     """
     convolutions = [module for module in model.modules() if isinstance(module, tuple(_FORMATS))]
     if not convolutions:
         raise ToolkitError(
-            f"{type(model).__name__} has no convolution over images or volumes",
+            f"{type(model).__name__} has no 2-D or 3-D convolution",
             where="train.channels_last",
             fix="set train.channels_last to false",
         )

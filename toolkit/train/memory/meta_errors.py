@@ -1,4 +1,4 @@
-"""Errors of models that do not run on torch's "meta" device, where tensors have shapes and no values."""
+"""Errors of models that cannot run on torch's meta device, where tensors have shapes but no values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from toolkit.errors import ToolkitError
 
 @contextmanager
 def on_shapes_alone(model: nn.Module, cannot: str, *, where: str, fix: str) -> Iterator[None]:
-    """Run a model on shapes inside this context; report a failure with the message of its cause.
+    """Context for running a model on the meta device; reports a failure with the message of its cause.
 
     torch raises a plain RuntimeError for reading a value, for an operation without a meta kernel and for a kernel that
-    needs a GPU. A mistake in the model raises one, too, and recurs when the model runs on values.
+    needs a GPU. A bug in the model raises one, too, and recurs when the model runs on a real device.
 
     Raises:
-        ToolkitError: `cannot`, the first line of the cause, and the `fix`.
+        ToolkitError: the model failed; the message contains `cannot` and the first line of the cause.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Activation checkpointing: blocks keep only their input and recompute the rest in the backward pass.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. Gradients are bitwise the same, also with
-dropout, because torch restores the random streams. Order: recompute, compile, shard.
+Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. Gradients are bitwise the same, even with
+dropout, because torch restores the random streams. Call `recompute` first, then compile, then shard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolkit.train.memory.meta_errors import on_shapes_alone
 LossOf = Callable[[Any, Any], Tensor]
 
 
-MEASURED = ("large", "budget")  # kinds that depend on the activations of a micro-batch
+MEASURED = ("large", "budget")  # kinds of recomputation that depend on the activations of a micro-batch
 
 
 class RecomputeSettings(Protocol):
@@ -45,18 +45,17 @@ def recompute(
     micro_batch: tuple[Any, Any] | None = None,
     below: Sequence[str] = (),
 ) -> list[str]:
-    """Make blocks of the model recompute, as [train] requests; return their names.
+    """Enable recomputation for the blocks that [train] selects; return their names.
 
     Args:
-        loss_of, micro_batch: for "large" and "budget", which measure: inputs and targets of the real size, on the
-            model's
-        device. On torch's "meta" device nothing is computed: activations count in the type of the parameters, and
-            attention with its scores, which autocast and GPU kernels reduce.
+        loss_of, micro_batch: for "large" and "budget", which measure a forward pass: inputs and targets of the real
+            size, on the model's device. On the meta device, nothing is computed: activations count in the dtype of the
+            parameters, and attention with its scores, although autocast and GPU kernels reduce both.
         below: parents of the blocks, if `blocks_of` does not find them.
 
     Raises:
-        ToolkitError: the model has no blocks; a measurement lacks its inputs or needs more than shapes; no choice fits
-            the budget.
+        ToolkitError: the model has no blocks; a measurement lacks its inputs or reads tensor values on the meta device;
+            no choice fits the budget.
     """
     kind = settings.recompute
     if kind == "none":
@@ -68,7 +67,7 @@ def recompute(
     else:
         if loss_of is None or micro_batch is None:
             raise ToolkitError(
-                f"recompute = {kind!r} measures the activations of a micro-batch, and none is given",
+                f"recompute = {kind!r} measures activations, which requires loss_of and micro_batch",
                 where="train.recompute",
                 fix="pass loss_of and micro_batch to recompute(...), or choose another kind",
             )
@@ -83,8 +82,8 @@ def _measured(
 ) -> Activations:
     inputs, targets = micro_batch
     refused = on_shapes_alone(
-        model, "cannot be measured, as it does not run on shapes alone", where="train.recompute",
-        fix='choose "every" or "selective"; or create tensors on the device of the input, and let no branch depend on a value',
+        model, "cannot be measured, because it does not run on the meta device", where="train.recompute",
+        fix='choose "every" or "selective", or create tensors on the device of the input and never branch on values',
     )  # fmt: skip
     with refused if is_on_meta(model) else nullcontext():
         return measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
@@ -97,10 +96,10 @@ def _measured_names(settings: RecomputeSettings, measured: Activations) -> list[
 
 
 def recompute_block(block: nn.Module, *, selective: bool = False) -> None:
-    """Make one module recompute, in place: its class and its parameters' names do not change.
+    """Enable recomputation for one module, in place; its class and parameter names do not change.
 
-    `selective` keeps the results of matrix products, convolutions and attention and recomputes what is cheap: norms,
-    activations, dropout (Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 5).
+    `selective` keeps the results of matrix products, convolutions and attention, and recomputes cheap operations:
+    norms, activations, dropout (Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 5).
     """
     if is_recomputed(block):
         return
@@ -121,14 +120,17 @@ def forget_recompute(model: nn.Module) -> None:
 
 
 class _Recomputed(partial[Any]):
-    """A module's own forward method, through torch's checkpoint."""
+    """The forward method of a module, wrapped in torch's checkpoint."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Recomputed:
         return _Recomputed(self.func, *copy.deepcopy(self.args, memo), **self.keywords)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **named: Any) -> CheckpointPolicy:
-    """Save expensive results. Attention with dropout is recomputed like all that draws, or later draws would differ."""
+    """Save expensive results, except the results of attention with dropout.
+
+    Operations that draw random numbers must all be recomputed, otherwise later draws would differ.
+    """
     if operation in _dear() and not _draws(operation, args, named):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

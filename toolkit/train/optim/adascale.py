@@ -1,7 +1,7 @@
-"""AdaScale: the gain of a larger batch, measured from the agreement of its parts.
+"""AdaScale: the gain of a larger batch, measured from the variance of its micro-batch gradients.
 
 Johnson, Agrawal, Gu and Guestrin, AdaScale SGD: A User-Friendly Algorithm for Distributed Training, ICML 2020, arXiv
-2007.05105. For SGD; the run ends when `progress`, not the number of steps, reaches its limit.
+2007.05105. It applies to SGD. The run ends when `progress`, not the number of steps, reaches its limit.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from toolkit.errors import ToolkitError
 from toolkit.train.schedule import Schedule
 
-_SMALLEST_VARIANCE = 1e-6  # as in the paper's appendix B: a gain of 0/0 is 1
+_SMALLEST_VARIANCE = 1e-6  # with this minimum, a gain of 0/0 is 1, as in the paper's appendix B
 
 
 def gain_of(variance: float, square: float, scale: float) -> float:
@@ -30,30 +30,30 @@ def gain_of(variance: float, square: float, scale: float) -> float:
 
 
 def check_parts(batch: int, micro_batch: int, ranks: int) -> None:
-    """Reject a batch whose micro-batches AdaScale cannot compare, before training starts.
+    """Check, before training starts, that AdaScale can compare the micro-batches.
 
     Args:
-        batch: samples of all ranks together.
-        micro_batch: samples per forward pass; 0 is a rank's whole share.
-        ranks: ranks with different samples.
+        batch: samples per step over all ranks.
+        micro_batch: samples per forward pass; 0 means all samples of the rank.
+        ranks: the number of ranks with different samples.
 
     Raises:
         ToolkitError: the micro-batches have several sizes, or there is only one.
     """
     if batch % ranks:
         raise ToolkitError(
-            f"AdaScale compares micro-batches of one size, and a batch of {batch} does not divide over {ranks} ranks",
+            f"AdaScale requires equal micro-batches, but a batch of {batch} is not divisible by {ranks} ranks",
             where="train.batch",
-            fix=f"batch = {batch // ranks * ranks or ranks} or {(batch // ranks + 1) * ranks}",
+            fix=f"set batch = {batch // ranks * ranks or ranks} or {(batch // ranks + 1) * ranks}",
         )
     share = batch // ranks
     length = micro_batch or share
     if share % length:
         fitting = max(size for size in range(1, min(length, share) + 1) if share % size == 0)
         raise ToolkitError(
-            f"AdaScale compares micro-batches of one size, and {length} does not divide the {share} samples of a rank",
+            f"AdaScale requires equal micro-batches, but {share} samples per rank are not divisible by {length}",
             where="train.micro_batch",
-            fix=f"micro_batch = {fitting}",
+            fix=f"set micro_batch = {fitting}",
         )
     if ranks * (share // length) < 2:
         raise _one_part()
@@ -61,7 +61,7 @@ def check_parts(batch: int, micro_batch: int, ranks: int) -> None:
 
 def _one_part() -> ToolkitError:
     return ToolkitError(
-        "AdaScale compares the gradients of two or more parts of a batch, got one",
+        "AdaScale requires two or more micro-batches per step, got one",
         where="train.lr_scaling",
         fix="use two or more ranks, or a train.micro_batch of at most half of train.batch",
     )
@@ -71,13 +71,13 @@ def moments_of(part_squares: float, mean_square: float, parts: int, scale: float
     """Return the unbiased variance of a gradient of the reference batch, and the true gradient's squared norm.
 
     Args:
-        part_squares: mean over the parts (equal micro-batches of all ranks) of their gradients' squared norms.
+        part_squares: mean of the squared gradient norms of the parts, which are equal micro-batches of all ranks.
         mean_square: squared norm of the mean of these gradients.
-        parts: their number, 2 or more.
-        scale: the whole batch as a multiple of the reference batch; with as many parts these are the paper's estimates.
+        parts: the number of parts, 2 or more.
+        scale: the batch as a multiple of the reference batch; if it equals `parts`, these are the paper's estimates.
 
     Raises:
-        ToolkitError: a single part has no variance.
+        ToolkitError: there is only one part, which has no variance.
     """
     if parts < 2:
         raise _one_part()
@@ -87,7 +87,7 @@ def moments_of(part_squares: float, mean_square: float, parts: int, scale: float
 
 @dataclass
 class AdaScale:
-    """A schedule in steps of the reference batch; each step counts as many of them as its gain.
+    """A learning-rate schedule in steps of the reference batch; each step advances it by its gain.
 
     Call `observe` after the backward passes of a step, then `rate`, the update, and `advance`.
     """
@@ -102,15 +102,15 @@ class AdaScale:
     def __post_init__(self) -> None:
         if self.scale < 1:
             raise ToolkitError(
-                f"AdaScale requires a batch of at least the reference's size, got {self.scale:g} times that",
+                f"AdaScale requires a batch of at least the reference batch, got {self.scale:g} times that batch",
                 where="train.lr_reference_batch",
-                fix="set it to train.batch or less",
+                fix="set train.lr_reference_batch to train.batch or less",
             )
 
     def observe(self, part_squares: float, mean_square: float, parts: int) -> None:
-        """Record a step's gradients, as `moments_of` describes them; the same numbers on all ranks.
+        """Record the gradient norms of a step (see `moments_of`); all ranks must pass the same numbers.
 
-        The averages decay as in the paper: by 1 - S/1000 per step.
+        The moving averages decay as in the paper: by 1 - S/1000 per step, with `scale` for S.
         """
         variance, square = moments_of(part_squares, mean_square, parts, self.scale)
         keep = max(0.0, 1.0 - self.scale / 1000.0)
@@ -119,7 +119,7 @@ class AdaScale:
         self.weight = keep * self.weight + (1.0 - keep)
 
     def gain(self) -> float:
-        """Steps of the reference batch that the next step counts; 1 before the first observation."""
+        """Return how many steps of the reference batch the next step is worth; 1 before the first observation."""
         if not self.weight:
             return 1.0
         variance = max(_SMALLEST_VARIANCE, self.variance / self.weight)
@@ -131,7 +131,7 @@ class AdaScale:
 
     @property
     def finished(self) -> bool:
-        """True after the progress of `schedule.steps` steps of the reference batch."""
+        """True if `progress` has reached `schedule.steps` steps of the reference batch."""
         return self.progress >= self.schedule.steps
 
     def advance(self) -> None:
@@ -139,21 +139,19 @@ class AdaScale:
         self.schedule.advance()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         own = {name: getattr(self, name) for name in ("progress", "variance", "square", "weight")}
         return self.schedule.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()` of an earlier attempt."""
         self.schedule.load_state_dict(state)
         self.progress, self.variance = state["progress"], state["variance"]
         self.square, self.weight = state["square"], state["weight"]
 
 
 class PartGradients:
-    """Squared norms of the gradients of single micro-batches, recorded during backward passes.
+    """Records the squared gradient norms of single micro-batches during backward passes.
 
-    For models that every rank has whole: `begin` before a micro-batch's backward pass, `moments` after the last one.
+    Unsharded models only. Call `begin` before the backward pass of each micro-batch, `mean_square` after the last one.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -175,21 +173,20 @@ class PartGradients:
         """Return the mean of the squared norms over the micro-batches of all ranks, and their number. Collective.
 
         Args:
-            share: the factor of one micro-batch's loss before its backward pass.
+            share: the factor by which the loss of a micro-batch was multiplied before its backward pass.
         """
         mean, parts = mean_over(self._squares, group)
         self.forget()
         return mean / share**2, parts
 
     def forget(self) -> None:
-        """Reset."""
         self._squares = []
 
 
 def mean_over(squares: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> tuple[float, int]:
     """Return the mean of the squared norms of all parts in the group, and their number.
 
-    A collective if the process group exists; every rank gets the same bits.
+    Collective if the process group exists; all ranks get bitwise the same result.
     """
     sums = torch.stack([torch.stack(list(squares)).sum(), torch.tensor(len(squares), device=squares[0].device)])
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Create the optimizer that [train] names, with each parameter in its group."""
+"""Create the optimizer that [train] selects, with parameter groups for weight decay."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -11,10 +11,10 @@ from toolkit.train.blocks import blocks_of
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Steps all its `members`, which have no parameter in common.
+    """Combines several optimizers (`members`), which have no parameter in common, into one.
 
-    `param_groups` are the members' own dicts, and all members share this `state`: setting a rate and filling or
-    clearing a state here applies to them.
+    `param_groups` contains the members' own dicts, and all members share this `state`. Setting a learning rate and
+    loading or clearing state here therefore applies to the members.
     """
 
     def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
@@ -24,7 +24,7 @@ class JointOptimizer(torch.optim.Optimizer):
             raise ToolkitError(
                 "two of the optimizers have the same parameter",
                 where="optimizer",
-                fix="pass each parameter to one of them",
+                fix="pass each parameter to only one optimizer",
             )
         self.members = tuple(members)
         super().__init__([{"params": named}], {})
@@ -34,7 +34,6 @@ class JointOptimizer(torch.optim.Optimizer):
             member.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each member."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -48,12 +47,12 @@ class JointOptimizer(torch.optim.Optimizer):
             raise ToolkitError(
                 "a joint optimizer does not accept further parameters",
                 where="optimizer",
-                fix="add them to a member before joining",
+                fix="add the parameters to a member before joining the members",
             )
         super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """torch's `load_state_dict` ends here, with new dicts; pass them to the members."""
+        """Pass the new dicts to the members; torch's `load_state_dict` calls this at its end."""
         super().__setstate__(state)
         first = 0
         for member in self.members:
@@ -75,21 +74,21 @@ class OptimizerSettings(Protocol):
 def optimizer_of(
     model: nn.Module, settings: OptimizerSettings, hidden: Sequence[str] | None = None
 ) -> torch.optim.Optimizer:
-    """Return AdamW, SGD, or Muon for hidden matrices with AdamW for the rest. A tied weight is in it once.
+    """Return AdamW, SGD, or Muon for hidden matrices with AdamW for the rest. Tied weights are included once.
 
     Weight decay applies to matrices, not to vectors (biases, norms). Frozen parameters are omitted.
 
     Args:
-        hidden: for muon: names of parameters, or of modules with hidden matrices. By default the model's blocks
+        hidden: names of parameters, or of modules with hidden matrices, for Muon. By default the blocks of the model
             (`blocks_of`).
 
     Raises:
-        ToolkitError: no parameter is trainable; muon finds no hidden matrix; `hidden` matches nothing.
+        ToolkitError: no parameter is trainable; Muon finds no hidden matrix; a name in `hidden` matches nothing.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not named:
         raise ToolkitError(
-            "the model has no trainable parameter", where="model", fix="keep requires_grad = True for some of them"
+            "the model has no trainable parameter", where="model", fix="keep requires_grad = True for some parameters"
         )
     for_muon = hidden_matrices(model, hidden) if settings.optimizer == "muon" else []
     taken = {id(parameter) for parameter in for_muon}
@@ -113,14 +112,14 @@ def optimizer_of(
 
 
 def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> list[nn.Parameter]:
-    """Return the weights for Muon: two-dimensional, of hidden layers, neither embedding nor head.
+    """Return the weights for Muon: two-dimensional weights of hidden layers, but not of embeddings and heads.
 
     Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024, which leaves embeddings, heads and
     vectors to AdamW. Updates are scaled like AdamW's (Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982,
     section 2.2), so that one learning rate and one decay serve both.
 
     Raises:
-        ToolkitError: there is none; `hidden` matches nothing.
+        ToolkitError: there are no such weights, or a name in `hidden` matches nothing.
     """
     names = list(blocks_of(model)) if hidden is None else list(hidden)
     inside, outside = _parted(model, names)
@@ -130,7 +129,7 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
             raise ToolkitError(
                 f"the model has no parameter {', '.join(unknown)}",
                 where="hidden",
-                fix="name parameters or modules as the model does: blocks, or blocks.0.up.weight",
+                fix="use names of parameters or modules as in the model: blocks, or blocks.0.up.weight",
             )
     apart = outside | _embeddings(model)
     found = [one for one in inside if one.dim() == 2 and one.requires_grad and id(one) not in apart]
@@ -139,14 +138,14 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
             f"muon finds no hidden matrix in {type(model).__name__}: none of its two-dimensional weights is in "
             + ("a list of blocks" if hidden is None else ", ".join(names)),
             where="train.optimizer",
-            fix='name the modules with hidden matrices, as in optimizer_of(model, settings, hidden=["layers"]), '
+            fix='pass the modules with hidden matrices, as in optimizer_of(model, settings, hidden=["layers"]), '
             'or set train.optimizer = "adamw"',
         )
     return found
 
 
 def _parted(model: nn.Module, names: Sequence[str]) -> tuple[list[nn.Parameter], set[int]]:
-    """Return parameters below these names, each once, and the identities of all others; a tied one may be both."""
+    """Return the parameters below these names, without duplicates, and the ids of the others; tied ones can be both."""
     inside: dict[int, nn.Parameter] = {}
     outside: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -163,7 +162,7 @@ def _embeddings(model: nn.Module) -> set[int]:
 
 
 def _groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Return the groups with and without weight decay, without empty ones."""
+    """Return the non-empty groups with and without weight decay."""
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

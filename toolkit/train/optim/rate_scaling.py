@@ -36,7 +36,7 @@ class RateSettings(Protocol):
 
 
 def rate_factor(rule: Rule, batch: int, reference_batch: int) -> float:
-    """Return the factor of the reference's learning rate.
+    """Return the factor by which the rule multiplies the learning rate of the reference batch.
 
     `linear`: Goyal et al., Accurate, Large Minibatch SGD, arXiv 1706.02677, section 2.1; for SGD. `square_root` keeps
     the variance of an update: Krizhevsky, One weird trick, arXiv 1404.5997; for Adam: Malladi et al., arXiv 2205.10287.
@@ -49,10 +49,10 @@ def rate_factor(rule: Rule, batch: int, reference_batch: int) -> float:
 
 
 def schedule_of(settings: RateSettings) -> Schedule | AdaScale:
-    """Return the learning-rate schedule that [train] requests.
+    """Return the learning-rate schedule that [train] configures.
 
-    A rate that `linear` increases warms up from the reference's own rate (Goyal et al., section 2.2): a warmup from 0
-    would be spent below rates that are known to work.
+    If `linear` increases the rate, the warmup starts at the rate of the reference batch instead of 0 (Goyal et al.,
+    section 2.2), because lower rates are known to work without a warmup.
     """
     rule = settings.lr_scaling
     peak = settings.lr * rate_factor(rule, settings.batch, settings.lr_reference_batch)
@@ -68,8 +68,8 @@ def schedule_of(settings: RateSettings) -> Schedule | AdaScale:
 def _checked(reference_batch: int, rule: Rule) -> int:
     if reference_batch < 1:
         raise ToolkitError(
-            f"the rule {rule!r} needs the batch for which the learning rate was found",
+            f"train.lr_scaling = {rule!r} requires the batch size for which the learning rate was tuned",
             where="train.lr_reference_batch",
-            fix="set it to that batch",
+            fix="set train.lr_reference_batch to that batch size",
         )
     return reference_batch

@@ -1,4 +1,4 @@
-"""The training state in a checkpoint, and when it is saved."""
+"""The training state in checkpoints, and when a run saves it."""
 
 from toolkit.train.state.training_state import TrainingState
 

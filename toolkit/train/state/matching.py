@@ -28,13 +28,13 @@ class Stored:
 
     @classmethod
     def of(cls, folder: Path) -> Stored:
-        """Read the manifest.
+        """Return the names in the manifest of a checkpoint.
 
         Raises:
             CorruptCheckpointError, NotFoundError: the manifest is damaged; the folder does not exist.
         """
         if not folder.is_dir():
-            raise NotFoundError("is not a checkpoint folder", where=str(folder), fix="name a step-… folder")
+            raise NotFoundError("not a checkpoint folder", where=str(folder), fix="pass an existing step-… folder")
         manifest = read_manifest(folder)
         shapes: dict[str, Shape] = {name: record.shape for name, record in manifest.tensors.items()}
         return cls(folder, manifest.step, shapes | dict.fromkeys(manifest.objects))
@@ -48,7 +48,7 @@ def left_over(stored: Stored, tensors: Mapping[str, Any], wanted: Collection[str
     """Return the parameters without optimizer state in the checkpoint.
 
     Args:
-        tensors: what this rank loaded.
+        tensors: the tensors that this rank loaded.
         wanted: the names of all values that any rank can load.
 
     Raises:
@@ -70,8 +70,8 @@ def left_over(stored: Stored, tensors: Mapping[str, Any], wanted: Collection[str
         raise ToolkitError(
             difference(lacking=partly, extra=extra),
             where=str(stored.folder),
-            fix="resume with the model and the optimizer that were saved, or start a run with its weights only "
-            '(checkpoint.source and checkpoint.take = "weights")',
+            fix="resume with the model and the optimizer that were saved, or start a run with only its weights "
+            '(set checkpoint.source and checkpoint.take = "weights")',
         )
     return unfilled
 
@@ -80,20 +80,20 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
     """Compare a model's tensors with those of a checkpoint, except the names in `without` and all below them.
 
     Raises:
-        ToolkitError: lists missing, unknown and differently shaped tensors, of many the first; or a name of `without`
-            matches nothing on either side.
+        ToolkitError: tensors are missing, unknown or of another shape (the error lists the first ones), or a name in
+            `without` is neither in the model nor in the checkpoint.
     """
     found = stored.below("model")
     if not found:
         raise ToolkitError(
-            "has no tensors below `model`", where=str(stored.folder), fix="name a checkpoint of a TrainingState"
+            "expected tensors below `model`, got none", where=str(stored.folder), fix="pass a TrainingState checkpoint"
         )
     idle = [name for name in without if not any(_is_below(one, {name}) for one in (*found, *wanted))]
     if idle:
         raise ToolkitError(
             f"neither this model nor {stored.folder} has {', '.join(idle)}",
             where="checkpoint.without",
-            fix="name tensors or modules as the model does: head, or blocks.0.up.weight",
+            fix="use names of tensors or modules as in the model: head, or blocks.0.up.weight",
         )
     wanted, found = without_names(wanted, without), without_names(found, without)
     lacking, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
@@ -106,7 +106,7 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
         raise ToolkitError(
             difference(lacking, extra, differing),
             where=str(stored.folder),
-            fix="list tensors that keep this job's values in checkpoint.without",
+            fix="set checkpoint.without to the tensors that keep this job's values",
         )
 
 
@@ -116,23 +116,23 @@ def without_names(values: Mapping[str, T], without: Sequence[str]) -> dict[str, 
 
 
 def refuse_tied(values: Mapping[str, Any], taken: Collection[str]) -> None:
-    """Reject names of `without` that share memory with tensors to load.
+    """Reject tensors in `without` that share memory with tensors to load.
 
     Raises:
-        ToolkitError: they do, as a head tied to the embedding.
+        ToolkitError: a tensor shares memory, for example a head that is tied to the embedding.
     """
     places = {place: name for name in taken if (place := _memory(values[name]))}
     for name in values.keys() - taken:
         if (other := places.get(_memory(values[name]))) is not None:
             raise ToolkitError(
-                f"{name} shares its memory with {other}, which is taken",
+                f"{name} shares its memory with {other}, which is loaded",
                 where="checkpoint.without",
-                fix=f"omit {other}, too, or untie them",
+                fix=f"add {other} to checkpoint.without, or untie the two tensors",
             )
 
 
 def _memory(value: Any) -> int:
-    """Return the address of a tensor's part on this rank; 0 if it has none."""
+    """Return the address of a tensor's local shard; 0 if it has none."""
     if not isinstance(value, Tensor):
         return 0
     local = value.to_local() if isinstance(value, DTensor) else value
@@ -158,7 +158,7 @@ def _is_below(name: str, keys: Collection[str]) -> bool:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Return `a.b.c`, `a.b`, `a`."""
+    """Yield `a.b.c`, `a.b`, `a` for `a.b.c`."""
     while name:
         yield name
         name = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""An optimizer's part of a checkpoint: tensors by parameter name, and settings that the run changed."""
+"""The optimizer state in a checkpoint: tensors by parameter name, and settings that the run changed."""
 
 from collections.abc import Collection
 from itertools import zip_longest
@@ -11,15 +11,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.errors import ToolkitError
 
-Entries = dict[str, Any]  # an optimizer's state of one parameter: "exp_avg", "step", ...
+Entries = dict[str, Any]  # the optimizer state of one parameter: "exp_avg", "step", ...
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Entries]:
-    """Return the optimizer's own dicts by canonical parameter name; empty before the first step.
+    """Return the optimizer's own state dicts by canonical parameter name; empty before the first step.
 
-    Filling these tensors fills the optimizer.
+    Loading into these tensors loads the optimizer.
     """
-    # torch would step to create a state, which an optimizer before its first step must not have.
+    # torch would perform a step to create the state, but before the first step there must be none.
     if not optimizer.state:
         return {}
     try:
@@ -28,16 +28,16 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         raise ToolkitError(
             "the optimizer has parameters that the model does not have",
             where="optimizer",
-            fix="register them in the model, so that they have names in a checkpoint",
+            fix="register them in the model, which gives them names in a checkpoint",
         ) from None
     return state
 
 
 def refuse_flat_parameters(model: nn.Module) -> None:
-    """Reject the older FSDP, whose flat parameters have copied optimizer state."""
+    """Reject FSDP1: for its flat parameters, torch returns copies of the optimizer state, which a load cannot fill."""
     if FullyShardedDataParallel.fsdp_modules(model):
         raise ToolkitError(
-            "FullyShardedDataParallel keeps flat parameters, which are not saved",
+            "FullyShardedDataParallel has flat parameters, which toolkit cannot save",
             where="model",
             fix="shard the model with torch.distributed.fsdp.fully_shard",
         )
@@ -45,9 +45,10 @@ def refuse_flat_parameters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the state that a first step creates, for a load to fill. Gradients and rates stay.
+    """Create the optimizer state of every parameter, as a first step does, so that a load can fill it.
 
-    Parameter values may change, because some optimizers step at a rate of 0: load them afterwards.
+    Gradients and learning rates are kept. Load the parameters afterwards, because some optimizers change them even at a
+    learning rate of 0.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
@@ -76,10 +77,10 @@ def forget(optimizer: torch.optim.Optimizer, unfilled: Collection[Entries]) -> N
 
 
 class GroupSettings:
-    """An optimizer's settings: as the job set them, and as the run changed them.
+    """The settings of the optimizer's parameter groups: as configured by the job, and as changed by the run.
 
-    Settings come from the job, so a resumed run may have others. What the run changed (a scheduler's rate, its
-    `initial_lr`, a cycled momentum) continues from its value.
+    Settings come from the job, so a resumed run may have others. Settings that the run changed (a learning rate and
+    `initial_lr` of a scheduler, a cycled momentum) are saved and restored.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -87,7 +88,7 @@ class GroupSettings:
         self._given = self._now()
 
     def changed(self) -> list[dict[str, Any]]:
-        """Return what differs from the job's settings, one dict per group."""
+        """Return the settings that differ from the job's, one dict per group."""
         nothing: dict[str, Any] = {}
         return [
             {name: value for name, value in now.items() if name not in given or given[name] != value}
@@ -95,11 +96,12 @@ class GroupSettings:
         ]
 
     def take_over(self, changed: list[dict[str, Any]]) -> str:
-        """Restore `changed()` of an earlier attempt; return what could not be restored."""
+        """Restore `changed()` of an earlier attempt; return a message if that is not possible, else ""."""
         groups = self._optimizer.param_groups
         if len(changed) != len(groups):
             return (
-                f"the optimizer has {len(groups)} groups and not {len(changed)}: their rates start from the beginning"
+                f"the optimizer has {len(groups)} parameter groups, but the checkpoint has {len(changed)}: their "
+                "learning rates start from the beginning"
             )
         for group, values in zip(groups, changed, strict=True):
             for name, value in values.items():

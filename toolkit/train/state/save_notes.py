@@ -21,7 +21,7 @@ class _End:
 
 @dataclass
 class NotedSave:
-    """One save; `waited_s` is known when training continues."""
+    """One save; `waited_s` is the time for which training waited."""
 
     step: int
     why: str
@@ -32,17 +32,17 @@ class NotedSave:
     _end: _End | None = None
 
     def waited(self) -> None:
-        """Note that training continues."""
+        """Record the waiting time; called when training continues."""
         self.waited_s = time.monotonic() - self.began_at
 
     def ended(self, error: Exception | None) -> None:
-        """Note the commit or the failure. Called from the thread that saves."""
+        """Record the commit or the failure. Called from the thread that saves."""
         seconds, now = time.monotonic() - self.began_at, utc_now()
         size = _size_of(self.folder) if self.folder is not None and error is None else None
         self._end = _End(seconds, now, size, None if error is None else str(error))
 
     def record(self, attempt: int) -> SaveRecord | None:
-        """Return its record; None while it is in progress."""
+        """Return the record of the save, or None while it is in progress."""
         end = self._end
         if end is None:
             return None
@@ -60,7 +60,7 @@ class NotedSave:
 
 
 class SaveNotes:
-    """The file, and the save in progress, if any. Only rank 0 of a run writes."""
+    """Writes the records of a run to the file, on rank 0 only, and tracks the save in progress."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -70,7 +70,7 @@ class SaveNotes:
         self._open: NotedSave | None = None
 
     def begin(self, step: int, why: str, metric: float | None, began_at: float) -> NotedSave:
-        """Note a new save; the previous one has ended."""
+        """Start tracking a new save; the previous one must have ended."""
         self.write_ended()
         folder = None
         if self._log is not None and self._world.run_dir is not None:
@@ -79,7 +79,7 @@ class SaveNotes:
         return self._open
 
     def write_ended(self) -> None:
-        """Write the record of the background save, if it has ended since."""
+        """Write the record of the save in progress if it has ended."""
         record = self._open.record(self._world.attempt) if self._open is not None else None
         if record is not None:
             self._open = None
@@ -92,9 +92,9 @@ class SaveNotes:
 
 
 def _size_of(folder: Path) -> int | None:
-    """Return the bytes of a new checkpoint; None if the disk does not report them, which must not end a run."""
+    """Return the size of a new checkpoint in bytes; None on an I/O error, which must not end a run."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
     except OSError as error:
-        say_beside(f"the size of {folder} is not known: {error}")
+        say_beside(f"cannot determine the size of {folder}: {error}")
         return None

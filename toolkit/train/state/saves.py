@@ -1,4 +1,4 @@
-"""When a run saves, by which metric, and the record of each save: `metrics/checkpoints.jsonl`."""
+"""Decide when a run saves and which checkpoint is the best; record each save in `metrics/checkpoints.jsonl`."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from toolkit.world.facts import World
 from toolkit.world.health import HealthWatch
 from toolkit.world.stop import SAVE
 
-# Measures the current state, such as a validation loss: called on all ranks at the same step; rank 0's result counts.
+# Returns a metric of the current state, such as a validation loss. All ranks call it at the same step; rank 0's counts.
 Measure = Callable[[], float]
 
 
@@ -42,9 +42,9 @@ class SaveSettings(Protocol):
 
 
 class Saves:
-    """The saves of one run, on all ranks.
+    """Performs the saves of a run, on all ranks.
 
-    Create it after the state is resumed: the clock of `every_s` starts here, and the best metric comes from the state.
+    Create it after the state is resumed: the timer of `every_s` starts here, and the best metric comes from the state.
 
     Args:
         measures: metrics that `settings.best` may name, in addition to the training loss.
@@ -72,7 +72,7 @@ class Saves:
         self._ended_at = time.monotonic()
 
     def asked(self) -> int:
-        """Return this rank's request at the start of a step: `World.stop_asked`, plus saves of its own."""
+        """Return this rank's stop or save request at the start of a step: `World.stop_asked`, plus saves due here."""
         if self._health is not None and (failing := self._health.look()):
             say_beside(f"rank {self._world.rank} on {self._world.host} requests a save: {failing}")
             self._world.stop_watch.ask_save("health")
@@ -81,16 +81,16 @@ class Saves:
         if self._world.rank == 0 and 0 < self._settings.every_s <= time.monotonic() - self._ended_at:
             self._own_reason = self._own_reason or "every_s"
             return max(asked, SAVE)
-        # Ranks notice a failed save at different times; all check at the end of this step.
+        # Ranks notice a failed save at different times. This request makes all of them check at the end of the step.
         return max(asked, SAVE) if self._checkpointer.save_failed else asked
 
     def after_step(self, loss: Tensor, *, stop: bool, last: bool) -> bool:
-        """Save on all ranks if required; return True if that, or a check of the metric, took time.
+        """Save on all ranks if required; return True if saving, or measuring the metric, took time.
 
         Args:
-            loss: of the step, the same on all ranks.
-            stop: all ranks must save and return.
-            last: the run ends with this step.
+            loss: the loss of the step, the same on all ranks.
+            stop: True if all ranks must save and return.
+            last: True if the run ends with this step.
 
         Raises:
             ToolkitError: this save or one in the background failed, and `on_error` or the end does not allow the run to
@@ -107,13 +107,13 @@ class Saves:
         return True
 
     def roll_back(self, next_sample: int) -> bool:
-        """Load the run's newest checkpoint and continue from `next_sample`; False without a checkpoint."""
+        """Load the run's newest checkpoint and continue from `next_sample`; return False if there is none."""
         try:
             self._settle()
         except ToolkitError as error:
-            if isinstance(error, RanksLostError):  # without them no step is performed
+            if isinstance(error, RanksLostError):  # no step is possible without these ranks
                 raise
-            self._tell(f"the checkpoint in progress is lost, loading the previous one: {error}")
+            self._tell(f"the checkpoint in progress failed; loading the previous one: {error}")
         if from_rank_zero(self._world, self._checkpointer.latest) is None:
             return False
         self._state.resume(self._checkpointer, self._world)
@@ -125,15 +125,15 @@ class Saves:
         return self._best.is_new or (every > 0 and self._state.step % every == 0)
 
     def _why(self) -> str:
-        """Return the first reason to save now. All ranks agree that there is one."""
+        """Return the first reason that applies to save now; all ranks have agreed that there is one."""
         if self._best.is_new:
             return "best"
         if self._world.should_save() and self._own_reason != "every_s":
-            return self._own_reason or "health"  # another rank asked, which only health checks do
+            return self._own_reason or "health"  # another rank requested it, which only health checks do
         return "every_steps" if self._is_due_by_step() else "every_s"
 
     def _save_at_end(self, why: str) -> None:
-        """Save and wait. An earlier failure in the background does not matter if this save succeeds."""
+        """Save and wait. An earlier failure of a background save does not matter if this save succeeds."""
         began_at = time.monotonic()
         try:
             self._settle()
@@ -153,7 +153,7 @@ class Saves:
             self._settle()
         except ToolkitError as error:
             self._go_on_after(error)
-            if not self._is_due_by_step():  # ranks also request this boundary when they see such a failure
+            if not self._is_due_by_step():  # that failure may be the only reason for this request
                 self._ask_again()
                 return
         try:
@@ -166,7 +166,7 @@ class Saves:
         """Wait for the save in the background.
 
         Raises:
-            ToolkitError: it failed; the same on all ranks.
+            ToolkitError: the save failed; all ranks raise the same error.
         """
         try:
             self._checkpointer.wait()
@@ -178,7 +178,7 @@ class Saves:
             self._notes.write_ended()
 
     def _go_on_after(self, error: ToolkitError) -> None:
-        if self._settings.on_error == "end" or isinstance(error, RanksLostError):  # without them no step is performed
+        if self._settings.on_error == "end" or isinstance(error, RanksLostError):  # steps need the lost ranks
             raise error
         self._tell(f"the run continues without this checkpoint: {error}")
 
@@ -209,18 +209,18 @@ class Saves:
         self._saved(folder)
 
     def _advise(self, run_dir: Path) -> None:
-        """Log a better interval if it would have lost far less."""
+        """Log a better save interval if it would have cost far less time."""
         if line := warning_line(run_dir):
             say_beside(line)
 
     def _tell(self, text: str) -> None:
-        """Log on rank 0 what all ranks know."""
+        """Log a message on rank 0; all ranks call this."""
         if self._world.rank == 0:
             say_beside(text)
 
 
 class _BestMetric:
-    """The metric of the state: when it is measured, and whether it is a new best."""
+    """The metric of `checkpoint.best`: when to measure it, and whether the value is a new best."""
 
     def __init__(
         self, world: World, state: TrainingState, settings: SaveSettings, measures: Mapping[str, Measure]
@@ -229,7 +229,7 @@ class _BestMetric:
         name = settings.best
         if settings.keep_best and not name:
             raise ToolkitError(
-                f"keep_best is {settings.keep_best} and no metric is named",
+                f"keep_best = {settings.keep_best} requires a metric in checkpoint.best, got none",
                 where="checkpoint.keep_best",
                 fix=f'set checkpoint.best, as in best = "{TRAINING_LOSS}"',
             )
@@ -239,7 +239,7 @@ class _BestMetric:
             raise ToolkitError(
                 f"this job does not measure {name!r}, only {', '.join(known)}",
                 where="checkpoint.best",
-                fix=f"write {' or '.join(map(repr, likely))}",
+                fix=f"set checkpoint.best to {' or '.join(map(repr, likely))}",
             )
         self._measure = measures.get(name, self._mean_loss)
         self._sum: Tensor | None = None
@@ -247,14 +247,14 @@ class _BestMetric:
         before = state.metric or {}
         self._best = before.get("best") if before.get("name") == name else None
         self._best_before = self._best
-        self.value: float | None = None  # of the current state, if measured
+        self.value: float | None = None  # the metric of the current state, if measured
 
     def after_step(self, loss: Tensor, *, last: bool) -> bool:
-        """Check the metric if required; return True if it was."""
+        """Measure the metric if required; return True if so."""
         self.value = None
         if not self._settings.best:
             return False
-        # Added up on the device: reading it would wait for the GPU at every step.
+        # Summed on the device, because reading the loss would synchronize with the GPU at every step.
         self._sum = loss.detach() if self._sum is None else self._sum + loss.detach()
         self._steps += 1
         if not last and self._state.step % self._settings.best_every_steps:
@@ -270,7 +270,7 @@ class _BestMetric:
 
     @property
     def is_new(self) -> bool:
-        """True if the value is better than all that were saved as the best."""
+        """True if the value is better than every value that was saved as the best."""
         if self.value is None or math.isnan(self.value):
             return False
         if self._best is None:
@@ -286,13 +286,13 @@ class _BestMetric:
         return {"name": self._settings.best} | {name: value for name, value in kept.items() if value is not None}
 
     def saved(self) -> None:
-        """Record a value that is saved, or being saved, as the best."""
+        """Record the value as the best if it is new; its save has succeeded or is in progress."""
         self._best_before = self._best
         if self.is_new:
             self._best = self.value
 
     def could_not_be_saved(self) -> None:
-        """Forget the value of a failed background save: an equal one may be saved again."""
+        """Forget the value of a failed background save, so that an equal one can be saved again."""
         self._best = self._best_before
 
 

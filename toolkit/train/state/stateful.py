@@ -1,11 +1,11 @@
-"""State of a job's objects that JSON can hold: schedules, scalers, samplers, counters, plain values."""
+"""The JSON state of a job's objects: schedules, scalers, samplers, counters, plain values."""
 
 from collections import Counter, OrderedDict
 from typing import Any, Protocol, runtime_checkable
 
 from toolkit.errors import ToolkitError
 
-_DICTS = (Counter, OrderedDict)  # dict types that are restored
+_DICTS = (Counter, OrderedDict)  # subclasses of dict that a load restores
 
 
 @runtime_checkable
@@ -18,12 +18,12 @@ class Stateful(Protocol):
 
 
 def values_of(things: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of each object, or a plain value itself; saving rejects what JSON cannot hold."""
+    """Return the state of each object, or a plain value itself; a save rejects values that JSON does not support."""
     return {name: _plain(_state_of(thing)) for name, thing in things.items()}
 
 
 def take_state(name: str, thing: Stateful, saved: Any) -> bool:
-    """Load an object's saved state; return True if there is none.
+    """Load an object's saved state; return True if the checkpoint has none.
 
     Raises:
         ToolkitError: the state belongs to another kind of object.
@@ -33,16 +33,16 @@ def take_state(name: str, thing: Stateful, saved: Any) -> bool:
         return bool(fresh)
     if isinstance(saved, dict) and fresh and not saved.keys() & fresh.keys():
         raise ToolkitError(
-            f"the checkpoint holds {', '.join(map(str, saved))}, and this job keeps {', '.join(map(str, fresh))}",
+            f"expected state with {', '.join(map(str, fresh))}, got {', '.join(map(str, saved))} from the checkpoint",
             where=name,
-            fix="resume with what was saved",
+            fix="resume with the kind of object that was saved",
         )
     thing.load_state_dict(_as_before(saved, fresh))
     return False
 
 
 def take_extra(things: dict[str, Any], name: str, saved: dict[str, Any]) -> bool:
-    """Load the saved state of `things[name]`; a plain value is replaced. Return True if there is none."""
+    """Load the saved state of `things[name]`; a plain value is replaced. Return True if the checkpoint has none."""
     if name not in saved:
         return True
     thing = things[name]
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_before(value: Any, fresh: Any) -> Any:
-    """Return a saved value with the dict types of a new value at the same places."""
+    """Return a saved value, with its dicts converted to the dict types of `fresh` at the same positions."""
     if type(value) is dict and type(fresh) in (dict, *_DICTS):
         return type(fresh)({key: _as_before(item, fresh.get(key)) for key, item in value.items()})
     if type(value) is list and type(fresh) is list and len(value) == len(fresh):

@@ -1,4 +1,4 @@
-"""Everything that decides the next step of a run: the contents of a checkpoint, restored by a resume."""
+"""The training state: everything that determines the next step of a run. Saves write it, and a resume restores it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,30 +35,30 @@ from toolkit.train.state.optimizer_state import (
 from toolkit.train.state.stateful import Stateful, take_extra, take_state, values_of
 from toolkit.world.facts import World
 
-# A checkpoint may lack tensors below these keys: of new ranks and streams, and of parameters without state.
+# A checkpoint may lack tensors below these keys: the states of new ranks and streams, and of parameters without state.
 _OPTIONAL = ("random", "optimizer")
 
 
 @dataclass
 class TrainingState:
-    """Model, optimizer, schedule, step, data cursor, random streams, and what else the job names.
+    """Model, optimizer, schedule, step, data cursor, random streams, and further objects of the job.
 
     Names in a checkpoint are those of the bare model, without wrappers (DDP, FSDP2, torch.compile, activation
     checkpoints), so that any layout on any number of ranks can resume.
 
     Args:
         model, optimizer: `model` may be wrapped or not.
-        schedule: of the learning rate; torch's own are accepted.
-        seed: from which ranks without a saved random stream derive one.
-        data: what the order of samples depends on (JSON values), so that a resume can detect a change.
-        step, samples, epoch: optimizer steps, samples read by all ranks, and passes, since the start of the run.
-        scaler: of the gradients.
-        streams: the job's own random generators, by name. torch's, Python's and numpy's global ones are always saved.
+        schedule: the learning-rate schedule; torch's schedulers are accepted.
+        seed: the seed from which a rank without a saved random stream derives one.
+        data: JSON values that determine the order of samples, so that a resume can detect a change.
+        step, samples, epoch: optimizer steps, samples read by all ranks, and epochs, since the start of the run.
+        scaler: the gradient scaler.
+        streams: the job's own random generators, by name. The global ones of torch, Python and numpy are always saved.
         modules: further modules by name, such as an average of the weights.
-        extra: JSON values, and objects with a JSON `state_dict()`, by name; rank 0's are saved.
-        metric: quality of this state, as `{"name": "loss", "value": 1.23}`, or None.
-        stream: index and number of the random streams (`DistributedModel.stream`): ranks that must draw the same share
-            one. By default each rank has its own.
+        extra: JSON values, and objects with a JSON `state_dict()`, by name; those of rank 0 are saved.
+        metric: the quality of this state, as `{"name": "loss", "value": 1.23}`, or None.
+        stream: index of this rank's random stream and number of streams (`DistributedModel.stream`); ranks that must
+            draw the same numbers have the same index. By default, each rank has its own stream.
     """
 
     model: nn.Module
@@ -78,11 +78,11 @@ class TrainingState:
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
-        RandomStreams("cpu", self.streams)  # rejects what it cannot save now, instead of at the first save
+        RandomStreams("cpu", self.streams)  # rejects unsupported generators now, instead of at the first save
         self._settings = GroupSettings(self.optimizer)
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
-        """Save on all ranks. Each adds its own random streams; everything else is the same on all ranks."""
+        """Save on all ranks. Each rank adds its own random streams; the other values must be the same on all ranks."""
         return checkpointer.save(self.step, *self._to_save(world))
 
     def save_in_background(
@@ -93,7 +93,7 @@ class TrainingState:
         when_busy: Literal["wait", "skip"] = "wait",
         on_end: OnEnd | None = None,
     ) -> bool:
-        """Like `save`, from a copy made now: `Checkpointer.save_in_background`. False if it was skipped."""
+        """Copy the state and save it in the background (`Checkpointer.save_in_background`); return False if skipped."""
         tensors, state = self._to_save(world)
         return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
 
@@ -119,28 +119,28 @@ class TrainingState:
         take: Literal["all", "weights"] = "all",
         without: Sequence[str] = (),
     ) -> str:
-        """Resume on all ranks from the run's newest checkpoint, or start.
+        """Resume on all ranks from the run's newest checkpoint, or start at step 0.
 
-        With `source` the run resumes from its own newest good checkpoint since; otherwise from `source`, and from
-        nothing older. A rank without a saved stream draws from a new one, derived from seed, step and rank.
+        With `source`, the run resumes from its own newest intact checkpoint that is newer than `source`, else from
+        `source`. A rank without a saved random stream gets a new one, derived from seed, step and rank.
 
         Args:
             source: a checkpoint folder of this run or another; read only.
-            take: "weights" loads the model's tensors of `source` and starts with them at step 0.
+            take: "weights" loads only the model's tensors from `source` and starts at step 0.
             without: with "weights", names of tensors or modules that keep the job's values; `source` may lack them.
 
         Returns:
-            One line with the step of the resume and what could not be restored.
+            One line with the step of the resume and everything that could not be restored.
 
         Raises:
             CorruptCheckpointError: `source` is damaged.
-            OwnFailureError: a damaged checkpoint may have overwritten what the next one lacks; another attempt
+            OwnFailureError: a damaged checkpoint may have overwritten tensors that the next one lacks; another attempt
                 succeeds.
-            ToolkitError: the checkpoint is of another model or optimizer; names all differences.
+            ToolkitError: the checkpoint is of another model or optimizer; the error lists all differences.
         """
         own = from_rank_zero(world, checkpointer.latest) is not None
         if source is None and not own:
-            checkpointer.load({})  # raises if only damaged ones are left
+            checkpointer.load({})  # raises if only damaged checkpoints are left
             return "starting at step 0: the run has no checkpoint"
         if source is not None and take == "weights":
             _refuse_own(source, world)
@@ -175,23 +175,23 @@ class TrainingState:
         return RandomStreams(world.device, self.streams)
 
     def _take_over(self, tensors: dict[str, Any], loaded: LoadedCheckpoint, world: World) -> list[str]:
-        """Restore what was loaded; return what could not be restored.
+        """Restore the loaded state; return a message for everything that could not be restored.
 
         Raises:
             ToolkitError: the checkpoint has no training state.
         """
-        if not {"step", "cursor"} <= loaded.state.keys():  # imported, or saved by another script
+        if not {"step", "cursor"} <= loaded.state.keys():  # the checkpoint was imported, or saved by another script
             raise ToolkitError(
-                "has no training state to resume from",
+                "the checkpoint has no training state to resume from",
                 where=str(loaded.path),
-                fix='set checkpoint.take = "weights" to start with its weights',
+                fix='set checkpoint.take = "weights" to load only the weights',
             )
         stored = from_rank_zero(world, lambda: Stored.of(loaded.path))
         named = names_of({key: tensors[key] for key in ("model", "optimizer", "modules")})
         wanted = of_all_ranks(world, dict.fromkeys(named))
         unfilled = left_over(stored, tensors, wanted)
         forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
-        # The optimizer's own tensors are filled already. A model may keep more than tensors, or convert them.
+        # The load has filled the optimizer's own tensors. A model may have extra state or convert its tensors.
         set_model_state_dict(self.model, tensors["model"])
         for name, module in self.modules.items():
             set_model_state_dict(module, tensors["modules"][name])
@@ -204,7 +204,7 @@ class TrainingState:
             *self._go_on_drawing(tensors["random"][self._stream_key(world)], loaded, stored, world),
         ]
         if self.step and unfilled and len(unfilled) == len(tensors["optimizer"]):
-            changes.append("the checkpoint has no optimizer state, and the optimizer starts without one")
+            changes.append("the optimizer starts without state, because the checkpoint has no optimizer state")
         others = {name.split(".")[0] for name in stored.below("modules")} - self.modules.keys()
         changes += [f"the module {name} of the checkpoint is ignored" for name in sorted(others)]
         before = saved["cursor"]["data"]
@@ -214,17 +214,17 @@ class TrainingState:
         return [change for change in changes if change]
 
     def _take_values(self, saved: dict[str, Any]) -> list[str]:
-        """Restore schedule, scaler and extras; return what could not be restored."""
+        """Restore schedule, scaler and extras; return a message for everything that could not be restored."""
         changes = []
         if self.schedule is not None and take_state("schedule", self.schedule, saved.get("schedule")):
-            changes.append("the schedule starts from its beginning, because the checkpoint has none")
+            changes.append("the schedule starts from its beginning, because the checkpoint has no schedule")
         scale = saved.get("scaler")
         if self.scaler is not None and self.scaler.is_enabled():
-            if scale:  # other values are settings, which come from the job
+            if scale:  # restore only two values; the others are settings, which come from the job
                 kept = {name: scale[name] for name in ("scale", "_growth_tracker")}
                 self.scaler.load_state_dict(self.scaler.state_dict() | kept)
             else:
-                changes.append("the gradient scaler starts from its initial scale, because the checkpoint has none")
+                changes.append("the gradient scaler starts from its initial scale, because the checkpoint has no scale")
         elif scale:
             changes.append("the gradient scaler of the checkpoint is ignored")
         extra = saved.get("extra", {})
@@ -247,8 +247,9 @@ class TrainingState:
         streams.set_states({name: state for name, state in drawn.items() if name not in new})
         streams.derive(new, self.seed, self.step, number)
         if count > saved and (number >= saved or not new):
-            return [f"{'ranks' if count == world.size else 'shares'} from {saved} on draw new random streams"]
-        return [f"all ranks draw new random streams ({', '.join(new)}), because the checkpoint has none"] if new else []
+            shared = f"random streams with index {saved} or higher are new"
+            return [f"ranks {saved} and higher use new random streams" if count == world.size else shared]
+        return [f"all ranks use new random streams ({', '.join(new)}), as the checkpoint lacks them"] if new else []
 
     def _stream_key(self, world: World) -> str:
         number, _ = self.stream or (world.rank, world.size)
@@ -275,10 +276,10 @@ class TrainingState:
 
 
 def _refuse_own(source: Path, world: World) -> None:
-    """A run that began anew beside its own later steps could not tell which checkpoint is its newest."""
+    """Reject a checkpoint of this run: if it restarted at step 0, its newest checkpoint would be ambiguous."""
     if world.run_dir is not None and source.resolve().is_relative_to(world.run_dir.resolve()):
         raise ToolkitError(
-            f"{source.name} is a checkpoint of this run, which cannot restart with its weights",
+            f"{source.name} is a checkpoint of this run, and a run cannot restart with its own weights",
             where="checkpoint.take",
             fix='submit a new run with this checkpoint as its source, or set checkpoint.take to "all"',
         )
