@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,7 +69,8 @@ def records(run_dir: Path) -> list[SaveRecord]:
 
 @pytest.fixture
 def clock(monkeypatch):
-    now = [1000.0]
+    # Before the real clock, by which the checkpointer notes the end of a save: a host may be up for minutes only.
+    now = [time.monotonic() - 1e6]
     monkeypatch.setattr(saves_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
