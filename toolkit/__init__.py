@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from toolkit.submission.executor import AutoExecutor
     from toolkit.submission.public import list_runs, resume, run, submit
     from toolkit.submission.run_handle import Run, RunFailedError
+    from toolkit.world.step import step
 
 __version__ = VERSION
-__all__ = ["AutoExecutor", "Run", "RunFailedError", "ToolkitError", "list_runs", "resume", "run", "submit"]
+__all__ = ["AutoExecutor", "Run", "RunFailedError", "ToolkitError", "list_runs", "resume", "run", "step", "submit"]
 
 # The module of each public name. It is imported on first use, so that `import toolkit` stays fast in every rank.
 _MODULES = {
@@ -22,6 +23,7 @@ _MODULES = {
     "list_runs": "toolkit.submission.public",
     "resume": "toolkit.submission.public",
     "run": "toolkit.submission.public",
+    "step": "toolkit.world.step",
     "submit": "toolkit.submission.public",
 }
 

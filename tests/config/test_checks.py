@@ -3,6 +3,7 @@
 import pytest
 
 from toolkit.errors import ToolkitError
+from toolkit.site.load import load_site
 
 
 @pytest.mark.parametrize(
@@ -224,3 +225,21 @@ def test_one_machine_is_one_node(resolve):
         resolve("nodes = 2", site=load_site("local", {}))
     # Partitions belong to clusters; a job file keeps its own when it runs on a laptop.
     assert resolve('partition = "gpu"', site=load_site("local", {})).partition_limits is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("nodes = 3\nranks_per_node = 4\nranks = 10", ""),
+        ("nodes = 3\nranks_per_node = 4\nranks = 8", "3 nodes x 4 have 9 to 12 ranks, got 8"),
+        ("nodes = 2\nranks_per_node = 4\nranks = 9", "2 nodes x 4 have 5 to 8 ranks, got 9"),
+        ('nodes = "2-3"\nranks_per_node = 4\nranks = 8', "expected one number of nodes"),
+    ],
+)
+def test_ranks_that_do_not_fill_the_nodes_need_all_of_them(resolve, lines, message):
+    file = f'[job]\nentry = ["true"]\n{lines}\n'
+    if not message:
+        assert resolve(text=file, site=load_site("devcluster")).rank_counts == range(10, 11)
+        return
+    with pytest.raises(ToolkitError, match=message):
+        resolve(text=file, site=load_site("devcluster"))

@@ -25,7 +25,7 @@ def message_of(tmp_path, call):
             "",
             "[restart]\nzzzz = 2",
             "job.toml:5:restart.zzzz: unknown key 'zzzz' in [restart]. "
-            "Fix: remove zzzz, or use one of crashes, walltimes, preemptions, warn_s, stall_s, collective_timeout_s, "
+            "Fix: remove zzzz, or use one of crashes, walltimes, blind_requeues, progress, preemptions, warn_s, stall_s, collective_timeout_s, "
             "health",
         ),
         (
@@ -98,8 +98,8 @@ def message_of(tmp_path, call):
         (
             "",
             '[env]\npass = ["A B"]',
-            "job.toml:5:env.pass: 'A B' is not a valid variable name. "
-            'Fix: use a list of variable names such as ["HF_HOME"]',
+            "job.toml:5:env.pass: 'A B' is not a valid variable name or pattern such as HF_*. "
+            'Fix: use a list of variable names and patterns such as ["HF_HOME", "WANDB_*"]',
         ),
         (
             "",

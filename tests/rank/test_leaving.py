@@ -32,6 +32,7 @@ def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
     job.write_text(json.dumps({"job": {"entry": entry}, "job_directory": str(tmp_path)}))
     environment = {
         **os.environ, "TOOLKIT_RUN_DIR": str(run_directory.path), "TOOLKIT_ATTEMPT": "0", "TOOLKIT_RESOLVED_JOB": str(job),
+        "TOOLKIT_WORLD_SIZE": "1", "TOOLKIT_RANKS_PER_NODE": "1", "TOOLKIT_LAUNCHER": "mpirun",
     }  # fmt: skip
     began = time.monotonic()
     with Path("/dev/full").open("w") as full:

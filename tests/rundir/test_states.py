@@ -9,6 +9,7 @@ BUDGETS = {"crashes": 2, "walltimes": 2, "preemptions": 2}
 EXPECTED = {
     Cause.COMPLETED: (Next.END, RunState.COMPLETED, 0),
     Cause.CRASHED: (Next.RESTART, RunState.FAILED, 137),
+    Cause.ENVIRONMENT: (Next.END, RunState.FAILED, 137),
     Cause.STALLED: (Next.RESTART, RunState.FAILED, 125),
     Cause.REFUSED: (Next.END, RunState.FAILED, 137),
     Cause.SUPERVISOR_FAILED: (Next.END, RunState.FAILED, 125),
@@ -28,7 +29,7 @@ def follow(cause, *, budgets=BUDGETS, spent=0, again=Next.REQUEUE, repeated=Fals
     row = ENDINGS[cause]
     return decide(
         cause, budgets=budgets, spent={row.budget: spent}, again=again, rank_exit_code=137,
-        repeated_without_progress=repeated, cannot_pass=cannot_pass,
+        why_repeated="the same failure" if repeated else "", cannot_pass=cannot_pass,
     )  # fmt: skip
 
 

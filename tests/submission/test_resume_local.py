@@ -268,3 +268,17 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_with_more_patience_alone(t
     )
     toolkit.ok("resume", "last", "--wait", "--set", "train.early_stop_patience=3")
     toolkit.ok("resume", "last", "--wait", "--set", "train.early_stop_patience=2", "--from", 2)
+
+
+def test_arguments_after_the_dashes_are_those_of_the_new_start(toolkit):
+    """nanoGPT would begin again, and overwrite its checkpoint, if it were not told --init_from=resume."""
+    (toolkit.folder / "show.py").write_text("import sys; print('got', *sys.argv[1:])\n")
+    job = toolkit.folder / "show.toml"
+    job.write_text('[job]\nentry = "show.py"\nargv = ["config.py"]\n')
+    run = toolkit.submit(job, "--", "--init_from=scratch")
+    assert toolkit("wait", run.run_id).code == 0
+    for words, expected in ((["--", "--init_from=resume"], "--init_from=resume"), ([], "--init_from=resume")):
+        toolkit.ok("resume", run.run_id, "--wait", *words)
+        assert f"got config.py {expected}" in toolkit.ok("logs", run.run_id, "--rank", 0)
+    assert json.loads(run.record.read_text())["job"]["argv"] == ["--init_from=scratch"]
+    assert json.loads(run.resumed(1).read_text())["job"]["argv"] == ["--init_from=resume"]

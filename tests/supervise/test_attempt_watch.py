@@ -201,7 +201,7 @@ class FakeRanks:
         self.was_asked.set()
         return True
 
-    def ask_for_stacks(self):
+    def ask_for_stacks(self, number):
         return True
 
     def terminate(self):

@@ -294,8 +294,7 @@ def test_a_failure_that_comes_again_before_a_new_step_ends_the_run(run_directory
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        (("walltime", None, ""), AttemptEnd(Cause.WALLTIME, "")),  # of a script no steps are known
-        (("crashed", 1, "ValueError"), AttemptEnd(Cause.CRASHED, "ValueError", rank=1)),  # nor here
+        (("crashed", 1, "ValueError"), AttemptEnd(Cause.CRASHED, "ValueError", rank=1)),  # perhaps at another line
         (("launch_failed", None, ""), AttemptEnd(Cause.LAUNCH_FAILED, "")),  # that is one only at its third time
         (("crashed", 1, "ValueError"), AttemptEnd(Cause.CRASHED, "KeyError", rank=1)),
         (("crashed", 1, "ValueError"), AttemptEnd(Cause.CRASHED, "ValueError", rank=2)),

@@ -20,6 +20,7 @@ from toolkit.cli.submit import announce, follow, force_option, live_here, parsab
 
 @click.command()
 @click.argument("run", type=RUN)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @click.option("--site", type=SITE, metavar="NAME", help="Name or file of another site [the site of the last start].")
 @runs_option
 @job_options
@@ -39,22 +40,26 @@ from toolkit.cli.submit import announce, follow, force_option, live_here, parsab
 @force_option
 @print_command_option
 def resume(
-    run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool,
-    same_code: bool, job_gone: bool, after: tuple[str, ...], wait: bool, parsable: bool, force: bool, **values: Any,
+    run: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...],
+    checkpoint: str | None, here: bool, same_code: bool, job_gone: bool, after: tuple[str, ...], wait: bool,
+    parsable: bool, force: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Continue RUN from its newest checkpoint as a new job, optionally with another number of ranks.
+
+    Arguments after `--` replace those after the `--` of the previous start.
 
     \b
     toolkit resume last
     toolkit resume last -n 2 --set train.steps=300 --wait
     toolkit resume last --here
+    toolkit resume last -- --init_from=resume
     toolkit resume last --site local
     """
     from toolkit.submission.next_start import prepare_next, submit_next
 
     if here and after:
         raise click.UsageError("--after cannot be combined with --here, which starts immediately")
-    request = request_of(run, values, settings=settings, site=site, runs=runs, after=after)
+    request = request_of(run, values, settings=settings, site=site, runs=runs, after=after, argv=argv)
     prepared = prepare_next(request, checkpoint=checkpoint, same_code=same_code, job_gone=job_gone, here=here)
     if here:
         live_here(prepared.part.whole, prepared.job, prepared.number)

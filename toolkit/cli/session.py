@@ -30,13 +30,13 @@ def session() -> None:
 
 @session.command()
 @click.argument("job", type=JOB, required=False)
-@click.option("--name", default="session", show_default=True, help="Name of the session for the other commands.")
+@click.option("--name", help="Name of the session for the other commands [-J, else session].")
 @click.option("--site", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
 @job_options
 @click.option("--force", is_flag=True, help="Request nodes even if preflight refuses the request.")
 @print_command_option
 def start(
-    job: str | None, name: str, site: str | None, settings: tuple[str, ...], force: bool, **values: Any
+    job: str | None, name: str | None, site: str | None, settings: tuple[str, ...], force: bool, **values: Any
 ) -> None:  # fmt: skip
     """Request nodes and wait until Slurm grants them; Ctrl-C withdraws the request. JOB provides the resources.
 
@@ -53,6 +53,7 @@ def start(
     from toolkit.submission.create import check_sbatch_options
     from toolkit.submission.preflight.checks import FORCED, look, report_cost, require_good
 
+    name = name or values["job_name"] or "session"
     check_name(name)
     if job is None:
         values["job_name"] = values["job_name"] or name  # so that squeue shows it

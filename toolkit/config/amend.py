@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+from toolkit.config.argv import SWEPT_ARGUMENT, replace_argument
 from toolkit.config.checks import check_arguments, check_request
 from toolkit.config.document import Flag, KeyPath, Origin, dotted, leaves
 from toolkit.config.entry import check_entry, check_metric
@@ -66,6 +67,8 @@ def _laid_over(
     base: ResolvedJob, values: Mapping[str, Any], origins: Mapping[str, Origin], row: Mapping[str, Flag]
 ) -> ResolvedJob:
     """Return `base` with a row's values, deriving others again; `values` and `origins` are those set in `base`."""
+    base = _with_arguments(base, row)
+    row = {key: flag for key, flag in row.items() if not key.startswith(SWEPT_ARGUMENT)}
     changed = values
     for key, flag in row.items():
         changed = _with(changed, tuple(key.split(".")), flag.value)
@@ -78,6 +81,17 @@ def _laid_over(
         raise
     varied = base.model_copy(update={**tables, "origins": {**base.origins, **places}})
     return _derive_again(varied, origins.keys() | places.keys()) if "parallel" in touched else varied
+
+
+def _with_arguments(base: ResolvedJob, row: Mapping[str, Flag]) -> ResolvedJob:
+    """Return `base` with the arguments that a row replaces, in `job.argv` or after `--`; new ones come last."""
+    arguments, stated = base.arguments, len(base.job.argv)
+    for key, flag in row.items():
+        if key.startswith(SWEPT_ARGUMENT):
+            name = key.removeprefix(SWEPT_ARGUMENT)
+            arguments = replace_argument(arguments, name, str(flag.value), where=flag.name)
+    job = base.job.model_copy(update={"argv": arguments[:stated]})
+    return base.model_copy(update={"job": job, "argv": arguments[stated:]})
 
 
 def _read_table(name: str, values: Any) -> Any:

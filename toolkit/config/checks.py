@@ -37,6 +37,7 @@ def check_request(
             _check_nodelist(one)
         if limits and (beyond := beyond_limits(resolved, site)):
             raise all_of(beyond)
+    _check_ranks(resolved)
     _check_repeat(resolved)
     for one in resolved.components:
         _check_warning(one)
@@ -90,8 +91,11 @@ def check_arguments(resolved: ResolvedJob) -> None:
     for number, argument in enumerate(resolved.argv, start=1):
         if problem := no_word(argument):
             raise ToolkitError(problem, where=f"argument {number} after --", fix="pass the argument in a file")
+    for argument in resolved.job.argv:
+        if problem := no_word(argument):
+            raise refuse(resolved, "job.argv", problem, "pass the argument in a file")
     entry = resolved.job.entry
-    arguments = [*entry, *resolved.argv] if isinstance(entry, list) else []
+    arguments = [*entry, *resolved.arguments] if isinstance(entry, list) else []
     variables = {**resolved.site_env.vars, **resolved.network.vars, **resolved.env.vars}
     if problem := no_start(arguments, variables):
         key = "env.vars" if no_start([], variables) else "job.entry"
@@ -109,6 +113,23 @@ def _check_without_scheduler(resolved: ResolvedJob) -> None:
     ):
         if is_asked:
             raise refuse(resolved, f"job.{key}", message, f"use --site with the name of a cluster, or set {fix}")
+
+
+def _check_ranks(resolved: ResolvedJob) -> None:
+    """Check that the total number of ranks needs exactly the nodes of the job."""
+    job = resolved.job
+    if not job.ranks:
+        return
+    if job.min_nodes != job.max_nodes or resolved.component:
+        raise refuse(resolved, "job.ranks", "expected one number of nodes in one component with ranks", "remove ranks")
+    fewest, most = (job.min_nodes - 1) * job.ranks_per_node + 1, job.min_nodes * job.ranks_per_node
+    if not fewest <= job.ranks <= most:
+        each = -(-job.ranks // job.min_nodes)
+        raise refuse(
+            resolved, "job.ranks",
+            f"{counted(job.min_nodes, 'node')} x {job.ranks_per_node} have {fewest} to {most} ranks, got {job.ranks}",
+            f"set ranks_per_node = {each}, or nodes = {-(-job.ranks // job.ranks_per_node)}",
+        )  # fmt: skip
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:
@@ -291,6 +312,7 @@ NEEDS = (
         "{other} = 1",
     ),
     Need("parallel", ("reduction",), ("tp", "pp"), lambda it: it.tp * it.pp == 1, "{other} = 1"),
+    Need("job", ("signal", "ranks"), ("entry",), lambda it: isinstance(it.entry, list) or ":" not in it.entry, 'entry = "file.py"'),
     Need("data", ("prefetch",), ("workers",), lambda it: it.workers != 0, 'workers = "auto"'),
     Need("data", ("broken_limit",), ("broken",), lambda it: it.broken == "skip", 'broken = "skip"'),
 )  # fmt: skip

@@ -10,7 +10,10 @@ from pydantic import field_validator, model_validator
 
 from toolkit.config.table import Table, key, refuse_value
 
+__all__ = ["VARIABLE_PATTERN"]
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_*]*")  # a name, or a pattern with `*` after the first character
 # Variables that identify a rank, which only Slurm, MPI and the supervisor may set. Users may set variables that are srun
 # options, such as SLURM_CPU_BIND.
 _IDENTITY = re.compile(
@@ -55,8 +58,8 @@ class EnvTable(Table):
     )
     passed: list[str] = key(
         None,
-        "Variables to pass from the submitting shell to the ranks, if they are set there.",
-        form='a list of variable names such as ["HF_HOME"]',
+        "Variables to pass from the submitting shell to the ranks, if they are set there; `*` matches any characters.",
+        form='a list of variable names and patterns such as ["HF_HOME", "WANDB_*"]',
         default_factory=list,
         alias="pass",
     )
@@ -81,15 +84,17 @@ class EnvTable(Table):
             raise ValueError("expected an absolute path")
         return stage
 
-    @field_validator("vars", "passed", "secrets")
+    @field_validator("vars", "secrets")
     @classmethod
-    def _check_names(cls, names: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
+    def _check_names(cls, names: dict[str, str]) -> dict[str, str]:
         return check_variable_names(names)
 
     @field_validator("passed")
     @classmethod
     def _check_passed(cls, names: list[str]) -> list[str]:
         for name in names:
+            if not VARIABLE_PATTERN.fullmatch(name):
+                raise refuse_value((), f"{name!r} is not a valid variable name or pattern such as HF_*")
             if name in _SET_BY_BASH:
                 raise refuse_value((), f"bash sets {name} itself, so the value would be lost", f"set {name} in `vars`")
         return names
@@ -190,6 +195,17 @@ class RestartTable(Table):
 
     crashes: int = key(2, "Maximum number of restarts after a rank crashes; -1 is unlimited.", ge=-1)
     walltimes: int = key(-1, "Maximum number of requeues at the walltime; -1 is unlimited.", ge=-1)
+    blind_requeues: int = key(
+        2,
+        "Number of consecutive walltimes without progress after which a script or executable ends; -1 is unlimited. Progress is "
+        "a new step (`toolkit.step(N)`, or a line `toolkit: step N` of rank 0), or a change of a file that `progress` matches.",
+        ge=-1,
+    )
+    progress: str = key(
+        "",
+        "Pattern of files whose change counts as progress, relative to the working directory of the ranks.",
+        form='a pattern such as "out/*.pt"; `**` matches any folders',
+    )
     preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(120, "Seconds before the walltime at which Slurm tells the ranks to save.", ge=1, le=65535)
     stall_s: int = key(900, "Seconds without a completed step after which an attempt counts as stalled.", ge=1)

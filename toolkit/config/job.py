@@ -53,7 +53,9 @@ def is_job_name(text: str) -> bool:
 class JobTable(Table):
     """What runs, and the resources per node. An empty string or 0 leaves a value to Slurm."""
 
-    free_text: ClassVar[frozenset[str]] = frozenset({"entry"})  # an argument of `bash -c` may have several lines
+    free_text: ClassVar[frozenset[str]] = frozenset(
+        {"entry", "argv"}
+    )  # an argument of `bash -c` may have several lines
 
     name: str = key(
         "",
@@ -67,10 +69,22 @@ class JobTable(Table):
         "Python script; a list, a command. Paths are relative to the job file.",
         form='"file.py:function", "file.py", "package.module:function", or a list such as ["./a.out", "-x"]',
     )
+    argv: list[str] = key(
+        None,
+        "Arguments of the entry. Arguments after `--` on the command line follow them.",
+        form='a list of strings such as ["--lr", "0.1"]',
+        default_factory=list,
+    )
     nodes: int | str = key(
         1, "Number of nodes; Slurm chooses from a range.", form='a whole number from 1, or a range such as "2-4"'
     )
     ranks_per_node: int = key(1, "Number of ranks per node.", derived="`gpus_per_node`, or 1 without GPUs", ge=1)
+    ranks: int = key(
+        0,
+        "Total number of ranks of a script or executable, if they do not fill the nodes: the last node then has fewer than "
+        "`ranks_per_node`. 0 fills the nodes.",
+        ge=0,
+    )
     cpus_per_rank: int = key(
         1,
         "CPUs per rank, as Slurm counts CPUs (cores or hardware threads).",
@@ -129,6 +143,17 @@ class JobTable(Table):
         "Whether ranks run from a copy of the job folder that is made at submission, so that later edits do not affect a "
         "pending job: `copy` always, `auto` if the entry is a file in the folder and the folder is not too large, `none` "
         "never. docs/rerun.md describes what is copied.",
+    )
+    signal: Literal["", "HUP", "INT", "TERM", "USR1", "USR2"] = key(
+        "",
+        "Signal that a script or executable receives `restart.warn_s` before the walltime, on preemption and on a stop, if it "
+        "handles that signal; TERM follows 10 s before the ranks are killed. Empty sends TERM alone.",
+    )
+    launcher_options: list[Text] = key(
+        None,
+        "Options of the launcher for this job, after those of `[launcher] options` in the site file.",
+        form='a list of options of srun or mpirun such as ["--cpu-bind=mask_cpu:7e,7e00"]',
+        default_factory=list,
     )
     sbatch: list[Text] = key(
         None,

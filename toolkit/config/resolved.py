@@ -82,7 +82,7 @@ class ResolvedJob(BaseModel):
     job_file: Path
     job_directory: Path
     code_directory: Path | None = None  # the copy of the job folder for this run, if there is one
-    argv: list[str] = []
+    argv: list[str] = []  # arguments after `--`, which follow `job.argv`
 
     job: JobTable
     component: list[ComponentTable] = []
@@ -146,6 +146,8 @@ class ResolvedJob(BaseModel):
     @property
     def rank_counts(self) -> range:
         """Every total number of ranks that the job may have."""
+        if self.job.ranks:
+            return range(self.job.ranks, self.job.ranks + 1)
         first, *others = self.components
         more, each = sum(one.job.min_nodes * one.job.ranks_per_node for one in others), first.job.ranks_per_node
         return range(first.job.min_nodes * each + more, first.job.max_nodes * each + more + 1, each)
@@ -155,6 +157,11 @@ class ResolvedJob(BaseModel):
         for one in (error, *error.others):
             one.where = self.origin(one.where).place(one.where)
         return error
+
+    @property
+    def arguments(self) -> list[str]:
+        """All arguments of the entry: those of `job.argv`, then those after `--`."""
+        return [*self.job.argv, *self.argv]
 
     @property
     def code_folder(self) -> Path:

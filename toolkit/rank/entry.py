@@ -12,17 +12,16 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rank.result import store_result
+from toolkit.rank.torch_variables import set_for_program, set_for_script
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.shape import shape_of_job
-from toolkit.world.facts import World
 
 
 def end_threads() -> None:
@@ -146,11 +145,12 @@ def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     entry = job["job"]["entry"]
     directory = Path(job.get("code_directory") or job["job_directory"])
-    argv = [str(word) for word in job.get("argv") or []]
+    argv = [str(word) for word in [*(job["job"].get("argv") or []), *(job.get("argv") or [])]]
     if isinstance(entry, list):
         # Without a limit, each rank starts a thread per core of the node. `prepare` sets it for Python entries.
         cpus = shape_of_job(job).component_of(rank).cpus_per_rank
         os.environ.setdefault("OMP_NUM_THREADS", str(cpus or 1))
+        set_for_program(rank, _interface(job))
         run_executable([*map(str, entry), *argv], directory)
     if ":" in entry:
         run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), job)
@@ -262,7 +262,7 @@ def run_script(path: Path, argv: Sequence[str], job: Mapping[str, Any]) -> None:
 
     world = discover()
     prepare(world, job)
-    store = _host_env_store(world, _interface(job))
+    store = set_for_script(world, _interface(job))
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
     try:
@@ -274,32 +274,8 @@ def run_script(path: Path, argv: Sequence[str], job: Mapping[str, Any]) -> None:
     del store  # the store of rank 0 must exist until the script ends
 
 
-def _host_env_store(world: World, interface: str) -> object:
-    """Set the variables of torchrun; rank 0 returns the store to which `env://` in the script connects."""
-    from toolkit.world.rendezvous import meet
-
-    endpoint = meet(world, interface=interface)
-    os.environ |= {
-        "RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.local_rank),
-        "LOCAL_WORLD_SIZE": str(world.local_size), "GROUP_RANK": str(world.node),
-        "MASTER_ADDR": endpoint.host, "MASTER_PORT": str(endpoint.port),
-    }  # fmt: skip
-    if importlib.util.find_spec("torch") is None:  # without torch, the script needs no store
-        return endpoint
-    # As under torchrun, the store is hosted outside the script, so that rank 0 does not bind the port again.
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if world.rank != 0 or endpoint.listener is None:
-        return endpoint
-    import torch.distributed as dist
-
-    return dist.TCPStore(
-        endpoint.host, endpoint.port, None, True, timedelta(minutes=30),
-        wait_for_workers=False, master_listen_fd=endpoint.listener.detach(),
-    )  # fmt: skip
-
-
 def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
-    """Replace this process by a program, without using MPI; a name with a slash is relative to the job file."""
+    """Replace this process by a program; a name with a slash is relative to the job file."""
     program = argv[0]
     if "/" in program and not program.startswith("/"):
         program = str(directory / program)

@@ -12,11 +12,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from toolkit.errors import ToolkitError
 from toolkit.rank.log import RankLog
+from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.parent_death import signal_on_parent_death
@@ -29,6 +31,8 @@ FILE_SYSTEM_PATIENCE_S = 600.0  # as in the supervisor; long, since only this pr
 ROOM_PATIENCE_S = 60.0  # on a full disk, so that the user can free space
 ERROR_PATIENCE_S = 5.0
 WRITE_PERIOD_S = 1.0
+# A real-time signal, which programs do not use: frameworks such as Lightning have handlers for SIGUSR1.
+STACK_SIGNAL = signal.SIGRTMIN + 7
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _RANK_VARIABLES = {
     "srun": ("SLURM_PROCID",),
@@ -69,16 +73,26 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     stacks = os.memfd_create("stacks")
     child = os.fork()
     if child == 0:
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        if foreign:  # a launcher may signal all processes, but SIGUSR2 is only for the guard
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+        # A launcher may signal all processes of a rank, but this signal is only for the guard.
+        signal.signal(signal.SIGUSR2 if foreign else signal.SIGUSR1, signal.SIG_IGN)
         signal_on_parent_death(signal.SIGKILL)  # a rank must not outlive its guard
         if os.getppid() != guard_process:  # the guard had exited before prctl took effect
             os._exit(1)
         return body()
     log.begin()
-    received = _pass_signals_to(child, foreign=foreign)
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
+    steps = StepLines(attempt, log.path) if foreign and rank == 0 else None
+    if steps is not None:
+        steps.start()
+    forward = _Forward(child, lambda: _keep_stacks(child, stacks, attempt.stack_file(rank)))
+    received = forward.received
+    if foreign:
+        for number in _PASSED_ON:
+            signal.signal(number, partial(forward.to_program, attempt.stack_request))
+    else:
+        for number in _PASSED_ON:
+            signal.signal(number, forward.to_rank)
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: forward.keep_stacks())
     _end_with(launcher, child)
     usage = usage_of_node(attempt, rank, os.environ)
     if usage is not None:
@@ -87,10 +101,14 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
     log.end()
+    if steps is not None:
+        steps.finish()
     code = os.waitstatus_to_exitcode(status)
     _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
     if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
         usage.finish()
+    if foreign and received:  # mpirun would kill the other ranks, which may still be saving
+        return 0
     return 128 - code if code < 0 else code
 
 
@@ -144,29 +162,59 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
         time.sleep(WRITE_PERIOD_S)
 
 
-def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
-    """Forward signals to the rank; return the list to which the handler appends each received signal."""
-    received: list[int] = []
+class _Forward:
+    """The signal handlers of a guard. `received` contains the stop signals that it received."""
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        is_stopping = bool(received)
-        received.append(number)
-        if foreign and number == signal.SIGUSR2:  # srun forwards only this one, which programs do not handle
-            if is_stopping:  # a program may treat a second TERM as a request to exit without saving
-                return
-            number = signal.SIGTERM
+    def __init__(self, child: int, keep_stacks: Callable[[], None]) -> None:
+        self.received: list[int] = []
+        self.keep_stacks = keep_stacks
+        self._child = child
+        self._has_stacks = False
+        self._sent: list[int] = []
+
+    def to_rank(self, number: int, _frame: FrameType | None) -> None:
+        """Forward a signal to a rank with toolkit's handlers."""
+        self.received.append(number)
+        self._send(number)
+
+    def to_program(self, stack_request: Path, number: int, _frame: FrameType | None) -> None:
+        """Forward a signal to a program. SIGUSR2, which srun forwards, requests stacks, or that the program stops.
+
+        A program receives `job.signal` first if it handles it, and SIGTERM once: it may treat a second one as a request to
+        exit without saving.
+        """
+        if number != signal.SIGUSR2:
+            self.to_rank(number, _frame)
+            return
+        if not self._has_stacks and stack_request.exists():
+            self._has_stacks = True
+            self.keep_stacks()
+            return
+        self.received.append(number)
+        own = os.environ.get("TOOLKIT_SIGNAL", "")
+        wanted = signal.Signals[f"SIG{own}"] if own else signal.SIGTERM
+        if self._sent or not _handles(self._child, wanted):
+            wanted = signal.SIGTERM
+        if wanted not in self._sent:
+            self._send(wanted)
+
+    def _send(self, number: int) -> None:
+        self._sent.append(number)
         with suppress(ProcessLookupError):
-            os.kill(child, number)
+            os.kill(self._child, number)
 
-    for number in _PASSED_ON:
-        signal.signal(number, forward)
-    return received
+
+def _handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, by the mask SigCgt of proc(5)."""
+    status = _status_of(pid)
+    return bool(int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     """Write the stacks of the threads of the rank to a file, or its state if it is stopped or hangs in the kernel."""
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGUSR1)
+    if _handles(child, STACK_SIGNAL):  # a program that replaced the process has no such handler, and would be killed
+        with suppress(ProcessLookupError):
+            os.kill(child, STACK_SIGNAL)
     deadline = time.monotonic() + STACKS_PATIENCE_S
     written = 0
     while time.monotonic() < deadline:
@@ -180,11 +228,16 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
 
 def _process_state(pid: int) -> str:
     """Return the process state in the terms of proc(5), such as `T (stopped)` or `D (disk sleep)`."""
+    return _status_of(pid).get("State", "gone")
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    """Return the fields of /proc/PID/status; {} if the process has exited."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return "gone"
-    return next(line.split(None, 1)[1] for line in status.splitlines() if line.startswith("State:"))
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _end_with(launcher: int, child: int) -> None:

@@ -21,7 +21,7 @@ class RankLog:
 
     def __init__(self, attempt: AttemptDirectory, rank: int, host: str) -> None:
         ranks = int(os.environ.get("TOOLKIT_WORLD_SIZE") or 1)
-        path = log_of(attempt, rank, ranks=ranks, host=host)
+        self.path = path = log_of(attempt, rank, ranks=ranks, host=host)
         self._log = open_append(path)
         self._label = label_of(rank).encode()
         self._pipe: int | None = None

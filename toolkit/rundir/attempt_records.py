@@ -18,7 +18,7 @@ _SIGKILL_GUESS = "(out of memory?)"  # the guard process sees that SIGKILL ended
 _START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time")
 _END_KEYS = (
     "cause", "next", "final", "state", "exit_code", "reason", "decision", "rank", "host", "fix", "last_lines", "step",
-    "seconds", "time", "symptom", "evidence", "begun", "usage",
+    "seconds", "time", "symptom", "evidence", "changed_files", "begun", "usage",
 )  # fmt: skip
 
 
@@ -79,7 +79,8 @@ class AttemptRecord:
 
     `rank` on `host` caused the end; both are None if no single rank did. `evidence` contains (file name, line) pairs
     from the files of the attempt. `begun` and `usage` preserve contents of files that a finished array task removes.
-    `seconds` is the unchecked running time, None in old files. `other_keys` are keys that this version does not know;
+    `seconds` is the unchecked running time, None in old files. `changed_files` is whether files that `restart.progress`
+    matches changed, None without such a pattern. `other_keys` are keys that this version does not know;
     `write` preserves them.
     """
 
@@ -101,6 +102,7 @@ class AttemptRecord:
     evidence: Sequence[tuple[str, str]] = ()
     begun: StartRecord | None = None
     usage: list[dict[str, Any]] = field(default_factory=list)
+    changed_files: bool | None = None
     other_keys: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -138,8 +140,12 @@ class AttemptRecord:
     def as_json(self) -> dict[str, Any]:
         """Return the record as the JSON value of its file."""
         value = {
-            name: getattr(self, name) for name in _END_KEYS if name not in ("symptom", "evidence", "begun", "usage")
+            name: getattr(self, name)
+            for name in _END_KEYS
+            if name not in ("symptom", "evidence", "begun", "usage", "changed_files")
         }
+        if self.changed_files is not None:
+            value["changed_files"] = self.changed_files
         if self.symptom:  # it is "" if the next start wrote the record
             value |= {"symptom": self.symptom, "evidence": list(self.evidence)}
         if self.begun is not None:

@@ -301,7 +301,8 @@ def _job_of(record: Mapping[str, Any], path: Path) -> RecordedJob:
         components = [one["job"] for one in value.get("resolved_components") or []] or [value["job"]]
         least = [_least_nodes(one["nodes"]) for one in components]
         nodes = components[0]["nodes"] if len(components) == 1 else sum(least)
-        ranks = sum(count * one["ranks_per_node"] for count, one in zip(least, components, strict=True))
+        full = sum(count * one["ranks_per_node"] for count, one in zip(least, components, strict=True))
+        ranks = value["job"].get("ranks") or full
         scheduler, job = value["scheduler"], value["job"]
         texts = (
             value["site"]["name"], scheduler["kind"], scheduler.get("conf") or "", scheduler.get("cluster") or "",

@@ -39,6 +39,7 @@ class Cause(StrEnum):
 
     COMPLETED = "completed"
     CRASHED = "crashed"
+    ENVIRONMENT = "environment"
     STALLED = "stalled"
     REFUSED = "refused"
     LAUNCH_FAILED = "launch_failed"
@@ -90,6 +91,7 @@ ENDINGS: dict[Cause, Ending] = {
     for row in (
         Ending(Cause.COMPLETED, "every rank wrote its done marker", "", Next.END, RunState.COMPLETED, 0),
         Ending(Cause.CRASHED, "a rank was killed or failed", "crashes", Next.RESTART, RunState.FAILED, None),
+        Ending(Cause.ENVIRONMENT, "a rank could not import a module or parse its script, before any progress", "", Next.END, RunState.FAILED, None),
         Ending(Cause.STALLED, "no step for stall_s", "crashes", Next.RESTART, RunState.FAILED, 125),
         Ending(Cause.REFUSED, "a rank rejected its input, and would do so again", "", Next.END, RunState.FAILED, None),
         Ending(Cause.LAUNCH_FAILED, "the launcher could not start every rank", "crashes", Next.RESTART, RunState.FAILED, 125),
@@ -114,6 +116,7 @@ class Verdict:
     final_state: RunState
     exit_code: int
     reason: str
+    fix: str = ""  # if the decision has one of its own
 
 
 def decide(
@@ -123,7 +126,7 @@ def decide(
     spent: dict[str, int],
     again: Next | None,
     rank_exit_code: int = 1,
-    repeated_without_progress: bool = False,
+    why_repeated: str = "",
     cannot_pass: bool = False,
     why_last: str = NO_REQUEUE,
 ) -> Verdict:
@@ -131,8 +134,8 @@ def decide(
 
     `budgets` are the `[restart]` limits (-1 is unlimited), `spent` counts how often each was used before this end.
     `again` is how another start can follow this one: REQUEUE, FOLLOW_UP if the site has no requeue, None if the job or
-    a local run permits neither. `repeated_without_progress` is true if the same failure occurred twice without a new
-    step in between (a failed launch: three times). `cannot_pass` is true for a failure that recurs until the user fixes
+    a local run permits neither. `why_repeated` is the reason to end a run whose attempts fail alike without progress, ""
+    if this one did not. `cannot_pass` is true for a failure that recurs until the user fixes
     its cause. `why_last` is the recorded reason if `again` is None.
     """
     row = ENDINGS[cause]
@@ -145,9 +148,8 @@ def decide(
         return end(row.when)
     if cannot_pass:
         return end("another attempt would fail in the same way")
-    if repeated_without_progress:
-        times = "three times" if cause is Cause.LAUNCH_FAILED else "twice"
-        return end(f"the same failure occurred {times} without a new step")
+    if why_repeated:
+        return end(why_repeated)
     follows = row.with_budget
     if follows is not Next.RESTART:
         if again is None:

@@ -59,7 +59,7 @@ def _start_in_allocation(run: RunDirectory, start: int) -> subprocess.Popen[byte
 
 @dataclass
 class Interrupts:
-    """A context in which the first Ctrl-C requests that the run saves and ends; a second one kills it.
+    """A context in which the first Ctrl-C requests that the run saves and ends; a second one kills it. SIGTERM cancels it.
 
     `supervisor` is the process that receives the signal; None until it has been started.
     """
@@ -70,10 +70,18 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         self._before = signal.signal(signal.SIGINT, self._forward)
+        self._before_term = signal.signal(signal.SIGTERM, self._cancel)
         return self
 
     def __exit__(self, *_error: object) -> None:
         signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGTERM, self._before_term)
+
+    def _cancel(self, number: int, _frame: FrameType | None) -> None:
+        write_text(self.run.control / "cancel", utc_now() + "\n")
+        if self.supervisor is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.supervisor.pid, number)
 
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
         if self.supervisor is not None:

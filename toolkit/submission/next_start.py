@@ -104,7 +104,7 @@ def prepare_next(
     options = check_sbatch_options(request.sbatch_options, for_sbatch=scheduler.kind == "slurm" and not here)
     moved = recorded.model_copy(update={"scheduler": scheduler})
     after = parents_of(request.after, moved, site_runs(request.runs)) if request.after else ()
-    changes = Changes(request.settings, flags, options, checkpoint, site, same_code, after, job_gone)
+    changes = Changes(request.settings, flags, options, checkpoint, site, same_code, after, job_gone, request.argv)
     prepared = prepare_resume(part, changes)
     try:
         if here:

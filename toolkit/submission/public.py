@@ -25,7 +25,7 @@ __all__ = ["JobOptions", "list_runs", "nearest_name", "request_of", "resume", "r
 class JobOptions(TypedDict, total=False):
     """The options of submit, run and resume; those up to `exclude` are keys of [job] in the job file.
 
-    `run` does not accept `sweep`, `grid` and `after`; `resume` does not accept `sweep`, `grid` and `args`.
+    `run` does not accept `sweep`, `grid` and `after`; `resume` does not accept `sweep` and `grid`.
 
     `n` is the total number of ranks. An integer `time` is in minutes. `set` overrides any key: {"train.steps": 500}.
     `args` are the arguments of the job. `sweep` maps each swept key to its values, `grid` is a file of values. `after`
@@ -106,7 +106,7 @@ def resume(
     """Resume a run from its newest checkpoint, or from `checkpoint`; `options` may change its nodes and ranks."""
     from toolkit.submission import next_start
 
-    _require_absent(options, ("sweep", "grid", "args"), f"toolkit.resume: {_name_of(run_name)}")
+    _require_absent(options, ("sweep", "grid"), f"toolkit.resume: {_name_of(run_name)}")
     return next_start.resume(
         request_of(_name_of(run_name), options),
         checkpoint=checkpoint,

@@ -68,7 +68,7 @@ class Changes:
     `settings` and `flags` replace recorded values, as for a submit. `sbatch` are options for this submission only.
     `checkpoint` is a step number, a folder name or a path, None for the newest valid one. `site` is another site, or
     the same one with its current file. `same_code` uses the code of the last start, not the current job folder. `after`
-    are the runs that this start follows. `job_gone` is the user's statement that the old job ended with its cluster,
+    are the runs that this start follows. `argv` replaces the arguments after `--` unless it is empty. `job_gone` is the user's statement that the old job ended with its cluster,
     which can no longer be queried.
     """
 
@@ -80,6 +80,7 @@ class Changes:
     same_code: bool = False
     after: Sequence[Parent] = ()
     job_gone: bool = False
+    argv: Sequence[str] = ()
 
 
 def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
@@ -188,6 +189,8 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
         _require_copy(run, recorded)
     elif not is_rerun(run):
         recorded = recorded.model_copy(update={"code_directory": None})
+    if changes.argv:
+        recorded = recorded.model_copy(update={"argv": list(changes.argv)})
     check_site(run, recorded, changes.site)
     check_components(run, recorded, [*changes.flags, *(setting.partition("=")[0] for setting in changes.settings)])
     named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 
 from toolkit.config.entry import check_entry, files_of_entry
+from toolkit.config.env import VARIABLE_PATTERN
 from toolkit.config.job import JobTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
@@ -41,7 +42,7 @@ from toolkit.slurm.submit import comment_of, token_of
 from toolkit.terminal.talk import say
 
 __all__ = [
-    "NewCode", "allocation_options", "describe", "is_rerun", "keep_code", "nodes_to_exclude", "render_script",
+    "KEPT", "NewCode", "allocation_options", "describe", "is_rerun", "keep_code", "nodes_to_exclude", "render_script",
     "repeat_code",
 ]  # fmt: skip
 
@@ -80,7 +81,8 @@ def render_script(
         is_array=bool(job.job.array),
         kept=[
             *KEPT,
-            *(_variable(name) for name in [*job.env.passed, *job.env.secrets_of_shell, *_webhook_variable(job)]),
+            *map(_pattern, job.env.passed),
+            *map(_variable, [*job.env.secrets_of_shell, *_webhook_variable(job)]),
         ],
         modules=bool(job.site_env.modules),
         site_lines=site_lines(job),
@@ -217,6 +219,14 @@ def _or_end(line: str, told: str) -> str:
 def _variable(name: str) -> str:
     if not _VARIABLE.fullmatch(name):
         raise ToolkitError(f"{name!r} is not a valid variable name", where="[env]", fix="use letters, digits and _")
+    return name
+
+
+def _pattern(name: str) -> str:
+    if not VARIABLE_PATTERN.fullmatch(name):
+        raise ToolkitError(
+            f"{name!r} is not a valid variable name", where="[env] pass", fix="use letters, digits, _ and *"
+        )
     return name
 
 

@@ -184,6 +184,18 @@ def lost_nodes(allocation: Allocation) -> list[str]:
     return sorted({node for node, state in pairs if state.endswith("*") or state.startswith(("down", "fail"))})
 
 
+def other_steps(allocation: Allocation) -> list[str]:
+    """Return the running steps of this job, besides those that Slurm makes itself; [] if the query fails.
+
+    Such a step may hold the CPUs for which srun waits without a message.
+    """
+    if not allocation.in_slurm:
+        return []
+    text = allocation.query(["squeue", "--noheader", "--steps", f"--jobs={allocation.job_id}", "--format=%i|%j"])
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    return [f"{step} ({name})" for step, _, name in rows if step.rpartition(".")[2].isdigit()]
+
+
 def stop_grace_s(allocation: Allocation) -> float:
     """Return the seconds that ranks have to save after a cancel: KillWait minus the time to record the end."""
     if not allocation.in_slurm:

@@ -2,19 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from toolkit.errors import OwnFailureError
-from toolkit.rundir.files import append_line, utc_now, write_text
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
 from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
+from toolkit.supervise.rank_files import begun_ranks
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.stacks import collect_stacks
@@ -27,6 +28,8 @@ SETTLE_S = 1.5  # time after the first error for other ranks to report theirs
 END_PERIOD_S = 300.0  # pause between queries for the end time of the allocation
 FILE_SYSTEM_PATIENCE_S = 600.0  # a file server failover takes minutes, and ranks may not even notice it
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last done markers late
+START_S = 15.0  # time for the first rank to start before the supervisor queries Slurm for a reason
+TERM_S = 10.0  # time between SIGTERM and SIGKILL for programs that first receive `job.signal`
 LAUNCHER_PATIENCE_S = 15.0  # time for the launcher to exit after every rank has exited
 
 
@@ -45,6 +48,9 @@ class Reasons(Protocol):
     def refuse_superseded(self) -> None:
         """Raise SupersededError if a newer start has taken over the run."""
 
+    def why_not_started(self) -> str:
+        """Return why the launcher has started no rank yet; "" if that is unknown."""
+
     def refresh_end(self, attempt: AttemptDirectory) -> None:
         """Query the end time of the allocation again, and pass it to the ranks if it has changed."""
 
@@ -54,7 +60,8 @@ class AttemptWatch:
     """Watches the ranks of one attempt.
 
     `stall_s` is the longest time allowed from the launch to the first step, and between steps. Unmanaged ranks run
-    programs without toolkit's signal handlers, so they receive SIGTERM instead of a stop request.
+    programs without toolkit's signal handlers, so they receive SIGTERM instead of a stop request. A script that only reports
+    its steps may do so rarely, so `stall_s` applies to it only if the user set it.
     """
 
     run: RunDirectory
@@ -64,6 +71,8 @@ class AttemptWatch:
     reasons: Reasons
     stall_s: float
     is_unmanaged: bool
+    is_stall_set: bool = False  # whether the user set `stall_s`
+    has_own_signal: bool = False  # whether unmanaged ranks receive `job.signal` before SIGTERM
     _last_beat: int = 0
     _beat_seen_at: float = 0.0
     _control_seen_at: float = float("-inf")
@@ -74,9 +83,12 @@ class AttemptWatch:
     _is_signalled: bool = False
     _needs_file: bool = False
     _is_flagged: bool = False
+    _is_termed: bool = False
+    _is_wait_reported: bool = False
     _flag_tried_at: float = float("-inf")
     _kill_at: float | None = None  # end of the grace time after a stop request
     _is_stalled: bool = False
+    _may_stall: bool = True
     _unreadable_since: float | None = None
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
@@ -161,6 +173,7 @@ class AttemptWatch:
         if now - self._end_seen_at > END_PERIOD_S:
             self._end_seen_at = now
             self.reasons.refresh_end(self.attempt)
+        self._report_wait(now)
         self._read_requests(now)
         if self._have_all_ended(now):
             self.event("killed", reason="the launcher did not exit after every rank had")
@@ -171,6 +184,9 @@ class AttemptWatch:
         if cause is not None and self._kill_at is None:
             self._kill_at = now + self.reasons.grace_s(cause)
             self.event("stop_requested", cause=cause.value)
+        if self.has_own_signal and self._kill_at is not None and not self._is_termed and now > self._kill_at - TERM_S:
+            self._is_termed = True
+            ranks.terminate()
         if self._needs_file:
             self._needs_file = False
             self.event("stop_by_file", note="this launcher does not forward signals; rank 0 reads the flag within 5 s")
@@ -178,6 +194,14 @@ class AttemptWatch:
             self._flag(cause, now)
         self._is_stalled = self._kill_at is None and self._all_ended_at is None and self._stalled()
         return self._is_stalled
+
+    def _report_wait(self, now: float) -> None:
+        """Report once why no rank has started within `START_S`."""
+        if self._is_wait_reported or now - self._beat_seen_at < START_S:
+            return
+        self._is_wait_reported = True
+        if not begun_ranks(self.attempt) and (why := self.reasons.why_not_started()):
+            self.event("waiting", reason=why)
 
     def _flag(self, cause: Cause, now: float) -> None:
         """Write the stop flag, which rank 0 polls. A full disk must not end ranks that can still save elsewhere."""
@@ -201,7 +225,7 @@ class AttemptWatch:
 
     def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
         self.event("stalled", seconds=round(self.stall_s))
-        where = self._retrying(lambda: collect_stacks(self.attempt, range(self.shape.ranks), ranks))
+        where = self._retrying(lambda: self._stacks(range(self.shape.ranks), ranks))
         ranks.kill()
         reason, step = f"no step for {self.stall_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
@@ -211,7 +235,10 @@ class AttemptWatch:
         """If ranks timed out waiting for others, collect the stacks of those others before they are killed."""
         if timed_out(self.attempt) and ranks.exit_code() is None:
             reported = {*self._marked(), *map(rank_of, self.attempt.errors.glob("rank-*.json"))}
-            collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in reported], ranks)
+            self._stacks([rank for rank in range(self.shape.ranks) if rank not in reported], ranks)
+
+    def _stacks(self, numbers: Sequence[int], ranks: Ranks) -> list[str]:
+        return collect_stacks(self.attempt, numbers, ranks, is_unmanaged=self.is_unmanaged)
 
     def event(self, name: str, **details: Any) -> None:
         """Log an event, and append it to the event file of the attempt. A failure to write it is only logged."""
@@ -259,8 +286,17 @@ class AttemptWatch:
                 return False
         if beat != self._last_beat:
             self._last_beat, self._beat_seen_at = beat, time.monotonic()
+            self._may_stall = self.is_stall_set or not self.is_unmanaged or self._accepts_stops()
         # Compare times of this host's clock only: that of the file server may differ by minutes.
-        return time.monotonic() - self._beat_seen_at > self.stall_s
+        return self._may_stall and time.monotonic() - self._beat_seen_at > self.stall_s
+
+    def _accepts_stops(self) -> bool:
+        """Return whether the heartbeat is that of a loop with `world.should_stop`, which reaches every step soon."""
+        try:
+            beat = read_json_or_none(self.attempt.heartbeat) or {}
+        except ToolkitError:  # a damaged heartbeat does not exempt a rank from `stall_s`
+            return True
+        return bool(beat.get("saves", True))
 
     def _classify(self, code: int) -> AttemptEnd:
         deadline = time.monotonic() + MARKER_PATIENCE_S

@@ -12,12 +12,16 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, Verdict, decide
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
-from toolkit.supervise.progress import is_repeated
+from toolkit.supervise.progress import PROGRESS_FIX, is_import_failure, why_repeated
 from toolkit.supervise.retry import Retry
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, match_symptom
 
 __all__ = ["earlier_ends"]
 
+ENVIRONMENT_FIX = (
+    "install the module in the environment of the ranks, or name its module or virtual environment in [env] of the job or "
+    "site file; a syntax error needs a fix in that file"
+)
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 
 
@@ -42,17 +46,25 @@ def judge(
         why_last: why `again` is None.
     """
     earlier = earlier_ends(run, start)
-    repeated = is_repeated(earlier, end, cause, tells_steps=tells_steps)
+    if cause is Cause.CRASHED and is_import_failure(earlier, end):
+        cause = Cause.ENVIRONMENT
+    repeated = why_repeated(
+        earlier, end, cause, tells_steps=tells_steps, blind_requeues=int(restart.get("blind_requeues", 2))
+    )
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:
         budget = ENDINGS[record.cause].budget
         if budget:
             spent[budget] += 1
-    return decide(
+    verdict = decide(
         cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
-        rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
+        rank_exit_code=end.exit_code or 1, why_repeated=repeated,
         cannot_pass=end.cannot_pass and end.cause is cause, why_last=why_last,
     )  # fmt: skip
+    if cause is Cause.ENVIRONMENT:
+        return replace(verdict, fix=ENVIRONMENT_FIX)
+    is_blind = cause is Cause.WALLTIME and not tells_steps and verdict.reason == repeated
+    return replace(verdict, fix=PROGRESS_FIX) if is_blind else verdict
 
 
 def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
@@ -102,10 +114,12 @@ def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> N
 
 def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Retry) -> None:
     """Write `exit.json`, and print its contents to the job's log."""
+    fix = verdict.fix or end.fix
     record = AttemptRecord(
         verdict.cause, verdict.next, verdict.next is Next.END, verdict.final_state, verdict.exit_code, end.reason,
-        verdict.reason, end.rank, end.host, end.fix, end.last_lines, end.step, round(seconds, 3), utc_now(),
+        verdict.reason, end.rank, end.host, fix, end.last_lines, end.step, round(seconds, 3), utc_now(),
         symptom=end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value, evidence=end.evidence,
+        changed_files=end.changed_files,
     )  # fmt: skip
     event = {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value}
     try:
@@ -117,7 +131,7 @@ def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, sec
     say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {end.reason}")
     for line in end.last_lines:
         say(f"    | {line}")
-    if end.fix:
-        say(f"fix: {end.fix}")
+    if fix:
+        say(f"fix: {fix}")
     if verdict.cause is not Cause.COMPLETED:
         say(f"next: {verdict.next.value} ({verdict.reason})")

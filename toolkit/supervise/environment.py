@@ -3,6 +3,7 @@
 The rendered script has already removed every variable that is not on a list; this module adds the job's own variables.
 """
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +44,7 @@ def rank_environment(
         "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_LAUNCHER": launcher,
         "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
+        "TOOLKIT_SIGNAL": str(job["job"].get("signal") or ""),
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }
@@ -56,8 +58,8 @@ def rank_environment(
 
 def _variable_of_webhook(job: Mapping[str, Any]) -> str:
     kind, _, name = str(_table(job, "notify").get("webhook") or "").partition(":")
-    needed = {*(_table(job, "env").get("pass") or ()), *(_table(job, "env").get("secrets") or ())}
-    return name if kind == "env" and name not in needed else ""
+    needed = [*(_table(job, "env").get("pass") or ()), *(_table(job, "env").get("secrets") or ())]
+    return name if kind == "env" and not any(fnmatch.fnmatchcase(name, one) for one in needed) else ""
 
 
 def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -74,6 +74,7 @@ class AttemptEnd:
     symptom: str = ""
     evidence: list[tuple[str, str]] = field(default_factory=list)
     cannot_pass: bool = False
+    changed_files: bool | None = None  # whether files that `restart.progress` matches changed during the attempt
 
 
 def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:

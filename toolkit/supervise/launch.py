@@ -1,5 +1,6 @@
 """Choose the launcher that starts the ranks of an attempt, and build its command."""
 
+import fnmatch
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_srun
 from toolkit.supervise.log import say
+from toolkit.supervise.mpi_family import family_of_program, mpirun_of
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.symptoms import PMIX_ORDER
 
@@ -48,7 +50,7 @@ def rank_command(
         OwnFailureError: the site has no container runtime, or the launcher cannot start it.
     """
     site, table = job.get("site_container") or {}, job.get("container") or {}
-    image = str(table.get("image") or site.get("image") or "")
+    image = _image_of(job)
     if not image:
         outside = dict(environment)
         if python != sys.executable:  # if staged, ranks find its other programs on PATH
@@ -78,6 +80,11 @@ def rank_command(
     )
 
 
+def _image_of(job: Mapping[str, Any]) -> str:
+    tables = (job.get("container") or {}, job.get("site_container") or {})
+    return next((str(table["image"]) for table in tables if table.get("image")), "")
+
+
 def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
     inside = {**environment, "PYTHONPATH": PACKAGE_INSIDE, "PYTHONNOUSERSITE": "1"}
     chosen = (job.get("env") or {}).get("vars") or {}
@@ -91,7 +98,8 @@ def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) 
 def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
     """Return the names of variables that override the image's: all that the site, the job and the supervisor set."""
     of_job = job.get("env") or {}
-    own = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("pass", []), *of_job.get("secrets", {})}
+    own = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("secrets", {})}
+    own |= {name for pattern in of_job.get("pass", []) for name in fnmatch.filter(inside, pattern)}
     return sorted(name for name in inside if name in own or base.get(name) != inside[name])
 
 
@@ -150,14 +158,37 @@ def launch(
     table = job["launcher"]
     run = RunDirectory(attempt.path.parents[1])
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)
-    options = [*(str(option) for option in table.get("options") or []), *command.options]
+    own = [*(table.get("options") or []), *(job["job"].get("launcher_options") or [])]
+    options = [*map(str, own), *command.options]
+    program = str(table.get("mpirun") or "")
+    if kind != "srun" and shape.ranks > 1:
+        program = _mpirun_of_entry(kind, job, environment) or program
     if kind == "srun":
         mpi = _mpi_over(nodes, job)
         return launch_srun(shape, command.environment, attempt, command.program, mpi=mpi, options=options)
     if kind == "mpirun":
-        program = str(table.get("mpirun") or "")
         return launch_mpirun(shape, command.environment, attempt, command.program, program=program, options=options)
     return launch_local(shape, command.environment, attempt, command.program)
+
+
+def _mpirun_of_entry(kind: str, job: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Return the mpirun of the MPI with which a compiled program is linked; "" if the entry is not such a program.
+
+    Raises:
+        OwnFailureError: there is none, or the ranks would start without MPI.
+    """
+    entry = job["job"]["entry"]
+    if not isinstance(entry, list) or _image_of(job):
+        return ""
+    folder = Path(str(job.get("code_directory") or job["job_directory"]))
+    family = family_of_program(str(entry[0]), folder, environment)
+    if family and kind != "mpirun":
+        raise OwnFailureError(
+            f"{entry[0]} is linked with {family}, but the launcher {kind!r} starts ranks without MPI",
+            fix='install an mpirun of that MPI, or set launcher.kind = "mpirun" in the site file',
+        )
+    configured = str(job["launcher"].get("mpirun") or "")
+    return mpirun_of(family, configured, environment, program=str(entry[0])) if family else ""
 
 
 def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:

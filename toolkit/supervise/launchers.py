@@ -19,7 +19,9 @@ from typing import Any, Protocol
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.mpi_family import OPEN_MPI, family_of_version
 from toolkit.supervise.parent_death import die_with_parent
+from toolkit.supervise.rank_files import signal_guards_here
 from toolkit.supervise.shape import Component, Shape
 
 _DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
@@ -41,11 +43,11 @@ class Ranks(Protocol):
     def forward_stop(self) -> bool:
         """Signal the ranks to save and exit. Return False if only the stop flag file can reach them."""
 
-    def ask_for_stacks(self) -> bool:
-        """Send SIGUSR1 to the ranks, which then write their stacks. Return False if it cannot be forwarded."""
+    def ask_for_stacks(self, number: int) -> bool:
+        """Send the signal that makes guards write stacks to all ranks. Return False if it cannot be forwarded."""
 
     def terminate(self) -> None:
-        """Send SIGTERM to programs without toolkit's signal handlers; `kill` follows after the grace time."""
+        """Make guards send the next stop signal to programs without toolkit's handlers: `job.signal`, then SIGTERM."""
 
     def kill(self) -> None:
         """Kill the ranks immediately."""
@@ -59,7 +61,7 @@ class LauncherProcess:
     """The ranks that one launcher command has started."""
 
     process: subprocess.Popen[bytes]
-    log: Path
+    attempt: AttemptDirectory
     forwards_signals: bool
 
     def exit_code(self) -> int | None:
@@ -67,22 +69,24 @@ class LauncherProcess:
 
     def report_a_death(self) -> bool:
         # mpirun does not report a failed rank: it kills all ranks and exits.
-        return _DEATH.search(self.log.read_text(encoding="utf-8", errors="replace")) is not None
+        return _DEATH.search(self.attempt.launcher_log.read_text(encoding="utf-8", errors="replace")) is not None
 
     def forward_stop(self) -> bool:
         return self._forward(signal.SIGUSR2)
 
-    def ask_for_stacks(self) -> bool:
-        return self._forward(signal.SIGUSR1)
+    def ask_for_stacks(self, number: int) -> bool:
+        return self._forward(number)
 
-    def _forward(self, number: signal.Signals) -> bool:
+    def _forward(self, number: int) -> bool:
         if self.forwards_signals and self.process.poll() is None:
             self.process.send_signal(number)
         return self.forwards_signals
 
     def terminate(self) -> None:
-        # On SIGTERM, srun kills its ranks. It forwards SIGUSR2, which the guards translate to SIGTERM.
-        if not self._forward(signal.SIGUSR2) and self.process.poll() is None:
+        # On SIGTERM, srun and mpirun kill their ranks soon. The guards translate SIGUSR2, which srun forwards.
+        if self._forward(signal.SIGUSR2) or self.process.poll() is not None:
+            return
+        if not signal_guards_here(self.attempt, signal.SIGUSR2):
             _signal_group(self.process, signal.SIGTERM)
 
     def kill(self) -> None:
@@ -140,19 +144,17 @@ class LocalRanks:
     def forward_stop(self) -> bool:
         return self._send(signal.SIGUSR2)
 
-    def ask_for_stacks(self) -> bool:
-        return self._send(signal.SIGUSR1)
+    def ask_for_stacks(self, number: int) -> bool:
+        return self._send(number)
 
-    def _send(self, number: signal.Signals) -> bool:
+    def _send(self, number: int) -> bool:
         for process in self.processes:  # these processes are the guards, which forward the signal
             if process.poll() is None:
                 process.send_signal(number)
         return True
 
     def terminate(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()  # the guard forwards the signal
+        self._send(signal.SIGUSR2)
 
     def kill(self) -> None:
         for process in self.processes:
@@ -228,7 +230,8 @@ def srun_on_every_node(nodes: Sequence[int], program: Sequence[str]) -> list[str
     """Return the srun command of one task on each node, given the number of nodes in each component."""
     return srun_of_groups(
         [
-            [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--kill-on-bad-exit=0", "--input=none"]
+            [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--kill-on-bad-exit=0", "--input=none",
+             "--overlap"]  # another step of the allocation may hold the CPUs
             for count in nodes
         ],
         program,
@@ -251,9 +254,8 @@ def launch_mpirun(
             f"{program or 'mpirun'} not found on PATH or next to {sys.executable}",
             fix='install an MPI (`pip install "toolkit[mpi]"`), or set launcher.kind = "local"',
         )
-    version = _version_of(path)
     count = ["-n", str(shape.ranks)]
-    if "Open MPI" in version or "PRTE" in version.upper():
+    if family_of_version(_version_of(path)) == OPEN_MPI:
         argv = [path, *count, "--map-by", f"ppr:{shape.leader.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         if os.geteuid() == 0:
             argv.append("--allow-run-as-root")
@@ -289,7 +291,7 @@ def _is_forwarded(name: str) -> bool:
 def _launch(
     argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory, *, forwards_signals: bool
 ) -> Ranks:
-    return LauncherProcess(_start(argv, environment, attempt), attempt.launcher_log, forwards_signals)
+    return LauncherProcess(_start(argv, environment, attempt), attempt, forwards_signals)
 
 
 def _start(argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory) -> subprocess.Popen[bytes]:

@@ -1,6 +1,9 @@
-"""The progress of a run: the last step of an attempt, and whether a failure recurred without progress."""
+"""The progress of a run: the last step of an attempt, changed files, and whether a failure recurred without progress."""
 
+import glob
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import last_record
@@ -10,6 +13,16 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
+
+PROGRESS_FIX = (
+    "report progress in one of three ways: call toolkit.step(N) in the script; print a line `toolkit: step N`; or set "
+    'restart.progress to a pattern such as "out/*.pt" for files that the script writes. Else raise job.time, or set '
+    "restart.blind_requeues = -1"
+)
+_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+_EXCEPTION = re.compile(r"(?:\w+\.)*(?P<name>[A-Z]\w*)(?=: | at |$)")
+_POSITION = re.compile(r' at (?P<place>\S+:\d+)$|File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_NOT_COUNTED = frozenset({Cause.PREEMPTED, Cause.NODE_LOST, Cause.SUPERVISOR_LOST})  # they say nothing about a script
 
 
 def last_step(attempt: AttemptDirectory) -> int | None:
@@ -30,27 +43,95 @@ def last_step(attempt: AttemptDirectory) -> int | None:
     return max(steps, default=None)
 
 
-def is_repeated(earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool) -> bool:
-    """Return whether an attempt ended like the previous one, and reached no further step than the earlier ones.
+def state_of_files(pattern: str) -> dict[str, tuple[int, int]]:
+    """Return time and size of each file that `restart.progress` matches, relative to the working directory of the run."""
+    state = {}
+    # Path.glob accepts no absolute pattern.
+    names = glob.glob(str(Path(pattern).expanduser()), recursive=True) if pattern else []  # noqa: PTH207
+    for path in names:
+        try:
+            status = Path(path).stat()
+        except OSError:  # removed meanwhile, as expired checkpoints are
+            continue
+        state[path] = (status.st_mtime_ns, status.st_size)
+    return state
+
+
+def why_repeated(
+    earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool, blind_requeues: int
+) -> str:
+    """Return why another attempt is pointless: it ended like earlier ones, and made no progress; "" if it may help.
 
     A failed launch is retried twice, so only the third one in a row counts as repeated.
 
     Args:
         earlier: ends of the attempts since the last resume.
         cause: why the attempt ended, according to Slurm.
-        tells_steps: True if the job reports its steps; otherwise only the budgets limit crashes and walltimes.
+        tells_steps: True for a function, which reports its steps. A script that crashes without reporting any is
+            repeated only if it raised the same exception at the same line.
+        blind_requeues: `restart.blind_requeues`, the number of walltimes without progress at which a script ends.
     """
-    if not earlier or _has_new_step(earlier, end.step) or earlier[-1].cause is not cause:
-        return False
+    if _has_progress(earlier, end):
+        return ""
+    if cause is Cause.WALLTIME and not tells_steps:
+        blind = 1 + _blind_walltimes(earlier)
+        return f"{blind} consecutive walltimes without progress" if 0 <= blind_requeues <= blind else ""
+    if not earlier or earlier[-1].cause is not cause:
+        return ""
     if cause is Cause.LAUNCH_FAILED:  # Slurm may take a while to end an old step on a node
-        return [one.cause for one in earlier[-2:]] == [cause] * 2
-    if cause is Cause.CRASHED:
-        return tells_steps and (earlier[-1].rank, earlier[-1].reason) == (end.rank, end.reason)
-    if cause is Cause.WALLTIME:  # a start-up or save that exceeds the walltime would be repeated forever
-        return tells_steps
-    return cause is Cause.STALLED
+        times = "three times" if [one.cause for one in earlier[-2:]] == [cause] * 2 else ""
+    elif cause is Cause.CRASHED:
+        times = "twice" if _is_same_crash(earlier, end, tells_steps=tells_steps) else ""
+    else:
+        times = "twice" if cause in (Cause.STALLED, Cause.WALLTIME) else ""
+    return f"the same failure occurred {times} without a new step" if times else ""
 
 
-def _has_new_step(earlier: Sequence[AttemptRecord], step: int | None) -> bool:
+def is_import_failure(earlier: Sequence[AttemptRecord], end: AttemptEnd) -> bool:
+    """Return whether a rank could not import its modules, or parse its script, before the run made any progress."""
+    seen = exception_of(end)
+    has_progress = _has_any_progress(end) or any(map(_has_any_progress, earlier))
+    return end.cause is Cause.CRASHED and seen is not None and seen[0] in _IMPORT_ERRORS and not has_progress
+
+
+def exception_of(end: AttemptEnd | AttemptRecord) -> tuple[str, str] | None:
+    """Return the name of the exception that ended a rank, and the line that raised it; None if there is none.
+
+    A program reports both only in its last lines.
+    """
+    for lines in ([end.reason], [line.strip() for line in end.last_lines]):
+        found = [match["name"] for line in lines if (match := _EXCEPTION.match(line))]
+        names = found if lines == [end.reason] else [name for name in found if name.endswith(("Error", "Exception"))]
+        places = filter(None, map(_POSITION.search, lines))
+        if names:
+            last = [match["place"] or f"{match['file']}:{match['line']}" for match in places][-1:]
+            return names[-1], "".join(last)
+    return None
+
+
+def _is_same_crash(earlier: Sequence[AttemptRecord], end: AttemptEnd, *, tells_steps: bool) -> bool:
+    last = earlier[-1]
+    if tells_steps and (last.rank, last.reason) == (end.rank, end.reason):
+        return True
+    seen = exception_of(end)
+    is_early = not _has_any_progress(last) and not _has_any_progress(end)
+    return is_early and seen is not None and bool(seen[1]) and seen == exception_of(last)
+
+
+def _blind_walltimes(earlier: Sequence[AttemptRecord]) -> int:
+    """Return how many of the last attempts reached the walltime without progress; preemptions between them are ignored."""
+    blind = 0
+    for at in range(len(earlier) - 1, -1, -1):
+        if _has_progress(earlier[:at], earlier[at]) or earlier[at].cause not in {Cause.WALLTIME, *_NOT_COUNTED}:
+            break
+        blind += earlier[at].cause is Cause.WALLTIME
+    return blind
+
+
+def _has_any_progress(end: AttemptEnd | AttemptRecord) -> bool:
+    return end.step is not None or bool(end.changed_files)
+
+
+def _has_progress(earlier: Sequence[AttemptRecord], end: AttemptEnd | AttemptRecord) -> bool:
     reached = [one.step for one in earlier if one.step is not None]
-    return step is not None and step > max(reached, default=-1)
+    return bool(end.changed_files) or (end.step is not None and end.step > max(reached, default=-1))

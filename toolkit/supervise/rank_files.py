@@ -1,6 +1,10 @@
 """Read the records that ranks write when they start, and format rank numbers for messages."""
 
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
@@ -35,6 +39,23 @@ def host_of(attempt: AttemptDirectory, rank: int) -> str | None:
     """Return the host that a rank ran on; None if it is unknown."""
     record = rank_record(attempt, rank)
     return None if record is None else str(record["host"])
+
+
+def signal_guards_here(attempt: AttemptDirectory, number: int) -> bool:
+    """Signal the guards on this host, as mpirun does not; return False if ranks run on other hosts."""
+    records = [rank_record(attempt, rank) for rank in begun_ranks(attempt)]
+    here = [one for one in records if one is not None and one["host"] == socket.gethostname() and _is_rank(one["pid"])]
+    for one in here:
+        with suppress(ProcessLookupError):
+            os.kill(one["pid"], number)
+    return bool(here) and all(one is None or one["host"] == socket.gethostname() for one in records)
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"toolkit.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def named(ranks: Sequence[int]) -> str:

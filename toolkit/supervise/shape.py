@@ -21,10 +21,11 @@ class Component:
     nodes: int
     ranks_per_node: int
     cpus_per_rank: int = 0
+    total: int = 0  # the number of ranks if they do not fill the nodes
 
     @property
     def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
+        return self.total or self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Shape:
     components: tuple[Component, ...]
 
     @classmethod
-    def of(cls, nodes: int, ranks_per_node: int, cpus_per_rank: int = 0) -> Shape:
+    def of(cls, nodes: int, ranks_per_node: int, cpus_per_rank: int = 0, total: int = 0) -> Shape:
         """Return the shape of a single component."""
-        return cls((Component(nodes, ranks_per_node, cpus_per_rank),))
+        return cls((Component(nodes, ranks_per_node, cpus_per_rank, total),))
 
     @property
     def nodes(self) -> int:
@@ -69,11 +70,13 @@ def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
             int(str(table.get("nodes") or 1).split("-")[0]),  # the minimum of a range such as "2-4"
             int(table.get("ranks_per_node") or 1),
             int(table.get("cpus_per_rank") or 0),
+            int(table.get("ranks") or 0),
         )
         for table in tables
     ]
     if nodes is not None and len(components) == 1:
-        return Shape.of(nodes, components[0].ranks_per_node, components[0].cpus_per_rank)
+        (one,) = components
+        return Shape.of(nodes, one.ranks_per_node, one.cpus_per_rank, one.total)
     return Shape(tuple(components))
 
 

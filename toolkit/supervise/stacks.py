@@ -1,16 +1,14 @@
 """Collect the stacks of a stalled attempt: each rank's threads in `errors/rank-R.stack`, and a summary for the log."""
 
-import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from toolkit.rundir.files import write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.launchers import Ranks
-from toolkit.supervise.rank_files import begun_ranks, named, rank_record
+from toolkit.supervise.rank_files import named, signal_guards_here
 
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
@@ -19,10 +17,16 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<funct
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
 
 
-def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks) -> list[str]:
+def collect_stacks(
+    attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks, *, is_unmanaged: bool = False
+) -> list[str]:
     """Request stacks, wait for their files, and summarize in a few lines at which position each rank is."""
-    if not running.ask_for_stacks():
-        _signal_guards_here(attempt)
+    number = signal.SIGUSR1
+    if is_unmanaged:  # srun may deliver a signal to all processes of a rank, and only SIGUSR2 is ignored by programs
+        write_text(attempt.stack_request, "")
+        number = signal.SIGUSR2
+    if not running.ask_for_stacks(number):
+        signal_guards_here(attempt, number)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in ranks):
         time.sleep(0.1)
@@ -33,21 +37,6 @@ def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ran
     lines = [f"{named(members)}: {position}" for position, members in fewest_first[:SHOWN_PLACES]]
     more = len(places) - SHOWN_PLACES
     return [*lines, f"and {more} more positions: see {attempt.errors}"] if more > 0 else lines
-
-
-def _signal_guards_here(attempt: AttemptDirectory) -> None:
-    """Signal the guards on this host directly: mpirun does not forward signals to its ranks."""
-    for rank in begun_ranks(attempt):
-        record = rank_record(attempt, rank)
-        if record is not None and record["host"] == socket.gethostname() and _is_rank(record["pid"]):
-            os.kill(record["pid"], signal.SIGUSR1)
-
-
-def _is_rank(pid: int) -> bool:
-    try:
-        return b"toolkit.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return False
 
 
 def _place(attempt: AttemptDirectory, rank: int) -> str:

@@ -1,7 +1,10 @@
 """Run one start of a run in an allocation: find its number, claim it, and run its supervisor to the end."""
 
 import os
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +13,8 @@ from toolkit.rundir.claims import SupersededError, claim_start, process_start_ti
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.sweep import in_words, values_of_task
-from toolkit.supervise.allocation import drop_memory, find_allocation, stop_grace_s
+from toolkit.slurm.times import parse_slurm_time
+from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, stop_grace_s
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.log import say
 from toolkit.supervise.repeated_jobs import cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
@@ -32,6 +36,8 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     if allocation.of_components:
         drop_memory(os.environ)
     job = job_of_task(job, allocation.task)
+    if not allocation.in_slurm:
+        _limit_local_run(allocation, job, request)
     script = run.script(first_start)
     turn, first = take_turn(job, allocation), first_start
     if turn is not None:
@@ -70,6 +76,18 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         raise
 
 
+def _limit_local_run(allocation: Allocation, job: Mapping[str, Any], request: StopRequest) -> None:
+    """End a run without Slurm at `job.time`, with the same warning before it."""
+    limit_s = parse_slurm_time(str(job["job"].get("time") or "0"))
+    if not limit_s:
+        return
+    allocation.ends_at = time.time() + limit_s
+    warn_s = float(job["restart"]["warn_s"])
+    timer = threading.Timer(max(0.0, limit_s - warn_s), request.on_signal, (signal.SIGUSR2, None))
+    timer.daemon = True
+    timer.start()
+
+
 def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:
     """Return the job with the sweep values of this task applied. A job without a sweep is returned unchanged.
 
@@ -87,5 +105,5 @@ def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:
     own = {name: table for name, table in job.items() if name != "sweep"}
     for key, value in values.items():
         table, _, name = key.partition(".")
-        own[table] = {**own[table], name: value}
+        own[table] = {**own[table], name: value} if name else value
     return own

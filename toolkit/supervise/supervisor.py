@@ -17,7 +17,14 @@ from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, ref
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
-from toolkit.supervise.allocation import STOP_GRACE_S, Allocation, is_in_grace_time, lost_nodes, why_terminated
+from toolkit.supervise.allocation import (
+    STOP_GRACE_S,
+    Allocation,
+    is_in_grace_time,
+    lost_nodes,
+    other_steps,
+    why_terminated,
+)
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, requeue, submit_follow_up
 from toolkit.supervise.controller import await_controller
@@ -28,6 +35,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_unmanaged, launch
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_exclude, unfit_nodes
+from toolkit.supervise.progress import state_of_files
 from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.retry import ROOM_S, Retry
@@ -101,6 +109,11 @@ class Supervisor:
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
         return self.stop_grace_s
+
+    def why_not_started(self) -> str:
+        """Return which other steps of the allocation run, because srun waits for their CPUs; "" if there are none."""
+        steps = ", ".join(other_steps(self.allocation))
+        return f"srun waits for CPUs that other steps of this allocation hold: {steps}" if steps else ""
 
     def refuse_superseded(self) -> None:
         """Raise SupersededError if a newer start has taken over the run: this one must no longer write to it."""
@@ -206,11 +219,16 @@ class Supervisor:
         except OSError as error:
             return without_room(error, self.run)
         restart = self.job["restart"]
+        unmanaged = is_unmanaged(self.job["job"]["entry"])
         watch = AttemptWatch(
             self.run, attempt, self.shape, self.request,
-            self, stall_s=float(restart["stall_s"]), is_unmanaged=is_unmanaged(self.job["job"]["entry"]),
+            self, stall_s=float(restart["stall_s"]), is_unmanaged=unmanaged,
+            is_stall_set="restart.stall_s" in self.job.get("origins", {}),
+            has_own_signal=unmanaged and bool(self.job["job"].get("signal")),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
+        pattern = str(restart.get("progress") or "")
+        files = state_of_files(pattern)
         for _ in range(MOST_LAUNCHES):
             end = self._launch(watch, launcher, environment)
             if end.cause is not Cause.LAUNCH_FAILED or end.symptom != CONTROLLER_AWAY.word:
@@ -219,7 +237,7 @@ class Supervisor:
                 return self.retry.wait_for(watch.end_before_launch) or out_of_time(end)
             attempt.launcher_log.unlink(missing_ok=True)  # the next launch must be judged by its own messages
             self.nodes_checked = False
-        return end
+        return replace(end, changed_files=state_of_files(pattern) != files) if pattern else end
 
     def _await_controller(self, end: AttemptEnd) -> bool:
         """Wait for slurmctld to respond after a failed launch, but keep the time that ranks need to save."""
@@ -278,9 +296,10 @@ class Supervisor:
         tells_steps = not is_unmanaged(self.job["job"]["entry"])
         again = self._next_start(cause)
         why_last = self.turn.why_last(self.run.run_id) if self.turn is not None else NO_REQUEUE
-        return judge(
-            self.run, self.job["restart"], self.start, end, cause, again, tells_steps=tells_steps, why_last=why_last
-        )
+        restart = self.job["restart"]
+        if self.turn is not None and not tells_steps:  # the user has limited the number of jobs
+            restart = {**restart, "blind_requeues": -1}
+        return judge(self.run, restart, self.start, end, cause, again, tells_steps=tells_steps, why_last=why_last)
 
     def _next_start(self, cause: Cause) -> Next | None:
         """Return how another start may follow this one; None if none may."""
@@ -321,6 +340,8 @@ class Supervisor:
             nodes = ", ".join(self.lost_nodes) or "a node"
             host = next(iter(self.lost_nodes), None)
             end = replace(end, reason=f"Slurm reports that {nodes} failed", rank=None, host=host)
+        elif verdict.cause is Cause.ENVIRONMENT:
+            end = replace(end, cause=verdict.cause, symptom="")
         elif end.cause is not verdict.cause:
             end = replace(end, reason=f"Slurm ended the attempt ({verdict.cause.value})", rank=None, host=None, fix="")
         if verdict.cause is Cause.PREEMPTED and self.is_unexplained:

@@ -109,7 +109,7 @@ def discover(environ: Mapping[str, str] | None = None) -> World:
 
 
 def _place(env: Mapping[str, str]) -> Place:
-    if "TORCHELASTIC_RUN_ID" in env:  # torchrun itself may run in a Slurm step
+    if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:  # torchrun itself may run in a Slurm step
         return from_torchrun(env)
     if env.get("TOOLKIT_LAUNCHER") == "local":
         return from_torchrun(env, launcher="local", source="toolkit's local launcher")

@@ -18,9 +18,10 @@ from toolkit.world.facts import World
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["meet", "start_groups"]
+__all__ = ["Endpoint", "meet", "start_groups"]
 
 _ENDPOINT_BYTES = 128
+_PORT_TRIES = 20
 ADDRESS_PATIENCE_S = 300.0  # wait for rank 0's address; shorter than the stall timeout, whose error is less specific
 COLLECTIVE_TIMEOUT_S = 1800.0  # torch's default for gloo
 
@@ -52,6 +53,26 @@ def meet(world: World, *, interface: str = "", timeout_s: float = ADDRESS_PATIEN
 
 
 def _listen(address: str, port: int = 0) -> Endpoint:
+    """Open a port; if toolkit chooses it, the next port is free as well, for JAX."""
+    for _ in range(_PORT_TRIES if port == 0 else 0):
+        endpoint = _open(address, 0)
+        assert endpoint.listener is not None
+        if _is_free(address, endpoint.port + 1):
+            return endpoint
+        endpoint.listener.close()
+    return _open(address, port)
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, port))
+        except (OSError, OverflowError):  # in use, or above the last port
+            return False
+    return True
+
+
+def _open(address: str, port: int) -> Endpoint:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -24,7 +24,7 @@ class StopWatch:
     """The stop and save requests of one rank. `verdict` (stop) and `save_agreed` are what all ranks last agreed on.
 
     `save_asked` is why this rank requests a save: "asked" if `control/save` exists, or the reason from `ask_save`; ""
-    if it requests none.
+    if it requests none. `saves` is False for a script that reports steps, but does not accept stop and save requests.
     """
 
     run: RunDirectory | None = None
@@ -33,6 +33,7 @@ class StopWatch:
     save_asked: str = ""
     verdict: bool = False
     save_agreed: bool = False
+    saves: bool = True
     _ends_at: float | None = None
     _end_read_at: float = float("-inf")
     _looked_at: float = float("-inf")
@@ -56,7 +57,7 @@ class StopWatch:
         """Return the request of this rank. Rank 0 also writes the heartbeat and checks control files periodically."""
         if rank == 0:
             self._step = step
-            for use_files in (lambda: self._beat(step), self._read_control):
+            for use_files in (lambda: self.beat(step), self._read_control):
                 try:
                     use_files()
                 except OSError as error:  # a file server that stalls must not end a rank
@@ -95,7 +96,8 @@ class StopWatch:
                 say_beside(f"the run directory does not respond: {error}")
         return self._ends_at - time.time() if self._ends_at else float("inf")
 
-    def _beat(self, step: int) -> None:
+    def beat(self, step: int) -> None:
+        """Write the heartbeat, at most once a second."""
         now = time.monotonic()
         if self.attempt is not None and now - self._beat_at >= HEARTBEAT_PERIOD_S:
             self._beat_at = now
@@ -107,7 +109,8 @@ class StopWatch:
 
     def _write_heartbeat(self, step: int) -> None:
         if self.attempt is not None:
-            write_json(self.attempt.heartbeat, {"step": step, "time": utc_now()}, durable=False)
+            beat = {"step": step, "time": utc_now(), **({} if self.saves else {"saves": False})}
+            write_json(self.attempt.heartbeat, beat, durable=False)
             self._told_step = step
 
     def _read_control(self) -> None:

@@ -61,7 +61,7 @@ def test_what_a_program_is_not_told_of_is_said(toolkit):
     said = toolkit("render", job, *sweep, "--sweep", "env.vars.SEED=1,2")
     (warned,) = (line for line in said.err.splitlines() if "TOOLKIT_RESOLVED_JOB" in line)
     assert warned.startswith("toolkit: warning: --sweep args.layers=2: ")
-    assert warned.endswith("Fix: sweep an environment variable instead, env.vars.LAYERS")
+    assert warned.endswith("Fix: sweep an argument or a variable instead, argv.layers or env.vars.LAYERS")
     assert "TOOLKIT_RESOLVED_JOB" not in toolkit("render", "train_lm", *sweep).err
 
 
@@ -253,3 +253,22 @@ def test_a_damaged_file_of_values_is_refused_by_name(rendered, toolkit, squeue):
     run.sweep.write_text('{"keys": ["train.lr"], "tasks": [1, 2]}')
     refused = toolkit("status", run.run_id)
     assert (refused.code, "sweep.json" in refused.err) == (2, True)
+
+
+def test_an_argument_is_swept_in_the_job_file_and_after_the_dashes(toolkit):
+    job = toolkit.folder / "argv.toml"
+    job.write_text('[job]\nentry = ["true"]\nargv = ["--lr", "1", "--seed=2"]\n')
+    sweep = ("--sweep", "argv.lr=0.1,0.2", "--sweep", "argv.steps=5", "--sweep", "argv.new=6")
+    script = toolkit.ok("render", job, "--site", "devcluster", *sweep, "--", "--steps", "3")
+    whole = json.loads(next(line for line in script.splitlines() if line.startswith('{"schema')))
+    task = job_of_task(whole, 1)
+    assert task["job"]["argv"] == ["--lr", "0.2", "--seed=2"]
+    assert task["argv"] == ["--steps", "5", "--new=6"]
+    assert whole["job"]["argv"] == ["--lr", "1", "--seed=2"]
+
+
+def test_an_argument_that_occurs_twice_is_refused_at_submission(toolkit):
+    job = toolkit.job("true")
+    said = toolkit("render", job, "--site", "devcluster", "--sweep", "argv.lr=1,2", "--", "--lr=3", "lr=4")
+    assert said.code == 2
+    assert "lr occurs 2 times in the arguments: --lr=3 lr=4" in said.err

@@ -31,7 +31,16 @@ LINES_SHOWN = 4
 _UNWRITTEN_RECORD = re.compile("; (?:it would say|its contents): ")
 LOG_LINES = 40
 
-_TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
+_TELL_LAST_LINES = (
+    "exception",
+    "exit_code",
+    "killed",
+    "native_crash",
+    "peer_lost",
+    "collective_timeout",
+    "environment",
+    "stalled",
+)
 
 
 def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:

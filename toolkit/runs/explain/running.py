@@ -4,6 +4,7 @@ import shlex
 import time
 
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
+from toolkit.rundir.files import read_lines
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
@@ -65,6 +66,9 @@ def _running(run: RunDirectory) -> Explanation:
         if here == wanted and is_unmanaged(job.job.entry):
             why = f"attempt {attempt.number} is running with {wanted} ranks; scripts and executables report no steps"
         actions = actions[:1]
+        why = f"{why}: {waits}" if here == 0 and (waits := _why_it_waits(attempt)) else why
+    elif silent_s > QUIET_S and is_unmanaged(job.job.entry) and job.origin("restart.stall_s").layer == "built-in":
+        why = f"attempt {attempt.number} with {wanted} ranks has reported no step for {silent_s:.0f} s"
     elif silent_s > QUIET_S:
         why = f"attempt {attempt.number} with {wanted} ranks has completed no step for {silent_s:.0f} s"
         follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
@@ -83,6 +87,12 @@ def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanatio
         evidence=_earlier_ends(run, attempt), rank=end.rank, host=end.host,
         actions=[f"`toolkit logs {run.run_id} -f`"],
     )  # fmt: skip
+
+
+def _why_it_waits(attempt: AttemptDirectory) -> str:
+    """Return why the launcher has not started a rank, as far as the supervisor has found out."""
+    reasons = [str(line["reason"]) for line in read_lines(attempt.events) if line.get("event") == "waiting"]
+    return reasons[-1] if reasons else ""
 
 
 def _silent_s(attempt: AttemptDirectory) -> float | None:

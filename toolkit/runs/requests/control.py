@@ -3,7 +3,7 @@
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import newest_parts
-from toolkit.rundir.files import utc_now, write_text
+from toolkit.rundir.files import read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause, RunState
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
@@ -36,7 +36,9 @@ def what_follows_a_stop(run: RunDirectory) -> str:
     """Describe what follows a stop request, in one line."""
     resume = f"`toolkit resume {run.run_id}`"
     if _is_unmanaged(run):
-        return f"run {run.run_id} receives TERM now, and is killed after its time to save; {resume} starts it again"
+        own = recorded_job(run).job.signal
+        signals = f"{own} now, then TERM," if own else "TERM now,"
+        return f"run {run.run_id} receives {signals} and is killed after its time to save; {resume} starts it again"
     return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
 
 
@@ -45,9 +47,10 @@ def _is_unmanaged(run: RunDirectory) -> bool:
 
 
 def _reports_steps(run: RunDirectory) -> bool:
-    """Return whether a script uses `toolkit.world` like a training loop."""
+    """Return whether a script uses `toolkit.world` like a training loop; `toolkit.step` alone saves nothing."""
     attempts = (part.last_attempt() for part in run.with_tasks())
-    return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
+    beats = (read_json_or_none(attempt.heartbeat) for attempt in attempts if attempt is not None)
+    return any(beat is not None and beat.get("saves", True) for beat in beats)
 
 
 def requeue_run(run: RunDirectory) -> RunStatus:

@@ -29,7 +29,7 @@ _WORDS = {
     What.LOST: "lost steps",
 }  # fmt: skip
 _LETTERS = {
-    "completed": "E", "crashed": "C", "stalled": "S", "refused": "F", "launch_failed": "L", "supervisor_failed": "V",
+    "completed": "E", "crashed": "C", "environment": "I", "stalled": "S", "refused": "F", "launch_failed": "L", "supervisor_failed": "V",
     "supervisor_lost": "V", "node_lost": "N", "node_unfit": "U", "walltime": "W", "preempted": "P", "stopped": "T",
     "cancelled": "X", "resumed": "R", "killed": "K", "ended": "e",
 }  # fmt: skip

@@ -44,5 +44,7 @@ def warn_of_likely_secrets(job: ResolvedJob) -> None:
         )
         place = shown_origin(key, job.origin(key)).place(key)
         say(f"{place}: looks like a secret, and the run's files would contain it. Fix: {fix}")
-    if any(looks_secret("", word) for word in job.argv):
-        say("an argument after -- looks like a secret, and the run's files would contain it. Fix: use [env.secrets]")
+    if any(looks_secret("", word) for word in job.arguments):
+        say(
+            "an argument of the entry looks like a secret, and the run's files would contain it. Fix: use [env.secrets]"
+        )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolkit.config.argv import SWEPT_ARGUMENT
 from toolkit.config.document import Flag
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
@@ -106,7 +107,9 @@ def split_values(text: str) -> list[str]:
 
 
 def read_value(key: str, text: str, *, where: str) -> Any:
-    """Parse a value by the type of its key, as `--set` does."""
+    """Parse a value by the type of its key, as `--set` does; an argument is used unchanged."""
+    if key.startswith(SWEPT_ARGUMENT):
+        return text
     return read_text(tuple(key.split(".")), text, where=where)
 
 
@@ -117,6 +120,8 @@ def check_key(key: str, *, where: str) -> None:
         ToolkitError: the key is part of the script, which all tasks share, or the table is unknown.
     """
     table = key.partition(".")[0]
+    if key.startswith(SWEPT_ARGUMENT):
+        return
     if table == "job" or key == "restart.warn_s":
         raise ToolkitError(
             f"{key} is the same for all tasks of an array: Slurm reads it once, from the script",

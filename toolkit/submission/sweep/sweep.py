@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.amend import vary_job
+from toolkit.config.argv import SWEPT_ARGUMENT
 from toolkit.config.document import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
@@ -66,7 +67,8 @@ def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
         if table in _FOR_FUNCTIONS:
             say(
                 f"warning: {place}: the entry is not a `file.py:function`, so its tasks receive {key} only in the file that "
-                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep an environment variable instead, env.vars.{name.upper().replace('.', '_')}"
+                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep an argument or a variable instead, argv.{name} or "
+                f"env.vars.{name.upper().replace('.', '_')}"
             )
 
 
@@ -130,10 +132,12 @@ def _laid_over(job: ResolvedJob, site: Site, rows: Sequence[Row], sweep: Sweep) 
             for one in (error, *error.others):
                 one.where = f"task {number} ({in_words(sweep.tasks[number])}): {one.where}"
             raise
-        touched = {key.partition(".")[0] for key in rows[number]}
+        touched = {key.partition(".")[0] for key in rows[number]} & set(TABLES)
         task_overrides[str(number)] = {
             key: value for key, value in _tables_of(task, touched).items() if base.get(key) != value
         }
+        if any(key.startswith(SWEPT_ARGUMENT) for key in rows[number]):
+            task_overrides[str(number)] |= {"job.argv": task.job.argv, "argv": task.argv}
     return task_overrides
 
 

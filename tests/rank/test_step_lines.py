@@ -1,0 +1,69 @@
+"""Steps that a script reports: by a call, and by lines of its output."""
+
+import pytest
+
+import toolkit
+from toolkit.errors import ToolkitError
+from toolkit.rank.step_lines import StepLines
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import read_json
+from toolkit.world import step as step_module
+
+
+def step_in(attempt):
+    return read_json(attempt.heartbeat)["step"] if attempt.heartbeat.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("toolkit: step 7\n", 7),
+        ("toolkit: step 7\ntoolkit: step 9\nloss 3\n", 9),
+        ("epoch 1 toolkit: step 7\n", None),
+        ("toolkit: step seven\ntoolkit: step -1\n", None),
+        ("toolkit: step 7", None),  # the line is not finished
+        ("x" * 3_000_000 + "\ntoolkit: step 8\n", 8),
+    ],
+)
+def test_the_last_whole_line_counts(run_directory, text, step):
+    attempt = claim_attempt(run_directory)
+    log = attempt.log_file(0)
+    log.write_text(text)
+    lines = StepLines(attempt, log)
+    lines.start()
+    lines.finish()
+    assert step_in(attempt) == step
+
+
+def test_only_rank_0_counts_in_a_shared_log(run_directory):
+    attempt = claim_attempt(run_directory)
+    log = attempt.node_log("here")
+    log.write_text("[0] toolkit: step 3\n[1] toolkit: step 5\n")
+    lines = StepLines(attempt, log)
+    lines.start()
+    lines.finish()
+    assert step_in(attempt) == 3
+
+
+@pytest.fixture
+def in_rank(run_directory, monkeypatch):
+    attempt = claim_attempt(run_directory)
+    step_module._watch_of_attempt.cache_clear()
+    monkeypatch.setenv("TOOLKIT_RUN_DIR", str(run_directory.path))
+    monkeypatch.setenv("TOOLKIT_ATTEMPT", "0")
+    yield lambda rank: (monkeypatch.setenv("TOOLKIT_RANK", rank), attempt)[1]
+    step_module._watch_of_attempt.cache_clear()
+
+
+@pytest.mark.parametrize(("rank", "step"), [("0", 4), ("1", None)])
+def test_rank_0_records_the_step_that_a_script_reports(in_rank, rank, step):
+    attempt = in_rank(rank)
+    toolkit.step(4)
+    assert step_in(attempt) == step
+
+
+def test_outside_of_a_run_a_step_does_nothing_and_a_wrong_one_is_refused():
+    toolkit.step(1)
+    for wrong in (-1, "3", 2.5):
+        with pytest.raises(ToolkitError, match="expected a step number"):
+            toolkit.step(wrong)
