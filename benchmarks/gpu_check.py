@@ -67,8 +67,7 @@ def made_environment() -> Path:
     here = [path for path in (*site.getsitepackages(), site.getusersitepackages()) if Path(path).is_dir()]
     (packages / "here.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in here))
     (packages / "toolkit").mkdir()
-    installed_as = {"jobs": "jobs", "templates": "templates", "site_configs": "site_configs"}  # as in setup.cfg
-    for source in [*(ROOT / "toolkit").iterdir(), *(ROOT / name for name in installed_as)]:
+    for source in [*(ROOT / "toolkit").iterdir(), *(ROOT / name for name in ("jobs", "templates", "site_configs"))]:
         (packages / "toolkit" / source.name).symlink_to(source)
     return folder / "bin" / "python"
 
@@ -109,40 +108,30 @@ def why(folder: Path, code: int | None = None) -> str:
 
 
 def end_descendants() -> None:
-    """Kill all descendants of this process, which adopts the orphans of a row, such as a supervisor."""
+    """Kill all descendants of this process, which adopts the orphans of a killed one, such as a supervisor."""
     deadline = time.monotonic() + 10
-    while pids := _children(os.getpid()):
-        for pid in pids:
-            for one in (*_descendants(pid), pid):
-                try:
-                    os.kill(one, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+    while time.monotonic() < deadline:
+        for child in children():
+            os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still that of the child
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
-        if time.monotonic() > deadline:
-            print(f"processes {pids} cannot be killed; the driver may hang", file=sys.stderr)
-            return
         time.sleep(0.1)
+    print("a process of this row cannot be killed; the driver may hang", file=sys.stderr)
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]
-    except OSError:
-        return []
-
-
-def _words(path: Path) -> list[str]:
-    return path.read_text().split() if path.exists() else []
-
-
-def _descendants(pid: int) -> list[int]:
-    below = _children(pid)
-    return [*below, *(one for child in below for one in _descendants(child))]
+def children() -> list[int]:
+    """Return the child processes of this one, which ps(1) reads in the same way."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        except OSError:  # it has exited meanwhile
+            continue
+        found += [int(folder.name)] if int(parent) == os.getpid() else []
+    return found
 
 
 def table(results: list[dict[str, object]]) -> str:

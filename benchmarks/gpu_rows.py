@@ -1,27 +1,25 @@
 """The rows of `gpu_check.py`. `python gpu_rows.py ROW DEVICE FOLDER` prints the result of one as a JSON object.
 
-Rows run the real program: a job file whose entry is a function below, started by `toolkit run`. To add a row, add a
-function that returns its values, or raises `FailedRowError`, and its line in `ROWS`.
+Most rows run the real program: a job whose entry is a function of `gpu_ranks.py`, started by `toolkit run`. To add a
+row, add a function that returns its values, or raises `FailedRowError`, and its line in `ROWS`.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 Values = dict[str, Any]
 GIB = 1 << 30
+RANKS = Path(__file__).with_name("gpu_ranks.py")
 # About 151 million parameters, 16,384 tokens per step; small enough for 24 GB, large enough to keep an H100 busy.
 ON_GPU = {"layers": 12, "width": 1024, "heads": 16, "context": 1024}
 ON_CPU = {"layers": 2, "width": 64, "heads": 4, "context": 64}
@@ -59,34 +57,35 @@ class Place:
         )
         return done
 
-    def run(self, entry: str, *, variables: Mapping[str, str] | None = None, code: int = 0, **settings: Any) -> Path:
-        """Run a job with one rank whose entry is a function of this file; return its run directory."""
-        shutil.copy(__file__, self.folder)
+    def run(
+        self, entry: str, settings: Mapping[str, Any] | None = None, *, variables: Mapping[str, str] | None = None, code: int = 0
+    ) -> Path:  # fmt: skip
+        """Run a job with one rank whose entry is a function of `gpu_ranks.py`; return its run directory."""
+        shutil.copy(RANKS, self.folder)
         known = [name for name in PASSED if name in os.environ]
-        job = f'[job]\nname = "{entry}"\nentry = "{Path(__file__).name}:{entry}"\nranks_per_node = 1\n'
+        job = f'[job]\nname = "{entry}"\nentry = "{RANKS.name}:{entry}"\nranks_per_node = 1\n'
         job += f"[env]\npass = {json.dumps(known)}\n[restart]\ncrashes = 0\nstall_s = 100\n"
         (self.folder / "job.toml").write_text(job)
-        # In --set, "__" is the dot between a table and its key.
-        chosen = [f"--set={name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
+        chosen = [f"--set={key}={json.dumps(value)}" for key, value in (settings or {}).items()]
         done = self.toolkit("run", "job.toml", "--site", "local", "--runs", "runs", *chosen, variables=variables)
         run = max((self.folder / "runs" / entry).glob("2*"))
         if (done.returncode == 0) != (code == 0):
-            reason = self.toolkit("explain", str(run)).stdout.strip().splitlines()
-            raise FailedRowError(
-                f"expected exit code {code} of {entry}, got {done.returncode}: {' | '.join(reason[:4])}"
-            )
+            reason = " | ".join(self.toolkit("explain", str(run)).stdout.strip().splitlines()[:4])
+            raise FailedRowError(f"expected exit code {code} of {entry}, got {done.returncode}: {reason}")
         return run
 
-    def train(self, entry: str = "train", *, steps: int = 12, **settings: Any) -> Path:
+    def train(self, settings: Mapping[str, Any] | None = None, *, entry: str = "train") -> Path:
         """Run `train_lm` on the model of this device."""
-        args = {
-            f"args__{name}": value for name, value in {**(ON_GPU if self.on_gpu else ON_CPU), "dropout": 0.0}.items()
-        }
-        usual = {"train__batch": 16, "train__lr": 3e-4, "train__warmup_steps": 5, "checkpoint__every_steps": 1000}
-        run = self.run(entry, **{**args, **usual, "train__steps": steps, **settings})
+        usual = {"train.steps": 12, "train.batch": 16, "train.warmup_steps": 5, "checkpoint.every_steps": 1000}
+        run = self.run(entry, {**model_of(self.device), "args.dropout": 0.0, **usual, **(settings or {})})
         values = result_of(run)
         expect(values["device"] == self.device, f"ranks on {self.device}", values["device"])
         return run
+
+
+def model_of(device: str) -> Values:
+    """Return the keys that set the size of the model for a device."""
+    return {f"args.{name}": value for name, value in (ON_CPU if device == "cpu" else ON_GPU).items()}
 
 
 def result_of(run: Path) -> Values:
@@ -115,13 +114,10 @@ def smi(*names: str) -> list[list[str]]:
     return [[value.strip() for value in line.split(",")] for line in lines]
 
 
-# Rows: they run in the process that gpu_check starts.
-
-
 def nccl_row(place: Place) -> Values:
     values = result_of(place.run("collectives"))
-    backend = "nccl" if place.on_gpu else "gloo"
-    expect(values["device"] == place.device and values["backend"] == backend, f"{backend} on {place.device}", values)
+    backend = "cuda:nccl" if place.on_gpu else "cpu:gloo"
+    expect(values["device"] == place.device and backend in values["backend"], f"{backend} on {place.device}", values)
     expect(not values["wrong"], "correct results of every collective", values["wrong"])
     return values | {"note": "world size 1: this starts the backend, but transfers nothing between GPUs"}
 
@@ -187,7 +183,9 @@ def _sources(value: Any) -> list[str]:
 
 
 def train_row(place: Place) -> Values:
-    run = place.train("train_and_compare", steps=40, train__precision="bf16", train__deterministic=False)
+    run = place.train(
+        {"train.steps": 40, "train.precision": "bf16", "train.deterministic": False}, entry="train_and_compare"
+    )
     records, values = steps_of(run), result_of(run)
     seconds = statistics.median(record["seconds"] for record in records[20:])
     mfu = [record["mfu"] for record in records[20:] if record["mfu"] is not None]
@@ -203,7 +201,7 @@ def train_row(place: Place) -> Values:
 
 
 def compile_row(place: Place) -> Values:
-    run = place.train(steps=24, train__compile=True, train__deterministic=False)
+    run = place.train({"train.steps": 24, "train.compile": True, "train.deterministic": False})
     records = steps_of(run)
     seconds = statistics.median(record["seconds"] for record in records[12:])
     tokens = records[-1]["tokens"] / len(records)
@@ -215,7 +213,7 @@ def compile_row(place: Place) -> Values:
 
 
 def recompute_row(place: Place) -> Values:
-    runs = {kind: place.train(train__recompute=kind) for kind in ("none", "every", "selective")}
+    runs = {kind: place.train({"train.recompute": kind}) for kind in ("none", "every", "selective")}
     peaks = {kind: result_of(run)["peak_gib"] for kind, run in runs.items()}
     last = {kind: steps_of(run)[-1]["loss"] for kind, run in runs.items()}
     expect(max(last.values()) - min(last.values()) < 1e-2, "equal losses", last)
@@ -225,15 +223,14 @@ def recompute_row(place: Place) -> Values:
 
 
 def fsdp2_row(place: Place) -> Values:
-    args = ON_GPU if place.on_gpu else ON_CPU
-    values = result_of(place.run("sharded", **{f"args__{name}": value for name, value in args.items()}))
+    values = result_of(place.run("sharded", model_of(place.device)))
     expect(values["is_sharded"] and values["is_restored"], "DTensors, restored from a checkpoint bit by bit", values)
     expect(values["difference"] < 1e-3, "the losses of an unsharded model", values)
     return values | {"note": "world size 1: no parameter is gathered from another GPU"}
 
 
 def checkpoint_row(place: Place) -> Values:
-    run = place.train(steps=24, checkpoint__every_steps=6, checkpoint__background=True)
+    run = place.train({"train.steps": 24, "checkpoint.every_steps": 6, "checkpoint.background": True})
     saves = lines_of(run / "metrics" / "checkpoints.jsonl")
     expect([save["step"] for save in saves if not save["error"]] == [6, 12, 18, 24], "saves at 6, 12, 18 and 24", saves)
     before = {record["step"]: record["loss_hex"] for record in steps_of(run)}
@@ -257,13 +254,13 @@ def scaler_row(place: Place) -> Values:
     values = result_of(place.run("overflowing"))
     expect(0 < values["skipped"] < values["steps"], "some skipped steps, and then some that are not", values)
     expect(values["scale"] < values["first_scale"] and values["is_finite"], "a lower scale and finite weights", values)
-    records = steps_of(place.train(train__precision="fp16"))
+    records = steps_of(place.train({"train.precision": "fp16"}))
     return values | {"last_loss": records[-1]["loss"]}
 
 
 def oom_row(place: Place) -> Values:
-    sizes = {f"args__{name}": value for name, value in {**ON_GPU, "context": 4096}.items()}
-    run = place.run("train", code=1, **sizes, train__batch=256, train__micro_batch=256)
+    sizes = {**model_of(place.device), "args.context": 4096, "train.batch": 256, "train.micro_batch": 256}
+    run = place.run("train", sizes, code=1)
     explained = json.loads(place.toolkit("explain", str(run), "--json").stdout)
     expect(explained["symptom"] == "gpu_out_of_memory", "the symptom gpu_out_of_memory", explained["symptom"])
     expect(bool(explained["actions"]), "an action", explained["actions"])
@@ -293,187 +290,6 @@ ROWS = (
     Row("recompute", recompute_row, 120),
     Row("compile", compile_row, 120),
 )
-
-
-# Entries: they run in the ranks that toolkit starts, and return what the rows check.
-
-
-def collectives(world: Any, config: Any) -> Values:
-    """Call each collective of the communicator and of torch on this device."""
-    import torch
-    import torch.distributed as dist
-
-    from toolkit.comm.communicator import Communicator
-
-    numbers = torch.arange(1000.0, device=world.device)
-    with Communicator(world) as communicator:
-        results = {
-            "all_reduce": communicator.all_reduce(numbers.clone()),
-            "all_gather": communicator.all_gather(numbers),
-            "reduce_scatter": communicator.reduce_scatter(numbers.clone()),
-            "broadcast": communicator.broadcast(numbers.clone(), root=0),
-            "all_to_all": communicator.all_to_all(numbers),
-        }
-        communicator.barrier()
-    summed = numbers.clone()
-    dist.all_reduce(summed)
-    results["torch"] = summed
-    wrong = [name for name, found in results.items() if not torch.equal(found.flatten(), numbers)]
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device(world.device)).name()
-    version = ".".join(map(str, torch.cuda.nccl.version())) if numbers.is_cuda else ""
-    return {
-        "device": world.device,
-        "backend": backend,
-        "wrong": wrong,
-        "nccl": version,
-        "torch": str(torch.__version__),
-    }
-
-
-def bound_rank(world: Any, config: Any) -> Values:
-    """Return the UUID of this rank's GPU as torch and as NVML report it."""
-    import torch
-
-    from toolkit.world.physical_gpu import gpu_of_device, gpus_of_process
-
-    gpu = gpu_of_device(world.device, gpus_of_process(os.environ))
-    uuid = f"GPU-{torch.cuda.get_device_properties(world.device).uuid}"
-    return {"device": world.device, "torch": uuid, "nvml": gpu.uuid if gpu else None}
-
-
-def train(world: Any, config: Any) -> Values:
-    """Train as `train_lm` does; return the peak of allocated GPU memory."""
-    import torch
-
-    from toolkit.jobs import train_lm
-
-    train_lm.main(world, config)
-    peak = torch.cuda.max_memory_allocated() if world.device != "cpu" else 0
-    return {"device": world.device, "peak_gib": round(peak / GIB, 3)}
-
-
-def train_and_compare(world: Any, config: Any) -> Values:
-    """Train, and then train the same model in a loop that uses torch only."""
-    import torch
-
-    values = train(world, config)
-    gc.collect()
-    if world.device != "cpu":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    values["plain_s"] = statistics.median(plain_steps(world.device, config)[config.train.steps // 2 :])
-    peak = torch.cuda.max_memory_allocated() if world.device != "cpu" else 0
-    return values | {"plain_peak_gib": round(peak / GIB, 3)}
-
-
-def plain_steps(device: str, config: Any) -> list[float]:
-    """Return the seconds of each step of a loop as a user would write it: autocast, AdamW, clipping, a logged loss."""
-    import torch
-
-    from toolkit.jobs import train_lm
-    from toolkit.train.arguments import read_arguments
-    from toolkit.train.data.text import read_bytes, standard_library_sources
-
-    args = read_arguments(train_lm.Arguments, config.args)
-    text = torch.frombuffer(
-        bytearray(read_bytes(standard_library_sources(), max_bytes=args.max_bytes)), dtype=torch.uint8
-    )
-    model = train_lm.GPT(args).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    taken = []
-    for _ in range(config.train.steps):
-        began = time.perf_counter()
-        starts = torch.randint(len(text) - args.context - 1, (config.train.batch, 1))
-        rows = text[starts + torch.arange(args.context + 1)].long().to(device)
-        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-            loss = train_lm.loss_of(model(rows[:, :-1]), rows[:, 1:])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()
-        taken.append(time.perf_counter() - began)
-    return taken
-
-
-def sharded(world: Any, config: Any) -> Values:
-    """Train a few steps with FSDP2 and without, and restore the sharded parameters from a checkpoint."""
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
-
-    from toolkit.checkpoint import Checkpointer
-    from toolkit.jobs import train_lm
-    from toolkit.parallel.materialise import materialise, parameters_on_meta
-    from toolkit.parallel.sharded import shard
-    from toolkit.train.arguments import read_arguments
-
-    args = read_arguments(train_lm.Arguments, {**config.args, "dropout": 0.0})
-    kind = torch.device(world.device).type
-    settings = SimpleNamespace(gather_type="as_is", reduce_type="as_is", zero=3, wrap="blocks")
-    rows = torch.randint(256, (4, args.context + 1), device=world.device)
-    losses: dict[bool, list[float]] = {}
-    for is_sharded in (False, True):
-        with parameters_on_meta(0):
-            model = train_lm.GPT(args)
-        if is_sharded:
-            shard(model, train_lm.OUTLINE, init_device_mesh(kind, (1,), mesh_dim_names=("shard",)), settings)  # type: ignore[arg-type]
-        materialise(model, train_lm.initialise, 0, world.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        losses[is_sharded] = []
-        for _ in range(5):
-            with torch.autocast(kind, dtype=torch.bfloat16):
-                loss = train_lm.loss_of(model(rows[:, :-1]), rows[:, 1:])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses[is_sharded].append(loss.item())
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    before = {name: tensor.to_local().clone() for name, tensor in tensors.items()}
-    checkpoints = Checkpointer(world.run_dir / "checkpoints", world)
-    checkpoints.save(5, tensors, {})
-    for tensor in tensors.values():
-        tensor.to_local().zero_()
-    checkpoints.load(tensors)
-    pairs = zip(losses[False], losses[True], strict=True)
-    return {
-        "device": world.device, "is_sharded": all(isinstance(tensor, DTensor) for tensor in tensors.values()),
-        "is_restored": all(torch.equal(tensor.to_local(), before[name]) for name, tensor in tensors.items()),
-        "difference": max(abs(one - other) / one for one, other in pairs), "losses": losses[True],
-    }  # fmt: skip
-
-
-def overflowing(world: Any, config: Any) -> Values:
-    """Train with a loss scale that is too large at first."""
-    import torch
-
-    from toolkit.train.optim.precision import agree_found_inf, autocast, gradient_scaler
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(256, 256).to(world.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first_scale, steps, skipped = 2.0**40, 60, 0
-    scaler = gradient_scaler(world.device, "fp16", first_scale)
-    sample = torch.randn(64, 256, device=world.device)
-    for _ in range(steps):
-        before = model.weight.detach().clone()
-        with autocast(world.device, "fp16"):
-            loss = model(sample).float().square().mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        agree_found_inf(scaler, optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        skipped += torch.equal(model.weight, before)
-    is_finite = bool(torch.isfinite(model.weight).all())
-    return {
-        "steps": steps,
-        "skipped": skipped,
-        "first_scale": first_scale,
-        "scale": scaler.get_scale(),
-        "is_finite": is_finite,
-    }
 
 
 def main() -> None:
