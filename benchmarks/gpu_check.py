@@ -72,15 +72,14 @@ def made_environment() -> Path:
     return folder / "bin" / "python"
 
 
-def run_row(row: Row, python: str, device: str, left_s: float) -> dict[str, object]:
+def run_row(row: Row, python: str, device: str, limit_s: float) -> dict[str, object]:
     """Return the result of a row, whose process and descendants have then ended."""
     folder = BUILD / "rows" / row.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    limit_s = min(row.limit_s, left_s)
     about = {"row": row.name, "passed": False, "device": device}
     if limit_s < 1:
-        return about | {"why": f"not run: the {ALL_S:.0f} s of all rows are over"}
+        return about | {"why": "not run: the time of all rows is over"}
     command = [python, str(ROOT / "benchmarks" / "gpu_rows.py"), row.name, device, str(folder)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLKIT_", "SLURM_"))}
     variables |= {"TOOLKIT_INDEX": str(BUILD / "folders"), "PYTHONUNBUFFERED": "1"}
@@ -156,7 +155,8 @@ def main() -> None:
         return
     print("\n".join(found) if options.device != "cpu" else "CPU: this checks the rows, not a GPU", file=sys.stderr)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    ends_at = time.monotonic() + ALL_S
+    patience = 1 if options.device != "cpu" else 5  # on a CPU that others may use, nothing is measured
+    ends_at = time.monotonic() + ALL_S * patience
     python = usable_python()
     results = []
     for row in ROWS:
@@ -165,7 +165,7 @@ def main() -> None:
         if options.device == "cpu" and row.needs_gpu:
             result: dict[str, object] = {"row": row.name, "passed": None, "device": "cpu", "why": "needs a GPU"}
         else:
-            result = run_row(row, python, options.device, ends_at - time.monotonic())
+            result = run_row(row, python, options.device, min(row.limit_s * patience, ends_at - time.monotonic()))
         print(json.dumps(result), flush=True)
         results.append(result)
     failed = sum(result["passed"] is False for result in results)

@@ -19,6 +19,8 @@ from typing import Any
 
 Values = dict[str, Any]
 GIB = 1 << 30
+# Unlike the site "local", it does not start ranks with an mpirun that may be installed.
+SITE = 'name = "here"\n[scheduler]\nkind = "local"\n[launcher]\nkind = "local"\n'
 RANKS = Path(__file__).with_name("gpu_ranks.py")
 # About 151 million parameters, 16,384 tokens per step; small enough for 24 GB, large enough to keep an H100 busy.
 ON_GPU = {"layers": 12, "width": 1024, "heads": 16, "context": 1024}
@@ -51,10 +53,9 @@ class Place:
         """Run toolkit; its stderr is in the row's output."""
         command = [sys.executable, "-c", "from toolkit.cli.main import main; main()", *argv]
         chosen = {**os.environ, **(variables or {})}
+        sys.stderr.write(f"$ toolkit {' '.join(argv)}\n")
         done = subprocess.run(command, cwd=self.folder, env=chosen, capture_output=True, text=True)
-        sys.stderr.write(
-            f"$ toolkit {' '.join(argv)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}exit code {done.returncode}\n"
-        )
+        sys.stderr.write(f"{done.stdout[-2000:]}{done.stderr[-2000:]}exit code {done.returncode}\n")
         return done
 
     def run(
@@ -66,8 +67,9 @@ class Place:
         job = f'[job]\nname = "{entry}"\nentry = "{RANKS.name}:{entry}"\nranks_per_node = 1\n'
         job += f"[env]\npass = {json.dumps(known)}\n[restart]\ncrashes = 0\nstall_s = 100\n"
         (self.folder / "job.toml").write_text(job)
+        (self.folder / "here.toml").write_text(SITE)
         chosen = [f"--set={key}={json.dumps(value)}" for key, value in (settings or {}).items()]
-        done = self.toolkit("run", "job.toml", "--site", "local", "--runs", "runs", *chosen, variables=variables)
+        done = self.toolkit("run", "job.toml", "--site", "./here.toml", "--runs", "runs", *chosen, variables=variables)
         run = max((self.folder / "runs" / entry).glob("2*"))
         if (done.returncode == 0) != (code == 0):
             reason = " | ".join(self.toolkit("explain", str(run)).stdout.strip().splitlines()[:4])
