@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from toolkit.rundir import known_folders as module
 from toolkit.rundir.known_folders import known_folders, record_folder
 
 NOWHERE = Path("/nowhere/runs")
@@ -65,6 +67,23 @@ def test_an_unwritable_home_causes_one_warning(
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 1 and "Not a directory" in warnings[0] and f"--runs {tmp_path}" in warnings[0]
     assert known_folders(NOWHERE) == [] and capsys.readouterr().err == ""
+
+
+def test_a_file_system_that_does_not_respond_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("dead", "usual"):
+        (tmp_path / name).mkdir()
+        record_folder(tmp_path / name)
+    released = threading.Event()
+    usual = module._identity
+    monkeypatch.setattr(
+        module, "_identity", lambda folder: (folder.name == "dead" and released.wait(20)) or usual(folder)
+    )
+    monkeypatch.setattr(module, "RESPONSE_S", 0.3)
+    assert known_folders(NOWHERE) == [tmp_path / "usual"]
+    assert f"skipping the runs in {tmp_path / 'dead'}" in capsys.readouterr().err
+    released.set()
 
 
 def test_concurrent_writers_leave_complete_files(tmp_path: Path, index_of_folders: Path) -> None:

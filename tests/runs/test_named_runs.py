@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import click
 import pytest
 
+from toolkit.cli import completers
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory
 
@@ -54,6 +56,12 @@ def test_another_folder_finds_the_newest_run_and_says_where(toolkit, create, mon
     assert not (toolkit.folder / "elsewhere" / "runs").exists()
 
 
+def test_what_no_folder_has_is_not_found_and_the_error_counts_them(toolkit, create) -> None:
+    create("one", "local-7"), create("two", "local-8")
+    refused = toolkit("status", "local-6")
+    assert refused.code == 4 and "no run of job local-6 found, nor in 1 known folder." in refused.err
+
+
 def test_a_name_in_two_known_folders_is_ambiguous(toolkit, create, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = create("one", "local-7"), create("two", "local-7")
     work_in(toolkit, monkeypatch, "elsewhere")
@@ -84,6 +92,13 @@ def test_history_lists_all_known_folders(toolkit, create, monkeypatch: pytest.Mo
     assert [one["run_id"] for one in json.loads(toolkit.ok("history", "--json", "-n", "2"))] == [
         run.run_id for run in reversed(runs[1:])
     ]
+
+
+def test_tab_completes_runs_of_known_folders(toolkit, create, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = create("one", "local-7"), create("two", "local-8")
+    work_in(toolkit, monkeypatch, "elsewhere")
+    context = click.Context(click.Command("status"))
+    assert [item.value for item in completers.runs(context, "")] == ["last", first.run_id, second.run_id]
 
 
 def test_a_run_that_is_only_rendered_hides_no_error(toolkit, create, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ a home write it at the same time, so each file is complete before it gets its na
 import hashlib
 import os
 import secrets
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,8 @@ from toolkit.rundir.files import read_json, typed_path, write_json
 from toolkit.terminal.talk import say
 
 __all__ = ["known_folders", "record_folder"]
+
+RESPONSE_S = 3.0
 
 
 def record_folder(runs: Path) -> None:
@@ -41,30 +45,57 @@ def record_folder(runs: Path) -> None:
 
 
 def known_folders(present: Path) -> list[Path]:
-    """Return the readable folders of runs in the index except `present`, sorted by path."""
-    seen = {_identity(present)}
-    found = []
-    for folder in _recorded():
-        identity = _identity(folder)  # a link may give a folder two paths
-        if identity is not None and identity not in seen and os.access(folder, os.R_OK | os.X_OK):
+    """Return the readable folders of runs in the index except `present`, sorted by path.
+
+    One whose file system does not respond is skipped with a message, because it must not stop commands elsewhere.
+    """
+    found: dict[Path, tuple[int, int]] = {}
+    lookups = {
+        record["path"]: threading.Thread(target=_look, args=(file, record, found), daemon=True)
+        for file, record in _recorded()
+    }
+    for lookup in lookups.values():
+        lookup.start()
+    deadline = time.monotonic() + RESPONSE_S
+    for path, lookup in lookups.items():
+        lookup.join(max(0.0, deadline - time.monotonic()))
+        if lookup.is_alive():
+            say(f"skipping the runs in {path}: the file system did not respond within {RESPONSE_S:.0f} s")
+    folders, seen = [], {_identity(present)}
+    for folder, identity in sorted(found.items()):  # a link may give a folder two paths
+        if identity not in seen:
             seen.add(identity)
-            found.append(folder)
-    return sorted(found)
+            folders.append(folder)
+    return folders
 
 
-def _recorded() -> Iterator[Path]:
-    """Yield the folders in the index; remove the files of those that were removed, and files that are damaged."""
+def _look(file: Path, record: dict[str, str], found: dict[Path, tuple[int, int]]) -> None:
+    """Add the folder of a record to `found` if it can be read; remove the record if the folder was removed."""
+    folder = Path(record["path"])
+    identity = _identity(folder)
+    if identity is not None and os.access(folder, os.R_OK | os.X_OK):
+        found[folder] = identity
+    elif identity is None and _is_removed(folder, record["parent_inode"]):
+        _forget(file)
+
+
+def _recorded() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield the files of the index with their contents; remove files that are damaged."""
     try:
         files = list(_index().glob("known-*.json"))
     except (OSError, RuntimeError):  # this user has no readable home, so nothing is recorded
         return
     for file in files:
         record = _record_of(file)
-        if record is None or _is_removed(Path(record["path"]), record["parent_inode"]):
-            with suppress(OSError):  # another process has removed it, or the home is read-only
-                file.unlink()
+        if record is None:
+            _forget(file)
         else:
-            yield Path(record["path"])
+            yield file, record
+
+
+def _forget(file: Path) -> None:
+    with suppress(OSError):  # another process has removed it, or the home is read-only
+        file.unlink()
 
 
 def _record_of(file: Path) -> dict[str, str] | None:

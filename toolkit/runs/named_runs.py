@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from toolkit.errors import NotFoundError, ToolkitError, all_of
+from toolkit.errors import NotFoundError, ToolkitError, all_of, counted
 from toolkit.rundir.files import permissions_in_words, runs_folder
 from toolkit.rundir.find import NoRunError, find_run, parse_run_name, refuse_part
 from toolkit.rundir.known_folders import known_folders
@@ -59,8 +59,10 @@ def find_named(run: str, folder: Path, *, is_only: bool) -> RunDirectory:
     except NoRunError as error:
         from toolkit.runs.status.unknown_names import known_otherwise
 
-        elsewhere = None if is_only else _find_in_known(run, known_folders(folder))
+        others = [] if is_only else known_folders(folder)
+        elsewhere = _find_in_known(run, others)
         if elsewhere is None:
+            error.message += f", nor in {counted(len(others), 'known folder')}" if others else ""
             raise known_otherwise(run, folder) or error from None
         found = RunDirectory(elsewhere)
     if found.task_number is not None:
