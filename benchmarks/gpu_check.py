@@ -44,14 +44,17 @@ def gpus() -> list[str]:
 
 def usable_python() -> str:
     """Return an interpreter that imports torch and toolkit: this one, `.venv`, or one made from the wheels."""
-    if WHEELS.is_dir() and importlib.util.find_spec("torch"):
-        return str(made_environment())
-    if importlib.util.find_spec("toolkit") and importlib.util.find_spec("torch"):
+    has_torch = importlib.util.find_spec("torch") is not None
+    if has_torch and importlib.util.find_spec("toolkit"):
         return sys.executable
+    if has_torch and WHEELS.is_dir() and sys.version_info[:2] == (3, 12):
+        return str(made_environment())
     installed = ROOT / ".venv" / "bin" / "python"
     if installed.exists():
         return str(installed)
-    sys.exit(f"expected torch in {sys.executable} and wheels in {WHEELS}; run scripts/gpu_wheels.sh, then `make gpu`")
+    sys.exit(
+        f"expected torch for {sys.executable}, and toolkit, or Python 3.12 and the wheels of scripts/gpu_wheels.sh"
+    )
 
 
 def made_environment() -> Path:

@@ -70,7 +70,9 @@ class Place:
         (self.folder / "here.toml").write_text(SITE)
         chosen = [f"--set={key}={json.dumps(value)}" for key, value in (settings or {}).items()]
         done = self.toolkit("run", "job.toml", "--site", "./here.toml", "--runs", "runs", *chosen, variables=variables)
-        run = max((self.folder / "runs" / entry).glob("2*"))
+        run = max((self.folder / "runs" / entry).glob("2*"), default=None)
+        if run is None:
+            raise FailedRowError(f"expected a run of {entry}, got {done.stderr[-300:]}")
         if (done.returncode == 0) != (code == 0):
             reason = " | ".join(self.toolkit("explain", str(run)).stdout.strip().splitlines()[:4])
             raise FailedRowError(f"expected exit code {code} of {entry}, got {done.returncode}: {reason}")
@@ -243,9 +245,8 @@ def checkpoint_row(place: Place) -> Values:
     differing = [record["step"] for record in after if record["loss_hex"] != before[record["step"]]]
     expect(not differing, "the losses of the first attempt, bit by bit", f"other ones at steps {differing}")
     size = saves[1]["bytes"]
-    stall = statistics.median(
-        save["waited_s"] for save in saves[1:3]
-    )  # the first save also allocates the host's memory
+    # The first save also allocates the host's memory.
+    stall = statistics.median(save["waited_s"] for save in saves[1:3])
     return {
         "bytes": size, "first_stall_s": round(saves[0]["waited_s"], 3), "stall_s": round(stall, 4),
         "stall_gb_per_s": round(size / stall / 1e9, 2), "committed_s": round(saves[1]["committed_s"], 3),

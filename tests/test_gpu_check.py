@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import configparser
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-CHECK = Path(__file__).parents[1] / "benchmarks" / "gpu_check.py"
+ROOT = Path(__file__).parents[1]
+CHECK = ROOT / "benchmarks" / "gpu_check.py"
 ROWS = """
 import json, os, subprocess, sys, time
 name, device, folder = sys.argv[1:]
@@ -46,6 +49,14 @@ def test_a_row_that_crashes_or_hangs_costs_only_itself(tmp_path: Path) -> None:
     assert "'text" in garbage["why"] and "not run" in late["why"]
     orphan = (tmp_path / "rows" / "hang" / "orphan").read_text().strip()
     assert not Path(f"/proc/{orphan}").exists()
+
+
+def test_the_wheels_include_every_requirement_that_the_machine_lacks() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    required = {re.split(r"[>=<]", line)[0] for line in setup["options"]["install_requires"].split()}
+    downloaded = (ROOT / "scripts" / "gpu_wheels.sh").read_text().partition("--dest")[2].split()
+    assert required.difference(downloaded) == {"h5py", "mpi4py", "numpy"}
 
 
 def test_a_machine_without_a_gpu_has_no_rows(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_another_folder_finds_the_newest_run_and_says_where(toolkit, create, mon
 def test_what_no_folder_has_is_not_found_and_the_error_counts_them(toolkit, create) -> None:
     create("one", "local-7"), create("two", "local-8")
     refused = toolkit("status", "local-6")
-    assert refused.code == 4 and "no run of job local-6 found, nor in 1 known folder." in refused.err
+    assert refused.code == 4 and "no run of job local-6 found; also searched 1 known folder." in refused.err
 
 
 def test_a_name_in_two_known_folders_is_ambiguous(toolkit, create, monkeypatch: pytest.MonkeyPatch) -> None:

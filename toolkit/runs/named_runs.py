@@ -62,7 +62,7 @@ def find_named(run: str, folder: Path, *, is_only: bool) -> RunDirectory:
         others = [] if is_only else known_folders(folder)
         elsewhere = _find_in_known(run, others)
         if elsewhere is None:
-            error.message += f", nor in {counted(len(others), 'known folder')}" if others else ""
+            error.message += f"; also searched {counted(len(others), 'known folder')}" if others else ""
             raise known_otherwise(run, folder) or error from None
         found = RunDirectory(elsewhere)
     if found.task_number is not None:

@@ -76,9 +76,8 @@ def create(request: JobRequest, *, force: bool = False) -> Run:
 
 def render(request: JobRequest) -> RunDirectory:
     """Create a run with its script without submitting it; refusals by preflight are only reported."""
-    planned = _plan(request)
-    run = _make(planned, request, instead=RENDERED)
-    record_folder(planned.runs)
+    run = _make(_plan(request), request, instead=RENDERED)
+    record_folder(run.path.parents[1])
     return run
 
 

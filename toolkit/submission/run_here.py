@@ -68,9 +68,8 @@ def flags_of_allocation(flags: Mapping[str, Flag], ranks: int | None, settings: 
 
 def make_here(request: JobRequest, job: ResolvedJob) -> RunDirectory:
     """Create the run directory of a job that starts in the foreground."""
-    runs = runs_folder(request.runs, os.environ, job.paths.runs)
-    run = make_run(job, runs, here=True, calls=request.calls)
-    record_folder(runs)
+    run = make_run(job, runs_folder(request.runs, os.environ, job.paths.runs), here=True, calls=request.calls)
+    record_folder(run.path.parents[1])
     return run
 
 
