@@ -86,7 +86,10 @@ def _recorded() -> Iterator[tuple[Path, dict[str, str]]]:
     except (OSError, RuntimeError):  # this user has no readable home, so nothing is recorded
         return
     for file in files:
-        record = _record_of(file)
+        try:
+            record = _record_of(file)
+        except OSError:  # for example, another host replaced the file just now (a stale handle of NFS)
+            continue
         if record is None:
             _forget(file)
         else:
@@ -110,9 +113,13 @@ def _record_of(file: Path) -> dict[str, str] | None:
 def _is_removed(folder: Path, parent_inode: str) -> bool:
     """Return True if the parent is the recorded one and lacks the folder; an unmounted file system has no such parent."""
     try:
-        return not os.path.lexists(folder) and _inode(folder.parent) == parent_inode
-    except OSError:
-        return False
+        folder.lstat()
+    except FileNotFoundError:
+        with suppress(OSError):
+            return _inode(folder.parent) == parent_inode
+    except OSError:  # the user may not search the parent, or the mount is dead
+        pass
+    return False
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
