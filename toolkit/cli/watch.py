@@ -99,7 +99,7 @@ def _print_lines(watched: Watch, *, as_json: bool) -> list[Progress]:
             if new == before and (changing == words or time.monotonic() - at < LINE_PERIOD_S):
                 continue
             printed[status.run_id] = (new, changing, time.monotonic())
-            several = "" if watched.all_of is None else f"{status.run_id} "
+            several = f"{status.run_id} " if watched.all_of else ""
             click.echo(one.as_json() if as_json else several + line_of(one))
         if watched.are_over(found):
             return found

@@ -33,7 +33,7 @@ LIST_PERIOD_S = 60.0  # seconds between searches for new runs
 
 @dataclass
 class Watch:
-    """Some runs, or all unfinished ones below `all_of`."""
+    """Some runs, or all unfinished ones in the folders `all_of`."""
 
     runs: list[RunDirectory]
     all_of: Sequence[Path] = ()
