@@ -99,6 +99,8 @@ def run_row(row: Row, python: str, device: str, limit_s: float) -> dict[str, obj
         except ValueError:
             result = about | {"why": f"expected one JSON object, got {printed[-200:]!r}"}
         end_descendants()
+    if result["passed"]:
+        shutil.rmtree(folder / "runs", ignore_errors=True)  # checkpoints of several GB
     return result | {"seconds": round(time.monotonic() - began, 1)}
 
 
