@@ -48,7 +48,7 @@ GOLDEN_SETTINGS = {
     "leonardo": ["job.nodes=2", "job.partition=boost_usr_prod", "job.account=EUHPC_1", "job.qos=boost_qos_dbg"],
     "mahti": ["job.nodes=2", "job.partition=gpumedium", "job.account=project_3"],
     "olivia": ["job.nodes=2", "job.partition=accel", "job.account=nn1234k"],
-    "perlmutter": ["job.nodes=2", "job.gpus_per_node=4", "job.constraint=gpu", "job.qos=regular", "job.account=m1234_g"],
+    "perlmutter": ["job.nodes=2", "job.gpus_per_node=4", "job.cpus_per_rank=16", "job.constraint=gpu", "job.qos=regular", "job.account=m1234_g"],
     "stampede3": ["job.nodes=2", "job.partition=spr"],
     "vista": ["job.nodes=2", "job.partition=gh", "job.ranks_per_node=1", "job.cpus_per_rank=72"],
     "snellius": ["job.nodes=2", "job.partition=gpu_h100"],
