@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Files are distributed in the order of folders: xdist's own order starts with files of many tests, and ends with slow files.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test docs check unit cluster packages evidence parity clean
+.PHONY: demo test docs check unit cluster packages evidence parity gpu clean
 
 demo:
 	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
@@ -59,6 +59,10 @@ parity:
 	OMP_NUM_THREADS=1 nohup sh -c '$(BIN)/pytest -q -m evidence tests/parallel/test_parity.py; $(BIN)/python scripts/parity_table.py' \
 		> evidence/parity.txt 2>&1 &
 	@echo "running in the background; see evidence/parity.txt"
+
+# Checks on a machine with one NVIDIA GPU, torch and no network, within nine minutes; scripts/gpu_wheels.sh prepares its wheels.
+gpu:
+	@$(PYTHON) benchmarks/gpu_check.py
 
 clean:
 	rm -rf .venv build dist evidence *.egg-info

@@ -69,6 +69,15 @@ def _variables_of_jobs() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "SBATCH_", "TOOLKIT_"))}
 
 
+@pytest.fixture(autouse=True)
+def index_of_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give each test an index of its own, which also its commands use: no test finds the runs of another one."""
+    index = tmp_path_factory.mktemp("index") / "folders"
+    with pytest.MonkeyPatch.context() as patch:  # a test's own monkeypatch must end before the check below
+        patch.setenv("TOOLKIT_INDEX", str(index))
+        yield index
+
+
 @pytest.fixture
 def run_directory(tmp_path: Path) -> RunDirectory:
     return create_run(tmp_path / "runs", "sample")
@@ -171,7 +180,10 @@ def toolkit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CommandLine]:
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "SBATCH_", "TOOLKIT_")) and name != "TOOLKIT_REQUIRE_CLUSTER":
+        if name.startswith(("SLURM_", "SBATCH_", "TOOLKIT_")) and name not in (
+            "TOOLKIT_REQUIRE_CLUSTER",
+            "TOOLKIT_INDEX",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TOOLKIT_SITE", "local")
     monkeypatch.setenv("TOOLKIT_RUNS", str(tmp_path / "runs"))

@@ -43,9 +43,14 @@ GOLDEN_SETTINGS = {
     "frontier": ["job.nodes=2", "job.ranks_per_node=8", "train.batch=32", "job.account=abc123"],
     "iris": ["job.nodes=2", "job.partition=gpu"],
     "kestrel": ["job.nodes=2", "job.partition=gpu-h100", "job.account=mine"],
+    "jeanzay": ["job.nodes=2", "job.partition=gpu_p13", "job.constraint=v100-32g", "job.account=abc@v100"],
+    "juwels_booster": ["job.nodes=2", "job.partition=booster", "job.account=abc"],
     "leonardo": ["job.nodes=2", "job.partition=boost_usr_prod", "job.account=EUHPC_1", "job.qos=boost_qos_dbg"],
     "mahti": ["job.nodes=2", "job.partition=gpumedium", "job.account=project_3"],
     "olivia": ["job.nodes=2", "job.partition=accel", "job.account=nn1234k"],
+    "perlmutter": ["job.nodes=2", "job.gpus_per_node=4", "job.cpus_per_rank=16", "job.constraint=gpu", "job.qos=regular", "job.account=m1234_g"],
+    "stampede3": ["job.nodes=2", "job.partition=spr"],
+    "vista": ["job.nodes=2", "job.partition=gh", "job.ranks_per_node=1", "job.cpus_per_rank=72"],
     "snellius": ["job.nodes=2", "job.partition=gpu_h100"],
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
-from toolkit.runs.named_runs import site_runs
+from toolkit.runs.named_runs import find
 from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
@@ -138,7 +138,6 @@ def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
 def folder_of(named: str, runs: Path | None) -> Path:
     """Return the folder of RUN: a path, or a run below `runs`."""
     from toolkit.rundir.files import typed_path
-    from toolkit.rundir.find import find_run
 
     refuse_empty("RUN", named)
     path = typed_path(named)
@@ -156,7 +155,7 @@ def folder_of(named: str, runs: Path | None) -> Path:
         existing = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
         fix = f"choose one of: {_listed(existing)}" if existing else f"list {path.parent}"
         raise NotFoundError("there is no such folder", where=named, fix=fix)
-    return find_run(named, site_runs(runs))
+    return find(named, runs).path
 
 
 def refuse_empty(argument: str, named: str = "") -> None:

@@ -30,15 +30,25 @@ def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     from toolkit.rundir.find import state_on_disk
     from toolkit.rundir.known import known_runs
 
-    folder = _folder_of_runs(ctx)
+    folders = _folders_of_runs(ctx)
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="dir")]
     found = _plain(["last"], incomplete)
-    with known_runs(folder) as known:
-        for place, run in enumerate(islice(known.with_prefix(incomplete), MOST if incomplete else NEWEST)):
-            state = f" {state_on_disk(run)}" if place < NEWEST else ""
-            found.append(CompletionItem(run.run_id, help=f"{run.job_name}{state}"))
+    for folder in folders:
+        with known_runs(folder) as known:
+            for place, run in enumerate(islice(known.with_prefix(incomplete), MOST if incomplete else NEWEST)):
+                state = f" {state_on_disk(run)}" if place < NEWEST else ""
+                found.append(CompletionItem(run.run_id, help=f"{run.job_name}{state}"))
     return found
+
+
+def _folders_of_runs(ctx: click.Context) -> list[Path]:
+    """Return RUNS and, unless the user chose it, the known folders."""
+    from toolkit.rundir.known_folders import known_folders
+    from toolkit.runs.named_runs import is_only_folder
+
+    present = _folder_of_runs(ctx)
+    return [present] if is_only_folder(ctx.params.get("runs")) else [present, *known_folders(present)]
 
 
 def _folder_of_runs(ctx: click.Context) -> Path:

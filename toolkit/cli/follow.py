@@ -14,7 +14,7 @@ import click
 from toolkit.cli.options import RUN, echo_log, json_option, print_command_option, runs_option
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
-from toolkit.runs.named_runs import find, folder_of_runs, for_each, refuse_at_last
+from toolkit.runs.named_runs import find, folders_of_runs, for_each, refuse_at_last
 from toolkit.terminal.ages import Moment
 from toolkit.terminal.talk import is_plain, print_table, say
 
@@ -94,7 +94,7 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
     if live:
         from toolkit.runs.history.listing import unfinished_runs
 
-        found = unfinished_runs(folder_of_runs(runs))
+        found = unfinished_runs(folders_of_runs(runs))
     else:
         found, refused = _named_statuses(run or ("last",), runs)
     if by_task and not as_json:
@@ -260,7 +260,7 @@ def history(
     runs: Path | None, as_json: bool, job_name: str, states: tuple[str, ...], since: datetime | None,
     limit: int, tree: bool,
 ) -> None:  # fmt: skip
-    """List all runs, the newest first. RUNS/.cache caches how runs ended; it may be removed at any time.
+    """List the runs of all known folders, the newest first. RUNS/.cache caches how they ended, and may be removed.
 
     \b
     toolkit history -n 10
@@ -270,7 +270,7 @@ def history(
     from toolkit.runs.history.listing import list_runs
 
     statuses = list_runs(
-        folder_of_runs(runs), job=job_name, states=[RunState(state) for state in states],
+        folders_of_runs(runs), job=job_name, states=[RunState(state) for state in states],
         since=new_run_id(since) if since else "", limit=limit,
     )  # fmt: skip
     if tree:

@@ -11,7 +11,7 @@ import click
 
 from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
 from toolkit.errors import InterruptedWaitError
-from toolkit.runs.named_runs import find, folder_of_runs
+from toolkit.runs.named_runs import find, folders_of_runs
 from toolkit.terminal.talk import has_unicode, is_plain, say
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
     directory = find(run, runs) if run is not None else None
     if directory is not None:
         require_submitted(directory)
-    watched = Watch([directory]) if directory is not None else Watch([], all_of=folder_of_runs(runs))
+    watched = Watch([directory]) if directory is not None else Watch([], all_of=folders_of_runs(runs))
     try:
         found = _follow(watched, as_json=as_json)
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def _print_lines(watched: Watch, *, as_json: bool) -> list[Progress]:
             if new == before and (changing == words or time.monotonic() - at < LINE_PERIOD_S):
                 continue
             printed[status.run_id] = (new, changing, time.monotonic())
-            several = "" if watched.all_of is None else f"{status.run_id} "
+            several = f"{status.run_id} " if watched.all_of else ""
             click.echo(one.as_json() if as_json else several + line_of(one))
         if watched.are_over(found):
             return found

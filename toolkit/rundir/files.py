@@ -281,6 +281,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
         re.compile(r"/starts/\d+/claim\.json"),
         {"start": int, "job_id": str, "host": str, "pid": int, "process_started": int},
     ),
+    (re.compile(r"/known-[\da-f]{16}\.json"), {"path": str, "parent_inode": str}),
     (re.compile(r"/starts/\d+/end\.json"), {"state": str, "exit_code": int, "time": str}),
     (re.compile(r"/starts/\d+/job\.json"), {"job": dict}),
     (

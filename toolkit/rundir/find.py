@@ -247,7 +247,7 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
     if name is not None and name.run == "last":
         newest = next(iter(known), None)
         if newest is None:
-            return NotFoundError(
+            return NoRunError(
                 "no runs found", where=str(runs), fix="`toolkit submit JOB`, or choose another folder with --runs"
             )
         rendered = newest.run_id

@@ -2,23 +2,35 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from toolkit.errors import NotFoundError, ToolkitError, all_of
+from toolkit.errors import NotFoundError, ToolkitError, all_of, counted
 from toolkit.rundir.files import permissions_in_words, runs_folder
-from toolkit.rundir.find import NoRunError, find_run, refuse_part
+from toolkit.rundir.find import NoRunError, find_run, parse_run_name, refuse_part
+from toolkit.rundir.known_folders import known_folders
 from toolkit.rundir.layout import RunDirectory
+from toolkit.terminal.talk import say
 
-__all__ = ["find", "find_named", "folder_of_runs", "for_each", "refuse_at_last", "runs_of_site", "site_runs"]
+__all__ = [
+    "find", "find_named", "folder_of_runs", "folders_of_runs", "for_each", "is_only_folder", "refuse_at_last",
+    "runs_of_site", "site_runs",
+]  # fmt: skip
+
+_MOST_FOLDERS = 3  # the most known folders that a message lists
 
 Result = TypeVar("Result")
 
 
 def site_runs(runs: Path | None) -> Path:
     """Return RUNS for commands on existing runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
-    is_named = runs is not None or os.environ.get("TOOLKIT_RUNS")
-    return runs_folder(runs, os.environ, "" if is_named else runs_of_site())
+    return runs_folder(runs, os.environ, "" if is_only_folder(runs) else runs_of_site())
+
+
+def is_only_folder(runs: Path | None) -> bool:
+    """Return True if --runs or TOOLKIT_RUNS chooses RUNS; commands otherwise search the known folders, too."""
+    return runs is not None or bool(os.environ.get("TOOLKIT_RUNS"))
 
 
 def runs_of_site() -> str:
@@ -33,23 +45,49 @@ def runs_of_site() -> str:
     return expand_path(site, "runs", os.environ)
 
 
-def find_named(run: str, folder: Path) -> RunDirectory:
+def find_named(run: str, folder: Path, *, is_only: bool) -> RunDirectory:
     """Return the run, or the task, that a name such as `last`, a run id or a Slurm job id means.
+
+    A run in `folder` takes precedence over those in known folders, which are searched unless `is_only`.
 
     Raises:
         NotFoundError: there is no such run or task.
+        ToolkitError: the name is ambiguous.
     """
     try:
         found = RunDirectory(find_run(run, folder))
     except NoRunError as error:
         from toolkit.runs.status.unknown_names import known_otherwise
 
-        raise known_otherwise(run, folder) or error from None
+        others = [] if is_only else known_folders(folder)
+        elsewhere = _find_in_known(run, others)
+        if elsewhere is None:
+            error.message += f"; also searched {counted(len(others), 'known folder')}" if others else ""
+            raise known_otherwise(run, folder) or error from None
+        found = RunDirectory(elsewhere)
     if found.task_number is not None:
         from toolkit.runs.status.state import require_task
 
         require_task(found)
     return found
+
+
+def _find_in_known(run: str, folders: Sequence[Path]) -> Path | None:
+    """Return the run that a name means in the only folder that has it; `last` is the newest one of all folders."""
+    name = parse_run_name(run)
+    is_last = name is not None and name.run == "last"
+    found = {}
+    for folder in folders:
+        with suppress(NotFoundError if is_last else NoRunError):
+            found[folder] = find_run("last" if is_last else run, folder)
+    if is_last and found:
+        newest = max(found, key=lambda folder: found[folder].name)
+        say(f"last is {found[newest].name} of {found[newest].parent.name} in {newest}")
+        return find_run(run, newest)
+    if len(found) > 1:
+        each = ", ".join(map(str, list(found.values())[:_MOST_FOLDERS]))
+        raise ToolkitError(f"runs in {len(found)} folders match", where=run, fix=f"choose one by its path: {each}")
+    return next(iter(found.values()), None)
 
 
 def folder_of_runs(named: Path | None) -> Path:
@@ -60,11 +98,22 @@ def folder_of_runs(named: Path | None) -> Path:
     return folder
 
 
+def folders_of_runs(named: Path | None) -> list[Path]:
+    """Return RUNS and, unless the user chose it, the known folders; reports them."""
+    present = folder_of_runs(named)
+    if is_only_folder(named) or not (known := known_folders(present)):
+        return [present]
+    folders = [present, *known] if present.is_dir() else known
+    listed = ", ".join(map(str, folders[:_MOST_FOLDERS])) + (", ..." if len(folders) > _MOST_FOLDERS else "")
+    say(f"runs in {listed}; --runs selects one folder" if len(folders) > 1 else f"runs in {listed}")
+    return folders
+
+
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
     """Return the run directory that RUN names. A verb such as `to="cancel"` refuses parts of a run or task."""
     if to:
         refuse_part(run, to)
-    return find_named(run, site_runs(runs))
+    return find_named(run, site_runs(runs), is_only=is_only_folder(runs))
 
 
 def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Result], list[ToolkitError]]:

@@ -19,8 +19,8 @@ from toolkit.terminal.talk import say
 __all__ = ["find_parents"]
 
 
-def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Parent]:
-    """Return the runs that `job` must follow, from the values of --after.
+def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path, *, is_only: bool) -> list[Parent]:
+    """Return the runs that `job` must follow, from the values of --after; `runs` and `is_only` as for `find_named`.
 
     Raises one error for all invalid values:
         NotFoundError: there is no such run.
@@ -32,7 +32,7 @@ def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Par
     for text in texts:
         try:
             name, kind = split_kind(text)
-            run = find_named(name, runs)
+            run = find_named(name, runs, is_only=is_only)
             if (before := parents.get(run.run_id)) is not None and before.kind != kind:
                 raise ToolkitError(
                     f"run {run.run_id} is passed with both :ok and :any", where=f"--after {text}", fix="omit one"

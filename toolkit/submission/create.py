@@ -19,8 +19,10 @@ from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import open_submission, process_start_ticks
 from toolkit.rundir.files import cannot_write, read_json, runs_folder, utc_now, write_json, write_text
+from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.sweep import write_sweep
+from toolkit.runs.named_runs import is_only_folder
 from toolkit.runs.record.job import sbatch_words, slurm_of, uses_slurm
 from toolkit.runs.record.parents import Parent, dependency_options, record_of
 from toolkit.runs.status.reconcile_submission import close_submission
@@ -75,12 +77,14 @@ def create(request: JobRequest, *, force: bool = False) -> Run:
 
 def render(request: JobRequest) -> RunDirectory:
     """Create a run with its script without submitting it; refusals by preflight are only reported."""
-    return _make(_plan(request), request, instead=RENDERED)
+    run = _make(_plan(request), request, instead=RENDERED)
+    record_folder(run.path.parents[1])
+    return run
 
 
 def script_of(request: JobRequest) -> str:
     """Return the script that `create` would submit, without leaving a run directory."""
-    run = render(request)
+    run = _make(_plan(request), request, instead=RENDERED)
     script = run.script(0).read_text(encoding="utf-8")
     discard_run(run)
     return script
@@ -109,7 +113,7 @@ def _plan(request: JobRequest) -> _Planned:
     options = check_sbatch_options(request.sbatch_options, for_sbatch=uses_slurm(job))
     sweep = _swept(job, site, rows) if is_swept else None
     runs = runs_folder(request.runs, os.environ, job.paths.runs)
-    return _Planned(job, site, runs, options, sweep, parents_of(request.after, job, runs))
+    return _Planned(job, site, runs, options, sweep, parents_of(request, job, runs))
 
 
 def _rows_of(request: JobRequest) -> Sequence[Row]:
@@ -132,13 +136,13 @@ def _swept(job: ResolvedJob, site: Site, rows: Sequence[Row]) -> ResolvedSweep:
     return sweep
 
 
-def parents_of(after: Sequence[str], job: ResolvedJob, runs: Path) -> Sequence[Parent]:
+def parents_of(request: JobRequest, job: ResolvedJob, runs: Path) -> Sequence[Parent]:
     """Return the runs that a job follows."""
-    if not after:
+    if not request.after:
         return ()
     from toolkit.submission.chain import find_parents
 
-    return find_parents(after, job, runs)
+    return find_parents(request.after, job, runs, is_only=is_only_folder(request.runs))
 
 
 def _make(planned: _Planned, request: JobRequest, *, instead: str) -> RunDirectory:
@@ -266,6 +270,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
     """
     from toolkit.submission.submitit_executors import LocalScriptExecutor  # submitit is slow to import
 
+    record_folder(run.path.parents[1])
     script = run.script(start)
     if not uses_slurm(job):
         executor = LocalScriptExecutor(run, script)

@@ -13,7 +13,7 @@ from toolkit.config.site import Site
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.sweep import read_sweep
-from toolkit.runs.named_runs import find_named, site_runs
+from toolkit.runs.named_runs import find, site_runs
 from toolkit.runs.record.job import first_job, recorded_job, uses_slurm
 from toolkit.site.load import choose_site
 from toolkit.slurm.commands import NoAnswerError
@@ -94,7 +94,7 @@ def prepare_next(
     here: bool = False,
 ) -> NextStart:  # fmt: skip
     """Prepare the next start of a run; if `here`, in the foreground, which on a Slurm site needs an allocation."""
-    part = find_named(request.job, site_runs(request.runs))
+    part = find(request.job, request.runs)
     recorded = recorded_job(part)
     site = choose_site(request.site).site if request.site else None
     scheduler = site.scheduler if site else recorded.scheduler
@@ -103,7 +103,7 @@ def prepare_next(
     flags = _flags_over(recorded, request)
     options = check_sbatch_options(request.sbatch_options, for_sbatch=scheduler.kind == "slurm" and not here)
     moved = recorded.model_copy(update={"scheduler": scheduler})
-    after = parents_of(request.after, moved, site_runs(request.runs)) if request.after else ()
+    after = parents_of(request, moved, site_runs(request.runs))
     changes = Changes(request.settings, flags, options, checkpoint, site, same_code, after, job_gone, request.argv)
     prepared = prepare_resume(part, changes)
     try:
@@ -133,7 +133,7 @@ def submit_next(prepared: NextStart, request: JobRequest, *, force: bool = False
 
 def rerun(request: JobRequest, *, force: bool = False) -> Run:
     """Submit a new run with the configuration, the code and the data of the run that `request.job` names."""
-    before = find_named(request.job, site_runs(request.runs))
+    before = find(request.job, request.runs)
     site = choose_site(request.site).site if request.site else None
     flags = _flags_over(first_job(before), request)
     job = job_to_repeat(before, settings=request.settings, flags=flags, site=site)

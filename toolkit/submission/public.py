@@ -122,7 +122,7 @@ def list_runs(
 ) -> list[Run]:  # fmt: skip
     """Return the runs, newest first; `since` is an age such as "7d", a date, or a time."""
     from toolkit.runs.history.listing import list_runs as statuses
-    from toolkit.runs.named_runs import folder_of_runs
+    from toolkit.runs.named_runs import folders_of_runs
 
     if limit < 0:
         raise ToolkitError(f"expected a limit of at least 0, got {limit}", where="limit", fix="pass 0 for all runs")
@@ -132,8 +132,8 @@ def list_runs(
         )
     states = [_state(one) for one in ([state] if isinstance(state, str) else state or ())]
     first = "" if since in ("", None) else f"{_moment(since):%Y%m%d-%H%M%S}"
-    folder = folder_of_runs(Path(runs) if runs is not None else None)
-    found = statuses(folder, job=job, states=states, since=first, limit=limit)
+    folders = folders_of_runs(Path(runs) if runs is not None else None)
+    found = statuses(folders, job=job, states=states, since=first, limit=limit)
     return [Run(Path(status.path), cluster=status.cluster) for status in found]
 
 

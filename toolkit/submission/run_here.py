@@ -10,6 +10,7 @@ from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.rundir.files import runs_folder
+from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory
 from toolkit.site.load import choose_site
 from toolkit.site.partitions import resolve_in_allocation
@@ -67,7 +68,9 @@ def flags_of_allocation(flags: Mapping[str, Flag], ranks: int | None, settings: 
 
 def make_here(request: JobRequest, job: ResolvedJob) -> RunDirectory:
     """Create the run directory of a job that starts in the foreground."""
-    return make_run(job, runs_folder(request.runs, os.environ, job.paths.runs), here=True, calls=request.calls)
+    run = make_run(job, runs_folder(request.runs, os.environ, job.paths.runs), here=True, calls=request.calls)
+    record_folder(run.path.parents[1])
+    return run
 
 
 def follow_here(

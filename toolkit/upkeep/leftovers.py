@@ -64,7 +64,7 @@ def find_leftovers(
     """
     found = [*_half_made(runs), *_half_removed(runs)]
     old, unknown, young = [], [], 0
-    for status in list_runs(runs):
+    for status in list_runs([runs]):
         run = RunDirectory(Path(status.path))
         if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK):
             continue  # the folder belongs to another user

@@ -96,7 +96,7 @@ def test_slurm_is_asked_once_in_10_s_for_all_runs(toolkit, squeue, dev_cluster_c
 
 def test_the_step_comes_from_the_files_at_each_look(toolkit, squeue, dev_cluster_conf, running) -> None:
     squeue(("7", "RUNNING", "None"))
-    watch = module.Watch([], all_of=toolkit.runs)
+    watch = module.Watch([], all_of=[toolkit.runs])
     (first,) = watch.look()
     (attempt,) = [running.attempt(number) for number in running.attempt_numbers()]
     write_json(attempt.heartbeat, {"step": 150, "time": "t"})
@@ -137,7 +137,7 @@ def test_all_that_live_are_watched_until_none_does(toolkit) -> None:
 
 def test_a_damaged_run_is_told_alone_and_hides_no_other(toolkit) -> None:
     run, other = (toolkit.submit(toolkit.job("sleep 2", name=name)) for name in ("one", "two"))
-    watch = module.Watch([], all_of=toolkit.runs)
+    watch = module.Watch([], all_of=[toolkit.runs])
     assert {one.status.job_name for one in watch.look()} == {"one", "two"}
     record = run.record.read_text()
     run.record.write_text("{")
@@ -145,7 +145,7 @@ def test_a_damaged_run_is_told_alone_and_hides_no_other(toolkit) -> None:
     assert states["one"] == "unknown" and states["two"] != "unknown"
     said = toolkit("watch", run.run_id)
     assert (said.code, "record.json" in said.err) == (2, True)
-    assert "one" not in {one.status.job_name for one in module.Watch([], all_of=toolkit.runs).look()}
+    assert "one" not in {one.status.job_name for one in module.Watch([], all_of=[toolkit.runs]).look()}
     run.record.write_text(record)
     for name in (run.run_id, other.run_id):
         assert toolkit("wait", name).code == 0

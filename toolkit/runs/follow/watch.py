@@ -1,6 +1,7 @@
 """Watch runs: read their files continuously, and query Slurm at most once every 10 s."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,10 +33,10 @@ LIST_PERIOD_S = 60.0  # seconds between searches for new runs
 
 @dataclass
 class Watch:
-    """Some runs, or all unfinished ones below `all_of`."""
+    """Some runs, or all unfinished ones in the folders `all_of`."""
 
     runs: list[RunDirectory]
-    all_of: Path | None = None
+    all_of: Sequence[Path] = ()
     _statuses: dict[RunDirectory, RunStatus] = field(default_factory=dict)
     _answers: dict[Slurm, Answer] = field(default_factory=dict)
     _asked_at: float = float("-inf")
@@ -49,16 +50,16 @@ class Watch:
             ToolkitError: the files of a run are damaged, unless all runs of a folder are watched.
         """
         now = time.monotonic()
-        if self.all_of is not None and now - self._listed_at >= LIST_PERIOD_S:
+        if self.all_of and now - self._listed_at >= LIST_PERIOD_S:
             self._listed_at = self._asked_at = now  # listing the runs has also queried Slurm
-            self._take_new(self.all_of)
+            self._take_new()
         if now - self._asked_at >= SLURM_PERIOD_S:
             self._asked_at, self._answers = now, query_clusters(read_files_of(self.runs).values())
         return [self._look_at(run) for run in self.runs]
 
-    def _take_new(self, folder: Path) -> None:
+    def _take_new(self) -> None:
         """Watch all unfinished runs, except damaged ones and those of another host, whose state cannot change here."""
-        for status in unfinished_runs(folder):
+        for status in unfinished_runs(self.all_of):
             is_readable = bool(status.ranks)
             if status.state is not RunState.UNKNOWN or (is_readable and status.job_id[:1].isdigit()):
                 self._statuses[RunDirectory(Path(status.path))] = status
@@ -75,7 +76,7 @@ class Watch:
             self._statuses[run] = status
             return progress_of(run, status, None if isinstance(answer, ToolkitError) else answer.get(status.job_id))
         except ToolkitError as error:
-            if self.all_of is None:
+            if not self.all_of:
                 raise
             return Progress(unreadable(run, error))
 

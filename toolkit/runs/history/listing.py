@@ -1,10 +1,10 @@
-"""List the runs below RUNS, the newest first, with one query per cluster for all that have not ended."""
+"""List the runs in folders of runs, the newest first, with one query per cluster for all that have not ended."""
 
 import json
 import time
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -104,30 +104,38 @@ SLOW_S = 1.0  # a search that takes longer is reported
 
 
 def list_runs(
-    runs: Path, *, job: str = "", states: Collection[RunState] = (), since: str = "", limit: int = 0
+    folders: Sequence[Path], *, job: str = "", states: Collection[RunState] = (), since: str = "", limit: int = 0
 ) -> list[RunStatus]:
-    """Return the status of each run, newest first.
+    """Return the status of each run in folders of runs, newest first.
 
     `job` filters by job name, `states` by state, `since` by run id, which begins with the UTC time; `limit` 0 lists
     all. Runs that have ended are cached; each cluster is queried once for the others.
     """
     words = [state.value for state in states] if states else None
-    with closing(RunIndex(runs)) as index:
-        walk = _Walk(index, frozenset(states or RunState), limit)
-        walk.over(index.newest(job=job, since=since, states=words, first=limit or PAGE))
-        found = [*walk.determined, *(one for one in _ask(walk.undetermined) if one.state in walk.states)]
-        keep(
-            index, ((status, walk.changed[Path(status.path)]) for status in found if Path(status.path) in walk.changed)
-        )
+    with ExitStack() as stack:
+        walks = [
+            _Walk(stack.enter_context(closing(RunIndex(folder))), frozenset(states or RunState), limit)
+            for folder in folders
+        ]
+        for walk in walks:
+            walk.over(walk.index.newest(job=job, since=since, states=words, first=limit or PAGE))
+        asked = _ask([run for walk in walks for run in walk.undetermined])
+        for walk in walks:
+            keep(
+                walk.index,
+                ((one, changed) for one in asked if (changed := walk.changed.get(Path(one.path))) is not None),
+            )
+    found = [one for walk in walks for one in walk.determined]
+    found += [one for one in asked if one.state in frozenset(states or RunState)]
     found.sort(key=lambda status: status.job_name)
     found.sort(key=lambda status: status.run_id, reverse=True)
     return found[:limit] if limit else found
 
 
-def unfinished_runs(runs: Path) -> list[RunStatus]:
+def unfinished_runs(folders: Sequence[Path]) -> list[RunStatus]:
     """Return the status of each submitted run that has not ended, newest first."""
     living = {state for state in RunState if not state.final}
-    begun = list_runs(runs, states=living)
+    begun = list_runs(folders, states=living)
     return [status for status in begun if _has_begun(RunDirectory(Path(status.path)))]
 
 

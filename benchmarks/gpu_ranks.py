@@ -1,0 +1,168 @@
+"""What the ranks of `gpu_rows.py` run: functions that toolkit calls, and whose results the rows check."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from toolkit.checkpoint import Checkpointer
+from toolkit.comm.communicator import Communicator
+from toolkit.config.resolved import ResolvedJob
+from toolkit.jobs import train_lm
+from toolkit.parallel.materialise import materialise, parameters_on_meta
+from toolkit.parallel.sharded import shard
+from toolkit.train.arguments import read_arguments
+from toolkit.train.data.text import read_bytes, standard_library_sources
+from toolkit.train.optim.precision import agree_found_inf, autocast, gradient_scaler
+from toolkit.world.facts import World
+from toolkit.world.physical_gpu import gpu_of_device, gpus_of_process
+
+Values = dict[str, Any]
+GIB = 1 << 30
+
+
+def collectives(world: World, config: ResolvedJob) -> Values:
+    """Call each collective of the communicator and of torch on this device."""
+    numbers = torch.arange(1000.0, device=world.device)
+    with Communicator(world) as communicator:
+        results = {
+            "all_reduce": communicator.all_reduce(numbers.clone()),
+            "all_gather": communicator.all_gather(numbers),
+            "reduce_scatter": communicator.reduce_scatter(numbers.clone()),
+            "broadcast": communicator.broadcast(numbers.clone(), root=0),
+            "all_to_all": communicator.all_to_all(numbers),
+        }
+        communicator.barrier()
+    summed = numbers.clone()
+    dist.all_reduce(summed)
+    results["torch"] = summed
+    wrong = [name for name, found in results.items() if not torch.equal(found.flatten(), numbers)]
+    version = ".".join(map(str, torch.cuda.nccl.version())) if numbers.is_cuda else ""
+    versions = {"nccl": version, "torch": str(torch.__version__)}
+    return {"device": world.device, "backend": dist.get_backend_config(), "wrong": wrong, **versions}
+
+
+def bound_rank(world: World, config: ResolvedJob) -> Values:
+    """Return the UUID of this rank's GPU as torch and as NVML report it."""
+    gpu = gpu_of_device(world.device, gpus_of_process(os.environ))
+    uuid = f"GPU-{torch.cuda.get_device_properties(world.device).uuid}"
+    return {"device": world.device, "torch": uuid, "nvml": gpu.uuid if gpu else None}
+
+
+def train(world: World, config: ResolvedJob) -> Values:
+    """Train as `train_lm` does; return the peak of allocated GPU memory."""
+    train_lm.main(world, config)
+    peak = torch.cuda.max_memory_allocated() if world.device != "cpu" else 0
+    return {"device": world.device, "peak_gib": round(peak / GIB, 3)}
+
+
+def train_and_compare(world: World, config: ResolvedJob) -> Values:
+    """Train, and then train the same model in a loop that uses torch only."""
+    values = train(world, config)
+    gc.collect()
+    if world.device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    values["plain_s"] = statistics.median(plain_steps(world.device, config)[config.train.steps // 2 :])
+    peak = torch.cuda.max_memory_allocated() if world.device != "cpu" else 0
+    return values | {"plain_peak_gib": round(peak / GIB, 3)}
+
+
+def plain_steps(device: str, config: ResolvedJob) -> list[float]:
+    """Return the seconds of each step of a loop as a user would write it: autocast, AdamW, clipping, a logged loss."""
+    args = read_arguments(train_lm.Arguments, config.args)
+    text = torch.frombuffer(
+        bytearray(read_bytes(standard_library_sources(), max_bytes=args.max_bytes)), dtype=torch.uint8
+    )
+    model = train_lm.GPT(args).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    taken = []
+    for _ in range(config.train.steps):
+        began = time.perf_counter()
+        starts = torch.randint(len(text) - args.context - 1, (config.train.batch, 1))
+        rows = text[starts + torch.arange(args.context + 1)].long().to(device)
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            loss = train_lm.loss_of(model(rows[:, :-1]), rows[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def sharded(world: World, config: ResolvedJob) -> Values:
+    """Train a few steps with FSDP2 and without, and restore the sharded parameters from a checkpoint."""
+    args = read_arguments(train_lm.Arguments, {**config.args, "dropout": 0.0})
+    kind = torch.device(world.device).type
+    settings = SimpleNamespace(gather_type="as_is", reduce_type="as_is", zero=3, wrap="blocks")
+    rows = torch.randint(256, (4, args.context + 1), device=world.device)
+    losses: dict[bool, list[float]] = {}
+    for is_sharded in (False, True):
+        with parameters_on_meta(0):
+            model = train_lm.GPT(args)
+        if is_sharded:
+            shard(model, train_lm.OUTLINE, init_device_mesh(kind, (1,), mesh_dim_names=("shard",)), settings)  # type: ignore[arg-type]
+        materialise(model, train_lm.initialise, 0, world.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses[is_sharded] = []
+        for _ in range(5):
+            with torch.autocast(kind, dtype=torch.bfloat16):
+                loss = train_lm.loss_of(model(rows[:, :-1]), rows[:, 1:])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[is_sharded].append(loss.item())
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    before = {name: tensor.to_local().clone() for name, tensor in tensors.items()}
+    assert world.run_dir is not None
+    checkpoints = Checkpointer(world.run_dir / "checkpoints", world)
+    checkpoints.save(5, tensors, {})
+    for tensor in tensors.values():
+        tensor.to_local().zero_()
+    checkpoints.load(tensors)
+    pairs = zip(losses[False], losses[True], strict=True)
+    return {
+        "device": world.device, "is_sharded": all(isinstance(tensor, DTensor) for tensor in tensors.values()),
+        "is_restored": all(torch.equal(tensor.to_local(), before[name]) for name, tensor in tensors.items()),
+        "difference": max(abs(one - other) / one for one, other in pairs), "losses": losses[True],
+    }  # fmt: skip
+
+
+def overflowing(world: World, config: ResolvedJob) -> Values:
+    """Train with a loss scale that is too large at first."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(256, 256).to(world.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first_scale, steps, skipped = 2.0**40, 60, 0
+    scaler = gradient_scaler(world.device, "fp16", first_scale)
+    sample = torch.randn(64, 256, device=world.device)
+    for _ in range(steps):
+        before = model.weight.detach().clone()
+        with autocast(world.device, "fp16"):
+            loss = model(sample).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        agree_found_inf(scaler, optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped += torch.equal(model.weight, before)
+    is_finite = bool(torch.isfinite(model.weight).all())
+    return {
+        "steps": steps,
+        "skipped": skipped,
+        "first_scale": first_scale,
+        "scale": scaler.get_scale(),
+        "is_finite": is_finite,
+    }
