@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_slurm import TOOLKIT, Site, is_stepping, make_site, wait_for
+from on_slurm import TOOLKIT, Site, is_stepping, make_site, mpi_of, wait_for
 
 from toolkit.rundir.layout import RunDirectory
 
@@ -91,9 +91,10 @@ def test_inside_an_allocation_and_without_the_command_line(here: Site) -> None:
     assert done.returncode == 0, done
     said = [line.partition(",")[0] for line in done.stdout.splitlines()]
     assert {f"[{rank}] rank {rank} of 4" for rank in range(4)} <= set(said), done
+    mpi, library = mpi_of(here.cluster.layout)
     alone = here.command(
-        ["srun", "-N4", "-n8", "--ntasks-per-node=2", "--mpi=pmix", sys.executable, str(SHIPPED / "mpi_hello.py")],
-        MPI4PY_LIBMPI="/usr/lib/x86_64-linux-gnu/libmpi.so.40",
+        ["srun", "-N4", "-n8", "--ntasks-per-node=2", f"--mpi={mpi}", sys.executable, str(SHIPPED / "mpi_hello.py")],
+        MPI4PY_LIBMPI=library,
     )  # fmt: skip
     assert sorted(hello_lines(alone.stdout)) == list(range(8)), alone
     wrong = here.command(["salloc", "-N2", *TOOLKIT, "run", "mpi_hello", "-N", "1"])

@@ -32,6 +32,7 @@ class ClusterSpec:
     `link` is the speed of each node's link in the format of tc ("200mbit"), or "" for no limit. `subnet` is the first
     three bytes of the cluster's /24 network. `options` are additional `Key=Value` lines for slurm.conf. `accounting_of`
     is the name of a cluster whose slurmdbd this one shares, and `seat` the address of this controller in its network.
+    `slurm` is the release of Slurm, "" for this machine's, and `root` its root directory, "" for this machine's.
     """
 
     nodes: int
@@ -42,6 +43,13 @@ class ClusterSpec:
     options: tuple[str, ...] = ()
     accounting_of: str = ""
     seat: str = ""
+    slurm: str = ""
+    root: str = ""
+
+    @property
+    def programs(self) -> str:
+        """The folder of the Slurm release's programs; "" if they are on this machine's PATH."""
+        return f"{self.root}/bin" if self.root else ""
 
     @property
     def has_database(self) -> bool:
