@@ -35,14 +35,14 @@ Acquire::Languages "none";
 
 @dataclass(frozen=True)
 class Release:
-    """A release of Slurm: the Debian suite that contains it, and the value of srun --mpi for its MPI plugin."""
+    """A release of Slurm: the Debian suite to install it from, and the value of srun --mpi for its MPI plugin."""
 
     suite: str
     mpi: str = "pmix"
 
 
 # Debian removed PMIx from Slurm 26.05.5 (its bug 1149781).
-RELEASES = {"22.05": Release("bookworm"), "24.11": Release("trixie"), "26.05": Release("sid", mpi="pmi2")}
+RELEASES = {"22.05": Release(""), "24.11": Release("trixie"), "26.05": Release("sid", mpi="pmi2")}
 
 
 def release_of(version: str) -> Release:
@@ -58,11 +58,16 @@ def release_of(version: str) -> Release:
 def install(version: str) -> str:
     """Return the root directory of a release, which is installed if it is missing; "" if this machine has the release.
 
-    Raises OwnFailureError if the packages cannot be downloaded or contain another release.
+    Raises OwnFailureError if the packages cannot be downloaded or contain another release, and ToolkitError if only
+    another machine can run it.
     """
     suite = release_of(version).suite
-    if not version or run_program(["slurmctld", "-V"]).startswith(f"slurm {version}."):
+    if not version or (present := run_program(["slurmctld", "-V"]).split()[-1]).startswith(f"{version}."):
         return ""
+    if not suite:
+        raise ToolkitError(
+            f"Slurm {version} runs only on Debian 12, but this machine has Slurm {present}", fix="use another release"
+        )
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolkit"
     root = folder / f"slurm-{version}"
     with _lock(folder):
