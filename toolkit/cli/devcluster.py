@@ -132,9 +132,7 @@ def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
     from toolkit.devcluster import cluster
 
     argv = cluster.command_in_node(layout, node, command)
-    programs = layout.read_spec().programs
-    path = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
-    os.execvpe(argv[0], argv, {**os.environ, "SLURM_CONF": str(layout.slurm_conf), **path})
+    os.execvpe(argv[0], argv, {**os.environ, "SLURM_CONF": str(layout.slurm_conf)})
 
 
 @devcluster.command()

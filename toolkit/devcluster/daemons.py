@@ -85,11 +85,10 @@ def start_slurmctld(layout: Layout) -> None:
 
 def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
     """Start slurmd in the given nodes, unless it is running there."""
-    programs = layout.read_spec().programs
-    # slurmd would start the slurmstepd of this machine.
-    argv = ["slurmd", "-D", "-f", str(layout.slurm_conf), *(["-d", f"{programs}/slurmstepd"] if programs else [])]
     started = [
-        launch(layout, node, argv, listens(layout, node, layout.first_port + 1))
+        launch(
+            layout, node, ["slurmd", "-D", "-f", str(layout.slurm_conf)], listens(layout, node, layout.first_port + 1)
+        )
         for node in names
         if process_in_node(layout, node, "slurmd") is None
     ]

@@ -201,6 +201,14 @@ def layout_beside(name: str) -> Layout:
     return make_layout(name, Path.home() / ".toolkit" / name)
 
 
+def require_shared(folder: Path, fix: str) -> None:
+    """Raise a ToolkitError if each node has its own copy of the folder."""
+    if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
+        raise ToolkitError(
+            "expected a shared folder, but each node has its own /tmp, /dev, /proc and /sys", where=str(folder), fix=fix
+        )
+
+
 def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
     """Return the layout of cluster `name` in `folder`, by default $TOOLKIT_DEVCLUSTER or ~/.toolkit/NAME."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
@@ -212,10 +220,7 @@ def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
         folder = Path(from_environment) if from_environment else Path.home() / ".toolkit" / name
     folder = folder.expanduser().absolute()
     fix = f"choose another folder with --folder or ${FOLDER_VARIABLE}"
-    if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
-        raise ToolkitError(
-            "expected a shared folder, but each node has its own /tmp, /dev, /proc and /sys", where=str(folder), fix=fix
-        )
+    require_shared(folder, fix)
     if len(str(folder)) > LONGEST_FOLDER or re.search(r"[^\w./-]", str(folder)):
         raise ToolkitError(
             f"expected a path of at most {LONGEST_FOLDER} characters from A-Z a-z 0-9 _ . / -",

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.devcluster.layout import require_shared
 from toolkit.devcluster.processes import run_program
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.terminal.talk import say
@@ -69,6 +70,7 @@ def install(version: str) -> str:
             f"Slurm {version} runs only on Debian 12, but this machine has Slurm {present}", fix="use another release"
         )
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolkit"
+    require_shared(folder, "set $XDG_CACHE_HOME to a folder in your home")
     root = folder / f"slurm-{version}"
     with _lock(folder):
         if not root.exists():
