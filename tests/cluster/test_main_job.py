@@ -31,8 +31,9 @@ def test_eight_ranks_on_four_nodes(here: Site) -> None:
     assert done.returncode == 0, done
     said = hello_lines(here.ok("logs", "--rank", "all"))
     assert {rank: host for rank, (host, _) in said.items()} == {rank: f"node{rank // 2 + 1}" for rank in range(8)}
+    library = "MPICH" if mpi_of(here.cluster.layout)[0] == "pmi2" else "Open MPI"
     for _, rest in said.values():
-        assert "launcher srun" in rest and "discovered by MPI (Open MPI" in rest
+        assert "launcher srun" in rest and f"discovered by MPI ({library}" in rest
     (status,) = json.loads(here.ok("history", "--json"))
     assert (status["state"], status["ranks"], status["exit_code"]) == ("completed", 8, 0)
 

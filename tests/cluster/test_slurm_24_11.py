@@ -11,6 +11,7 @@ from test_continuation import test_a_run_is_requeued_on_request_and_has_saved  #
 from test_devcluster import test_jobs_are_recorded_with_accounting, test_mpi_ranks_find_each_other_over_the_bridge  # noqa: F401
 from test_explain_on_slurm import test_out_of_memory  # noqa: F401
 from test_main_job import test_eight_ranks_on_four_nodes  # noqa: F401
+from test_status_on_slurm import test_names_and_comments_of_any_kind_with_accounting_off_and_on  # noqa: F401
 
 from toolkit.devcluster.layout import ClusterSpec
 
