@@ -354,5 +354,5 @@ def test_out_of_memory(here: Site) -> None:
     run = here.submit("hog.toml")[1]
     here.toolkit("wait", run.run_id, timeout_s=120)
     told = explain(here, run)
-    assert told["symptom"] == "out_of_memory" and "exceeded" in evidence(told)
+    assert told["symptom"] == "out_of_memory" and "exceeded" in evidence(told).lower()
     assert "mem_gb_per_node" in told["actions"][0]

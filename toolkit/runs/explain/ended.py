@@ -105,7 +105,7 @@ def _newest_checkpoint(run: RunDirectory) -> str:
 
 
 def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
-    """Explain who cancelled a run, from the file of `toolkit cancel`, or from Slurm's accounting."""
+    """Explain who cancelled a run, from the file of `toolkit cancel`, the log, or Slurm's accounting."""
     if run.is_asked("cancel"):
         # A request to a whole array applies to its tasks.
         asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
@@ -115,6 +115,10 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
             evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status),
         )  # fmt: skip
     job = _ask(run, status)
+    left = _traces(run, status, job)
+    # With OverMemoryKill, slurmd cancels the job.
+    if left.seen is OUT_OF_MEMORY and "exceeded" in left.evidence[-1].line.lower():
+        return left.tell_seen(OUT_OF_MEMORY)
     if job is not None and job.cancelled_by is not None:
         who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
         why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
