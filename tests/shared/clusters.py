@@ -26,7 +26,6 @@ from toolkit.errors import ToolkitError
 HOME = Path.home() / ".toolkit"  # not /tmp: every node has one of its own
 ACCOUNTING = os.environ.get("TOOLKIT_TEST_ACCOUNTING") == "1"
 RELEASE = os.environ.get("TOOLKIT_TEST_SLURM", "")
-IS_NEWER = RELEASE not in ("", "22.05")
 
 
 @contextmanager

@@ -310,12 +310,12 @@ def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
 
 
 def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
-    """Explain a job whose log or script slurmd could not open, so toolkit never ran."""
+    """Explain a job whose run directory its node did not have, so toolkit never ran."""
     where = job.nodes or "its node"
     look = f": `srun -w {shlex.quote(job.nodes)} ls -d {shlex.quote(str(run.whole.path))}`" if job.nodes else ""
     return Explanation(
         "no_log_folder",
-        f"Slurm could not open the job log on {where}: the run directory did not exist there at the start",
+        f"the run directory did not exist on {where} when Slurm started the job",
         evidence=[*evidence, Evidence("run directory", str(run.whole.path))],
         actions=[
             f"check that the folder is on a file system that {where} sees{look}",
