@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.devcluster.releases import RELEASES
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q"]
@@ -65,6 +67,15 @@ CHECKS = (
     Check("torture_tests_accounting", [*TORTURE, "-k", "not local and not torchrun"], ACCOUNTING, needs_slurm=True),
     Check("torture", [sys.executable, "tests/torture/ledger.py"]),
     Check("cluster_tests_accounting", [*ON_CLUSTERS, "tests/cluster"], ACCOUNTING, needs_slurm=True),
+    *(
+        Check(
+            f"cluster_tests_{version}",
+            [*ON_CLUSTERS, "tests/cluster"],
+            {"TOOLKIT_TEST_SLURM": version},
+            needs_slurm=True,
+        )
+        for version in RELEASES
+    ),
 )
 
 

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from toolkit.devcluster import cluster as devcluster
+from toolkit.devcluster.layout import Layout
 from toolkit.devcluster.nodes import process_in_node
+from toolkit.devcluster.releases import release_of
 from toolkit.rundir.layout import RunDirectory
 
 TOOLKIT = [str(Path(sys.executable).with_name("toolkit"))]
@@ -107,11 +109,23 @@ class Site:
 
 
 def make_site(cluster: Any, folder: Path) -> Site:
-    file = folder / "here.toml"
+    file, base = folder / "here.toml", "devcluster"
+    mpi, library = mpi_of(cluster.layout)
+    if mpi != "pmix":
+        base = str(folder / "without_pmix.toml")
+        Path(base).write_text(
+            f'name = "without_pmix"\nextends = "devcluster"\n[launcher]\nmpi = "{mpi}"\nlibmpi = "{library}"\n'
+        )
     file.write_text(
-        f'name = "here"\nextends = "devcluster"\n[scheduler]\nconf = "{cluster.slurm_conf}"\n', encoding="utf-8"
+        f'name = "here"\nextends = "{base}"\n[scheduler]\nconf = "{cluster.slurm_conf}"\n', encoding="utf-8"
     )
     return Site(cluster, folder, file)
+
+
+def mpi_of(layout: Layout) -> tuple[str, str]:
+    """What srun --mpi is on this cluster, and an MPI library that speaks it: Debian's Open MPI, or our MPICH."""
+    mpi = release_of(layout.read_spec().slurm).mpi
+    return mpi, f"{sys.prefix}/lib/libmpi.so.12" if mpi == "pmi2" else "/usr/lib/x86_64-linux-gnu/libmpi.so.40"
 
 
 def is_stepping(run: RunDirectory, attempt: int) -> Callable[[], bool]:

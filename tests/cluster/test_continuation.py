@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from clusters import RELEASE
 from on_slurm import Site, is_stepping, stopped_slurmctld, wait_for
 
 from toolkit.devcluster import cluster as devcluster
@@ -89,6 +90,7 @@ def test_usr2_is_judged_by_the_limit_of_now(here: Site) -> None:
 
 def test_a_slurmctld_that_is_away_ends_no_run(here: Site) -> None:
     """When ranks are to be started again, which then waits and spends nothing, and at walltime."""
+    srun_exits = RELEASE != "26.05"  # there a step ends only after slurmctld has confirmed it
     job, _ = here.stepping(time="0:10:00", tables="[restart]\ncrashes = 1\n")
     job_id, run = here.submit(job)
     wait_for(is_stepping(run, 0))
@@ -96,9 +98,10 @@ def test_a_slurmctld_that_is_away_ends_no_run(here: Site) -> None:
     guard = json.loads(run.attempt(0).rank_file(0).read_text())
     with stopped_slurmctld(here.cluster):
         assert here.cluster.exec(guard["host"], ["kill", "-9", str(guard["pid"])]).returncode == 0
-        wait_for(lambda: "Slurm's controller does not respond (srun: error: " in log.read_text())
+        if srun_exits:
+            wait_for(lambda: "Slurm's controller does not respond (srun: error: " in log.read_text())
     wait_for(is_stepping(run, 1))
-    assert log.read_text().count("Slurm's controller ") == 2  # once that it is away, once that it is back
+    assert log.read_text().count("Slurm's controller ") == 2 * srun_exits  # once that it is away, once that it is back
     assert here.status(run)["state"] == "running" and run.attempt_numbers() == [0, 1]
 
     here.command(["scontrol", "update", f"JobId={job_id}", "TimeLimit=3"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_slurm import TOOLKIT, Site, make_site, wait_for
+from on_slurm import TOOLKIT, Site, make_site, mpi_of, wait_for
 
 import toolkit
 
@@ -29,12 +29,13 @@ def test_a_job_that_is_submitted_inside_another_is_its_own(here: Site) -> None:
     entry = json.dumps([sys.executable, "-c", SHOWS])
     job.write_text(f"[job]\nentry = {entry}\ntime = '5'\nsbatch = ['--mem-per-cpu=500M']\n")
     outer = ["salloc", "-N2", "--ntasks-per-node=2", "-c2", "--mem=3G"]
-    stale = {"PMIX_RANK": "5", "TMPDIR": "/the/outer/jobs", "LD_PRELOAD": "", "PYTHONPATH": "/outer"}
+    rank = "PMI_RANK" if mpi_of(here.cluster.layout)[0] == "pmi2" else "PMIX_RANK"
+    stale = {rank: "5", "TMPDIR": "/the/outer/jobs", "LD_PRELOAD": "", "PYTHONPATH": "/outer"}
     done = here.command([*outer, *TOOLKIT, "submit", str(job), "--wait"], **stale)
     assert done.returncode == 0, done
     shown = json.loads(here.ok("logs", "--rank", 0))
     assert (shown["SLURM_MEM_PER_CPU"], shown["SLURM_CPUS_PER_TASK"], shown["SLURM_NNODES"]) == ("500", "1", "1")
-    assert shown["PMIX_RANK"] == "0"
+    assert shown[rank] == "0"
     assert shown["TMPDIR"] != stale["TMPDIR"]
     assert not {"SLURM_MEM_PER_NODE", "LD_PRELOAD", "PYTHONPATH"} & set(shown)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,12 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from clusters import shared_folder
+from clusters import RELEASE, shared_folder
 from on_slurm import Site, is_stepping, make_site, wait_for
 from session_cluster import RunningCluster
 
 from toolkit.devcluster import cluster as devcluster
-from toolkit.devcluster.layout import ClusterSpec, make_layout
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.layout import RunDirectory
 
@@ -80,7 +79,6 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
         here.file.read_text().replace('"here"', '"trusting"') + '[partitions.short]\nmax_time = "UNLIMITED"\n'
     )
     long = here.submit(here.job("true"), "-p", "short", "-t", "10", "--force", TOOLKIT_SITE=str(trusting))[1]
-    big = here.submit(here.job("true"), "-N", "9", "--force")[1]
     held = held_back(here, "--hold")
     later = held_back(here, "--begin=now+600")
     drained = held_back(here, "--nodelist=node4")
@@ -89,11 +87,9 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     array = here.submit(here.job("sleep 60"), "--set", "job.array=0-2%1")[1]
     wait_for(lambda: array.task_numbers())
     try:
-        told = {run: explain(here, run) for run in (long, big, held, later, drained, orphan, array)}
+        told = {run: explain(here, run) for run in (long, held, later, drained, orphan, array)}
         assert reason_of(told[long]) == ("PartitionTimeLimit", "never")
         assert "requests 10:00, but short allows 2:00" in told[long]["why"]
-        assert reason_of(told[big]) == ("PartitionNodeLimit", "never")
-        assert "nodes requested: 9; main has 4" in told[big]["why"]
         assert reason_of(told[held]) == ("JobHeldUser", "never")
         assert reason_of(told[later]) == ("BeginTime", "not_before")
         assert told[later]["waiting"]["not_before"].endswith("Z")
@@ -109,6 +105,16 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     finally:
         here.command(["scontrol", "update", "nodename=node4", "state=resume"])
         here.command(["scancel", "--user=root"])
+
+
+def test_more_nodes_than_the_partition_has(here: Site) -> None:
+    submit = ("submit", here.job("true"), "-N", "9", "--force")
+    if RELEASE == "24.11":
+        refused = here.toolkit(*submit)
+        assert refused.returncode == 3 and "Requested node configuration is not available" in refused.stderr
+        return
+    told = explain(here, here.submit(*submit[1:])[1])
+    assert reason_of(told) == ("PartitionNodeLimit", "never") and "nodes requested: 9; main has 4" in told["why"]
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +154,18 @@ def submit_without_log_folder(site: Site) -> RunDirectory:
     away = run.path.rename(site.folder / "away")
     site.command(["scontrol", "release", job_id])
     wait_for_failed(site, job_id)
+    shutil.rmtree(run.path, ignore_errors=True)  # made for the log by Slurm since 23.02, on the node's own disk
     away.rename(run.path)
     return run
+
+
+WRONG_PMI = '[launcher]\nmpi = "pmi2"\nlibmpi = "/usr/lib/x86_64-linux-gnu/libmpi.so.40"\n'
 
 
 def submit_with_wrong_pmi(site: Site) -> RunDirectory:
     """srun speaks another PMI than the MPI that mpi4py loads."""
     other = site.folder / "other.toml"
-    other.write_text(site.file.read_text().replace('"here"', '"other"') + '[launcher]\nmpi = "pmi2"\n')
+    other.write_text(site.file.read_text().replace('"here"', '"other"') + WRONG_PMI)
     return site.submit("mpi_hello", "--ntasks-per-node", 2, TOOLKIT_SITE=str(other))[1]
 
 
@@ -329,37 +339,21 @@ def test_a_full_disk_of_a_node(here: Site) -> None:
         here.cluster.exec("node1", ["umount", "/tmp/full"])
 
 
-@pytest.fixture
-def strict_cluster() -> Iterator[Any]:
-    """One node that kills jobs for their memory; without cgroups only this way does it."""
-    layout = make_layout("explain-oom", Path.home() / ".toolkit" / "explain-oom")
-    options = ("JobAcctGatherParams=OverMemoryKill", "JobAcctGatherFrequency=task=1")
-    devcluster.up(layout, ClusterSpec(nodes=1, gpus=0, link="", accounting=False, subnet="", options=options))
-
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}, "SLURM_CONF": str(layout.slurm_conf)}
-    yield SimpleNamespace(layout=layout, slurm_conf=layout.slurm_conf, env=env)
-    devcluster.down(layout)
-
-
-@pytest.mark.evidence
-@pytest.mark.timeout(300)
-def test_out_of_memory(strict_cluster: Any, shared_path: Path) -> None:
-    here = make_site(strict_cluster, shared_path)
+def test_out_of_memory(here: Site) -> None:
+    """Without cgroups, slurmstepd kills a step within 5 s after it has exceeded its memory."""
     hog = textwrap.dedent(
         """
         import time
-        held = []
-        for _ in range(60):
-            held.append(b"x" * 100_000_000)
-            time.sleep(0.2)
+        held = b"x" * 700_000_000
+        time.sleep(60)
         """
     )
     (here.folder / "hog.py").write_text(hog)
     (here.folder / "hog.toml").write_text(
-        '[job]\nentry = "hog.py"\nranks_per_node = 2\nmem_gb_per_node = 2\ntime = "5"\n[restart]\ncrashes = 0\n'
+        '[job]\nentry = "hog.py"\nranks_per_node = 2\nmem_gb_per_node = 1\ntime = "5"\n[restart]\ncrashes = 0\n'
     )
     run = here.submit("hog.toml")[1]
     here.toolkit("wait", run.run_id, timeout_s=120)
     told = explain(here, run)
-    assert told["symptom"] == "out_of_memory" and "exceeded" in evidence(told)
+    assert told["symptom"] == "out_of_memory" and "exceeded" in evidence(told).lower()
     assert "mem_gb_per_node" in told["actions"][0]

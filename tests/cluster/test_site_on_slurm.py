@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from on_slurm import mpi_of
 
 from toolkit.site.load import load_site, site_files
 
@@ -25,10 +26,13 @@ def test_a_file_from_the_live_cluster_is_proved(here):
     here.ok("site", "init", "-o", file)
     # The nodes' network, not that of the machine that the test is on.
     text = re.sub(r'^interface = "\w+"', 'interface = "eth0"', file.read_text(), flags=re.MULTILINE)
+    mpi, library = mpi_of(here.cluster.layout)
+    if mpi == "pmi2":  # the MPI on PATH, which is Debian's, is another
+        text = re.sub(r"^libmpi = .*", f'libmpi = "{library}"', text, flags=re.MULTILINE)
     file.write_text(re.sub(r"^scratch = .*\n", "", text, flags=re.MULTILINE))
     site = load_site(str(file), {})
     assert set(site.partitions) == {"main", "debug", "short", "low", "high"} and site.default_partition == "main"
-    assert site.partitions["main"].gpus_per_node == 4 and site.launcher.mpi == "pmix"
+    assert site.partitions["main"].gpus_per_node == 4 and site.launcher.mpi == mpi
     said, found = findings(here, file)
     assert said.returncode == 0, said
     states = {check: state for check, (state, _) in found.items()}

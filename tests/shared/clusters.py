@@ -1,7 +1,8 @@
 """Dev clusters for the tests that need a real Slurm, each under a name of its own that tells whose it is.
 
-Without root or the packages these tests are skipped; TOOLKIT_REQUIRE_CLUSTER=1 makes that a failure.
-TOOLKIT_TEST_ACCOUNTING=1 gives every cluster accounting; `make evidence` runs everything in both ways.
+Without root, the packages or the release these tests are skipped; TOOLKIT_REQUIRE_CLUSTER=1 makes that a failure.
+TOOLKIT_TEST_ACCOUNTING=1 gives every cluster accounting, TOOLKIT_TEST_SLURM=24.11 that release of Slurm; `make evidence`
+runs everything with each.
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
+from toolkit.devcluster.releases import install
 from toolkit.errors import ToolkitError
 
 HOME = Path.home() / ".toolkit"  # not /tmp: every node has one of its own
 ACCOUNTING = os.environ.get("TOOLKIT_TEST_ACCOUNTING") == "1"
+RELEASE = os.environ.get("TOOLKIT_TEST_SLURM", "")
 
 
 @contextmanager
 def running_cluster(suffix: str, spec: ClusterSpec) -> Iterator[Layout]:
-    """A cluster of this test session, up until the block is left."""
+    """A cluster of this test session, up until the block is left, with the programs of its release on PATH."""
+    spec = replace(spec, slurm=spec.slurm or RELEASE)
     try:
         devcluster.require_machine(accounting=spec.accounting)
+        install(spec.slurm)
     except ToolkitError as error:
         if os.environ.get("TOOLKIT_REQUIRE_CLUSTER") == "1":
             pytest.fail(f"TOOLKIT_REQUIRE_CLUSTER=1, but {error}")
@@ -37,7 +43,11 @@ def running_cluster(suffix: str, spec: ClusterSpec) -> Iterator[Layout]:
     name = f"test-{os.getpid()}{suffix}"
     layout = make_layout(name, HOME / name)
     devcluster.up(layout, spec)
+    path = os.environ["PATH"]
+    if programs := layout.read_spec().programs:
+        os.environ["PATH"] = f"{programs}:{path}"
     yield layout
+    os.environ["PATH"] = path
     devcluster.down(layout)
 
 

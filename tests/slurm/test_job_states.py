@@ -5,8 +5,8 @@ import pytest
 from toolkit.rundir.states import RunState
 from toolkit.slurm.job_facts import base_state, run_state
 
-# squeue(1), "JOB STATE CODES", and sacct(1), in the order of the manual of Slurm 24.11.
-MANUAL = """BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PENDING
+# squeue(1), "JOB STATE CODES", and sacct(1), in the order of the manual of Slurm 26.05.
+MANUAL = """BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE EXPEDITING FAILED NODE_FAIL OUT_OF_MEMORY PENDING
 PREEMPTED RUNNING RESV_DEL_HOLD REQUEUE_FED REQUEUE_HOLD REQUEUED RESIZING REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT
 STOPPED SUSPENDED TIMEOUT LAUNCH_FAILED RECONFIG_FAIL""".split()  # noqa: SIM905
 # Submitit takes some of these for an end; the job goes on.

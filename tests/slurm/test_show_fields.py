@@ -62,6 +62,14 @@ def test_lines_of_each_node_are_not_the_job_or_partition():
     assert show_fields(text, "PartitionName")[0][0].get("Nodes") == "n[1-2]"
 
 
+def test_a_free_text_ends_before_the_keys_of_slurm_26_05():
+    text = (
+        "JobId=1 JobName=a b SLUID=sE5XM862RJM200 UserId=root(0) StdOut=/a b SpreadSegments=Yes ExpeditedRequeue=Yes\n"
+    )
+    ((job,), _) = show_fields(text, "JobId")
+    assert (job.get("JobName"), job.get("SLUID"), job.get("StdOut")) == ("a b", "sE5XM862RJM200", "/a b")
+
+
 def test_a_free_text_goes_up_to_the_next_key_of_scontrol():
     text = "NodeName=n1 Arch=x86_64\n   OS=Linux 6.1 #1 SMP x=1 \n   State=DOWN+DRAIN \n   Reason=see [t#1], NodeAddr is=bad [root@2024-01-01T00:00:00]\n"
     (node,), _ = show_fields(text, "NodeName")

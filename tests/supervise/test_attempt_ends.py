@@ -274,8 +274,11 @@ def test_a_second_supervisor_is_refused_in_one_line(supervise, local_job):
     assert job.wait() == 143
 
 
-def test_a_run_that_is_gone_is_named(supervise, local_job, run_directory):
+@pytest.mark.parametrize("holds_the_log", [False, True])  # since 23.02, Slurm makes the folder of the log
+def test_a_run_that_is_gone_is_named(supervise, local_job, run_directory, holds_the_log):
     shutil.rmtree(run_directory.path)
+    if holds_the_log:
+        run_directory.path.mkdir()
     job = supervise(local_job(shell("true")))
     assert job.wait() == 125
     assert "the run directory does not exist" in job.log and "Traceback" not in job.log

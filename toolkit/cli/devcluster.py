@@ -44,10 +44,14 @@ def devcluster(ctx: click.Context, name: str, folder: Path | None) -> None:
 @click.option(
     "--option", "options", multiple=True, metavar="KEY=VALUE", help="Additional line for slurm.conf; may be repeated."
 )
+@click.option(
+    "--slurm", default="", metavar="VERSION", help="Slurm release: 22.05, 24.11 or 26.05 [default: this machine's]."
+)
 @click.pass_obj
 def up(
-    layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, accounting_of: str, options: tuple[str, ...]
-) -> None:
+    layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, accounting_of: str, options: tuple[str, ...],
+    slurm: str,
+) -> None:  # fmt: skip
     """Start the cluster; if it is up, restart its daemons that exited.
 
     \b
@@ -57,11 +61,13 @@ def up(
 
     begin = time.monotonic()
     kept = accounting or bool(accounting_of)
-    spec = ClusterSpec(nodes, gpus, link, kept, subnet="", options=options, accounting_of=accounting_of)
+    spec = ClusterSpec(nodes, gpus, link, kept, subnet="", options=options, accounting_of=accounting_of, slurm=slurm)
     started = cluster.up(layout, spec)
     seconds = time.monotonic() - begin
     click.echo(f"{layout.name} is up ({seconds:.1f} s)" if started else f"{layout.name} is up already", err=True)
     click.echo(f"export SLURM_CONF={layout.slurm_conf}")
+    if programs := layout.read_spec().programs:
+        click.echo(f"export PATH={programs}:$PATH")
 
 
 @devcluster.command()

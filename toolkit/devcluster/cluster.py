@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolkit.devcluster import accounting, daemons, network, nodes
+from toolkit.devcluster import accounting, daemons, network, nodes, releases
 from toolkit.devcluster.configuration import write_folder
 from toolkit.devcluster.layout import CONTROLLER, MOST_GPUS, MOST_NODES, ClusterSpec, Layout
 from toolkit.devcluster.packages import install_command, missing_programs
@@ -49,7 +49,7 @@ def require_machine(*, accounting: bool = True) -> None:
 def up(layout: Layout, wanted: ClusterSpec) -> bool:
     """Start the cluster, or restart its failed parts; return whether anything was started. Undo a failed first start.
 
-    Chooses `subnet` and `seat`. Raises ToolkitError if the cluster is up with another spec, or a daemon failed.
+    Chooses `subnet`, `seat` and `root`. Raises ToolkitError if the cluster is up with another spec, or a daemon failed.
     """
     require_machine(accounting=wanted.accounting)
     if wanted.accounting_of == layout.name:
@@ -61,13 +61,14 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
         )
     if wanted.link:
         network.bits_per_second(wanted.link)
+    root = releases.install(wanted.slurm)
     with _lock(layout):
         if layout.spec_file.exists():
             return _start_again(layout, wanted)
         _refuse_foreign_folder(layout)
         try:
             seat = accounting.find_seat(wanted.accounting_of) if wanted.accounting_of else ""
-            spec = replace(wanted, subnet=network.free_subnet(layout), seat=seat)
+            spec = replace(wanted, subnet=network.free_subnet(layout), seat=seat, root=root)
             write_folder(layout, spec)
             _start_all(layout, spec)
         except BaseException:
@@ -90,10 +91,11 @@ def _refuse_foreign_folder(layout: Layout) -> None:
 
 def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
     spec = layout.read_spec()
-    if replace(wanted, subnet=spec.subnet, seat=spec.seat) != spec:
+    if replace(wanted, subnet=spec.subnet, seat=spec.seat, root=spec.root) != spec:
         raise ToolkitError(
             f"the cluster is already up with other settings: {spec.nodes} nodes, {spec.gpus} GPUs, "
-            f"link {spec.link or 'none'}, accounting {_accounting_of(spec)}, options {list(spec.options)}",
+            f"link {spec.link or 'none'}, accounting {_accounting_of(spec)}, options {list(spec.options)}, "
+            f"Slurm {spec.slurm or 'of this machine'}",
             where=str(layout.folder),
             fix="run `toolkit devcluster down`, then `up`",
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout, layout_beside
+from toolkit.devcluster.releases import release_of
 
 # All dev clusters have this name in Slurm, so that one site file fits all. Only clusters that share the database of
 # another cluster need different names; they use the names given to `up`.
@@ -53,6 +54,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         f"SlurmctldHost={CONTROLLER}({spec.node_address(CONTROLLER)})",
         f"SlurmctldPort={port}",
         f"SlurmdPort={port + 1}",
+        *_plugin_lines(spec),
         "SlurmUser=root",
         "SlurmdUser=root",
         "AuthType=auth/munge",
@@ -70,7 +72,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "# No binding: the nodes have more CPUs than this machine.",
         "TaskPlugin=task/none",
         "SlurmdParameters=config_overrides",
-        "MpiDefault=pmix",
+        f"MpiDefault={release_of(spec.slurm).mpi}",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerCPU={MEMORY_PER_NODE_MB // CPUS_PER_NODE}",
@@ -98,12 +100,18 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "ReturnToService=2",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=5",
+        "# Without cgroups, slurmstepd kills a step above its memory, so that its state is OUT_OF_MEMORY.",
+        "JobAcctGatherParams=OverMemoryKill",
         *_accounting_lines(layout, spec),
         *_node_lines(spec),
         *_partition_lines(),
         *spec.options,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _plugin_lines(spec: ClusterSpec) -> list[str]:
+    return [f"PluginDir={plugins}" for plugins in Path(spec.root).glob("usr/lib/*/slurm-wlm")] if spec.root else []
 
 
 def _accounting_lines(layout: Layout, spec: ClusterSpec) -> list[str]:
@@ -178,6 +186,7 @@ def slurmdbd_conf(layout: Layout, spec: ClusterSpec) -> str:
             f"DbdHost={CONTROLLER}",
             f"DbdAddr={spec.node_address(CONTROLLER)}",
             f"DbdPort={layout.first_port + 2}",
+            *_plugin_lines(spec),
             "SlurmUser=root",
             "AuthType=auth/munge",
             f"AuthInfo=socket={layout.munge_socket}",

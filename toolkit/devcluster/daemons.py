@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout
 from toolkit.devcluster.nodes import enter_command, first_process, process_in_node
+from toolkit.devcluster.packages import SEARCH_PATH
 from toolkit.devcluster.processes import clean_environment, wait_until
 from toolkit.errors import OwnFailureError
 
@@ -105,8 +106,10 @@ def running_daemons(layout: Layout, spec: ClusterSpec) -> dict[str, bool]:
 
 
 def slurm_environment(layout: Layout) -> dict[str, str]:
-    """Return a clean environment with this cluster's SLURM_CONF."""
-    return clean_environment(SLURM_CONF=str(layout.slurm_conf))
+    """Return a clean environment with this cluster's SLURM_CONF, and with the programs of its Slurm release on PATH."""
+    programs = layout.read_spec().programs
+    path = f"{programs}:{SEARCH_PATH}" if programs else SEARCH_PATH
+    return clean_environment(SLURM_CONF=str(layout.slurm_conf), PATH=path)
 
 
 def last_lines(log: Path, count: int = 5) -> str:

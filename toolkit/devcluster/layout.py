@@ -32,6 +32,7 @@ class ClusterSpec:
     `link` is the speed of each node's link in the format of tc ("200mbit"), or "" for no limit. `subnet` is the first
     three bytes of the cluster's /24 network. `options` are additional `Key=Value` lines for slurm.conf. `accounting_of`
     is the name of a cluster whose slurmdbd this one shares, and `seat` the address of this controller in its network.
+    `slurm` is the release of Slurm, "" for this machine's, and `root` its root directory, "" for this machine's.
     """
 
     nodes: int
@@ -42,6 +43,13 @@ class ClusterSpec:
     options: tuple[str, ...] = ()
     accounting_of: str = ""
     seat: str = ""
+    slurm: str = ""
+    root: str = ""
+
+    @property
+    def programs(self) -> str:
+        """The folder of the Slurm release's programs; "" if they are on this machine's PATH."""
+        return f"{self.root}/bin" if self.root else ""
 
     @property
     def has_database(self) -> bool:
@@ -193,6 +201,14 @@ def layout_beside(name: str) -> Layout:
     return make_layout(name, Path.home() / ".toolkit" / name)
 
 
+def require_shared(folder: Path, fix: str) -> None:
+    """Raise a ToolkitError if each node has its own copy of the folder."""
+    if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
+        raise ToolkitError(
+            "expected a shared folder, but each node has its own /tmp, /dev, /proc and /sys", where=str(folder), fix=fix
+        )
+
+
 def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
     """Return the layout of cluster `name` in `folder`, by default $TOOLKIT_DEVCLUSTER or ~/.toolkit/NAME."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
@@ -204,10 +220,7 @@ def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
         folder = Path(from_environment) if from_environment else Path.home() / ".toolkit" / name
     folder = folder.expanduser().absolute()
     fix = f"choose another folder with --folder or ${FOLDER_VARIABLE}"
-    if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
-        raise ToolkitError(
-            "expected a shared folder, but each node has its own /tmp, /dev, /proc and /sys", where=str(folder), fix=fix
-        )
+    require_shared(folder, fix)
     if len(str(folder)) > LONGEST_FOLDER or re.search(r"[^\w./-]", str(folder)):
         raise ToolkitError(
             f"expected a path of at most {LONGEST_FOLDER} characters from A-Z a-z 0-9 _ . / -",

@@ -11,8 +11,9 @@ from toolkit.devcluster.layout import Layout
 from toolkit.devcluster.processes import clean_environment, find_processes, kill_and_wait
 from toolkit.errors import OwnFailureError
 
-# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file, $4 nsswitch.conf. The final `wait`
-# also reaps orphans of the node, since bash waits for any child; dash would only wait for its own.
+# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file, $4 nsswitch.conf, $5 the programs of
+# the Slurm release, which replace this machine's: a job need not inherit PATH. The final `wait` also reaps orphans of the
+# node, since bash waits for any child; dash would only wait for its own.
 FIRST_PROCESS = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
@@ -21,6 +22,11 @@ mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t sysfs sysfs /sys
 mount --bind "$3" /etc/hosts
 mount --bind "$4" /etc/nsswitch.conf
+for program in ${5:+"$5"/*}; do
+    for place in "/usr/bin/${program##*/}" "/usr/sbin/${program##*/}"; do
+        [ ! -e "$place" ] || mount --bind "$program" "$place"
+    done
+done
 echo ready
 exec >/dev/null 2>&1
 sleep infinity &
@@ -32,8 +38,9 @@ _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 def start_node(layout: Layout, node: str) -> int:
     """Start the node's first process, and return its PID on this host. Raises OwnFailureError if it fails."""
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    files = (str(layout.name_services), layout.read_spec().programs)
     process = subprocess.Popen(
-        [*unshare, *("bash", "-c", FIRST_PROCESS, "node"), *_arguments(layout, node), str(layout.name_services)],
+        [*unshare, "bash", "-c", FIRST_PROCESS, "node", *_arguments(layout, node), *files],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -176,10 +176,11 @@ def outlived(facts: JobFacts) -> JobFacts:
     return replace(facts, state="", reason=f"accounting reports {facts.state}, but squeue no longer lists the job")
 
 
-# Source: slurm.schedmd.com/squeue.html and sacct.html, "JOB STATE CODES", Slurm 22.05 to 24.11.
+# Source: slurm.schedmd.com/squeue.html and sacct.html, "JOB STATE CODES", Slurm 22.05 to 26.05.
 STATES: dict[str, RunState] = {
     "PENDING": RunState.PENDING,
     "CONFIGURING": RunState.PENDING,
+    "EXPEDITING": RunState.PENDING,
     "REQUEUED": RunState.PENDING,
     "REQUEUE_FED": RunState.PENDING,
     "REQUEUE_HOLD": RunState.PENDING,

@@ -1,6 +1,6 @@
 """Explain the reasons for which Slurm keeps a job pending: the meaning, whether the job can ever start, and the fix.
 
-Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 24.11. Accounting
+Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 26.05. Accounting
 limits have about two hundred reason names, which a few patterns match.
 """
 
@@ -110,6 +110,9 @@ _REASONS: dict[str, PendingReason] = {
     "JobLaunchFailure": PendingReason("Slurm could not start its script", _N, "`toolkit explain {run}` once it has ended"),
     "SystemFailure": PendingReason("Slurm, a file system or the network failed", _U, _ADMIN),
     "InactiveLimit": PendingReason("it was inactive for longer than the site allows", _U, _ADMIN),
+    "Constraints": PendingReason("nodes with the features that it requests (-C) are unavailable now", _L),
+    "MpiPortsBusy": PendingReason("all ports reserved for MPI are in use", _L),
+    "NvidiaImexChannels": PendingReason("all NVIDIA IMEX channels are in use", _L),
     "PowerNotAvail": PendingReason("there is not enough power for its nodes", _L),
     "PowerReserved": PendingReason("power is reserved for other jobs", _L),
     "FedJobLock": PendingReason("another cluster of the federation is considering it", _Y),

@@ -70,7 +70,7 @@ def read_records(
 FREE_TEXT = frozenset(
     "JobName Name Comment AdminComment SystemComment Extra Reason OS Command WorkDir StdErr StdIn StdOut SubmitLine".split()  # noqa: SIM905
 )
-# Every key that may follow free text in the output of scontrol for jobs, nodes and partitions, Slurm 17.11 to 24.11.
+# Every key that may follow free text in the output of scontrol for jobs, nodes and partitions, Slurm 17.11 to 26.05.
 KNOWN = FREE_TEXT | frozenset(
     """JobId ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobIdSet HetJobOffset PackJobId PackJobOffset UserId GroupId
     MCS_label Priority Nice Account QOS WCKey JobState Requeue Restarts BatchFlag Reboot ExitCode DerivedExitCode RunTime
@@ -81,14 +81,15 @@ KNOWN = FREE_TEXT | frozenset(
     MinMemoryCPU MinTmpDiskNode Features Gres Reservation DelayBoot OverSubscribe Contiguous Licenses LicensesAlloc Network
     BurstBuffer Power MailUser MailType CpusPerTres MemPerTres TresBind TresFreq TresPerJob TresPerNode TresPerSocket
     TresPerTask NtasksPerTRES KillOInInvalidDependent KillOnInvalidDep Shared Switches StepMgrEnabled SegmentSize Container
-    ContainerID Cluster
+    ContainerID ContainerType Cluster SLUID SpreadSegments ConsolidateSegments ExpeditedRequeue KillOnInvalidDependent
+    OOMKillStep GresAllowTaskSharing GresOneTaskPerSharing ResvPorts
     NodeName Arch CoresPerSocket CPUAlloc CPUErr CPUEfctv CPUTot CPULoad AvailableFeatures ActiveFeatures GresDrain GresUsed
     NodeAddr NodeHostName Port Version RealMemory AllocMem FreeMem Sockets Boards State ThreadsPerCore TmpDisk Weight Owner
     Partitions ResumeAfterTime CfgTRES CapWatts CurrentWatts AveWatts LowestJoules ConsumedJoules ExtSensorsJoules
     ExtSensorsWatts ExtSensorsTemp CoreSpecCount CPUSpecList MemSpecLimit NextState ReservationName InstanceId InstanceType
-    BcastAddr DynamicNorm GpuSpec TopologyStr
+    BcastAddr DynamicNorm GpuSpec TopologyStr TLSCertTokenSet TLSCertLastRenewal Parameters
     PartitionName AllowGroups AllowAccounts DenyAccounts AllowQos DenyQos AllocNodes Alternate Default QoS DefaultTime
-    DisableRootJobs ExclusiveUser ExclusiveTopo GraceTime Hidden MaxNodes MaxTime MinNodes LLN MaxCPUsPerNode MaxCPUsPerSocket
+    DisableRootJobs Exclusive ExclusiveUser ExclusiveTopo GraceTime Hidden MaxNodes MaxTime MinNodes LLN MaxCPUsPerNode MaxCPUsPerSocket
     NodeSets PriorityJobFactor PriorityTier RootOnly ReqResv OverTimeLimit PreemptMode TotalCPUs TotalNodes
     SelectTypeParameters JobDefaults DefMemPerNode DefMemPerCPU MaxMemPerNode MaxMemPerCPU TRESBillingWeights ResumeTimeout
     SuspendTimeout PowerDownOnIdle Topology""".split()  # noqa: SIM905
@@ -195,7 +196,7 @@ _WITH_CLUSTER = ("sbatch", "salloc", "srun", "squeue", "scancel", "scontrol", "s
 _COMMAND = re.compile(rf"`({'|'.join(_WITH_CLUSTER)}) ")
 
 
-# Messages of these commands about a cluster without an address, Slurm 22.05 to 24.11.
+# Messages of these commands about a cluster without an address, Slurm 22.05 to 26.05.
 _NO_ADDRESS = re.compile(
     r"can't be reached now, or it is an invalid entry for --cluster|problem talking to the database"
 )

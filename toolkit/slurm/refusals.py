@@ -6,7 +6,7 @@ __all__ = ["refusal_of"]
 
 _PREFIX = re.compile(r"\b(?:sbatch|salloc|srun|scontrol|squeue|sinfo|sacct|scancel): (?:(?:error|fatal): )?")
 _GENERAL = re.compile(r"^(?:Batch job submission failed|Job submit/allocate failed):")
-# (part of a Slurm message, fix), for Slurm 22.05 to 24.11.
+# (part of a Slurm message, fix), for Slurm 22.05 to 26.05.
 _FIXES = (
     ("invalid partition", "`sinfo -s` lists the partitions; choose one with -p"),
     ("invalid account", "`sacctmgr show associations user=$USER` lists your accounts and partitions; choose one with -A"),

@@ -28,7 +28,7 @@ QUESTION_S = 15.0  # the timeout of one query
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _SEPARATOR = "\x1f"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
-# Errors that do not show whether Slurm accepted a request (slurm_errno.c, 22.05 to 24.11); `scontrol requeue` prints the
+# Errors that do not show whether Slurm accepted a request (slurm_errno.c, 22.05 to 26.05); `scontrol requeue` prints the
 # last one after a timeout.
 _UNSETTLED = (
     "timed out",

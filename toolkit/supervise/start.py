@@ -26,7 +26,7 @@ from toolkit.supervise.supervisor import Supervisor
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
     """Run one start of a run, or of one task of an array run; return the job's exit code."""
-    if not run.path.is_dir():
+    if not run.starts.is_dir():  # since 23.02, Slurm creates the folder of the log
         raise NotFoundError("the run directory does not exist", where=str(run.path), fix="submit the job again")
     request = StopRequest()
     request.hear_signals()  # before the claim, since the default action of a signal leaves no record

@@ -209,6 +209,17 @@ def test_a_task_that_was_cancelled_with_its_array_was_cancelled_by_toolkit(toolk
     assert explain(toolkit, f"{run.run_id}_1")["symptom"] == "cancelled_by_other"
 
 
+def test_a_job_that_slurm_cancelled_for_its_memory_was_cancelled_by_nobody(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    slurm(("8", "CANCELLED", "None", "node1"))
+    log = run.path / "slurm-8.out"
+    log.write_text("MemoryError\n")
+    assert explain(toolkit, run.run_id)["symptom"] == "cancelled_by_other"
+    log.write_text("[2026-11-24T06:46:43.016] error: Exceeded job memory limit\ntoolkit: SIGTERM\n")
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], "slurm-8.out" in sources(told)) == ("out_of_memory", True)
+
+
 def test_why_a_job_waits_is_told_although_sinfo_says_nothing(toolkit, slurm):
     run = submitted(toolkit, "8")
     slurm(("8", "PENDING", "Resources"))

@@ -114,7 +114,7 @@ def _newest_checkpoint(run: RunDirectory) -> str:
 
 
 def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
-    """Explain who cancelled a run, from the file of `toolkit cancel`, or from Slurm's accounting."""
+    """Explain who cancelled a run, from the file of `toolkit cancel`, the log, or Slurm's accounting."""
     if run.is_asked("cancel"):
         # A request to a whole array applies to its tasks.
         asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
@@ -124,6 +124,10 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
             evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status),
         )  # fmt: skip
     job = _ask(run, status)
+    left = _traces(run, status, job)
+    # With OverMemoryKill, slurmd cancels the job.
+    if left.seen is OUT_OF_MEMORY and "exceeded" in left.evidence[-1].line.lower():
+        return left.tell_seen(OUT_OF_MEMORY)
     if job is not None and job.cancelled_by is not None:
         who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
         why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
@@ -315,12 +319,12 @@ def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
 
 
 def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
-    """Explain a job whose log or script slurmd could not open, so toolkit never ran."""
+    """Explain a job whose run directory its node did not have, so toolkit never ran."""
     where = job.nodes or "its node"
     look = f": `srun -w {shlex.quote(job.nodes)} ls -d {shlex.quote(str(run.whole.path))}`" if job.nodes else ""
     return Explanation(
         "no_log_folder",
-        f"Slurm could not open the job log on {where}: the run directory did not exist there at the start",
+        f"the run directory did not exist on {where} when Slurm started the job",
         evidence=[*evidence, Evidence("run directory", str(run.whole.path))],
         actions=[
             f"check that the folder is on a file system that {where} sees{look}",
