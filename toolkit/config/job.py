@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import StringConstraints, field_validator
+from pydantic import StringConstraints, ValidationInfo, field_validator
 
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.array import FORMS as ARRAY_FORMS
@@ -66,6 +66,11 @@ class JobTable(Table):
         "What each rank runs: with `:function`, a Python function that is called as `function(world, config)`; a file alone, a "
         "Python script; a list, a command. Paths are relative to the job file.",
         form='"file.py:function", "file.py", "package.module:function", or a list such as ["./a.out", "-x"]',
+    )
+    once: bool = key(
+        False,
+        "Run the entry once, on the first node and with the environment that sbatch would give it: `entry` is a script with "
+        "a `#!` line, and `srun` or `mpirun` in it start ranks. toolkit then requests only the resources that are set.",
     )
     nodes: int | str = key(
         1, "Number of nodes; Slurm chooses from a range.", form='a whole number from 1, or a range such as "2-4"'
@@ -188,8 +193,9 @@ class JobTable(Table):
 
     @field_validator("sbatch")
     @classmethod
-    def _check_sbatch(cls, options: list[str]) -> list[str]:
-        return check_sbatch_options(options)
+    def _check_sbatch(cls, options: list[str], info: ValidationInfo) -> list[str]:
+        # The options of a script may have forms that no key accepts, such as --ntasks without --nodes.
+        return options if info.data.get("once") else check_sbatch_options(options)
 
     @property
     def min_nodes(self) -> int:

@@ -19,12 +19,15 @@ from toolkit.config.job import is_job_name
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob, derive
+from toolkit.config.script_document import document_of_script
 from toolkit.config.shipped import find_job
 from toolkit.config.site import DetectTable, PathsTable, Site, SiteIdentity
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path
-from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
+from toolkit.slurm.batch_script import is_batch_script
+from toolkit.slurm.sbatch_options import value_of
+from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SBATCH_OPTIONS, SWITCH_VARIABLES
 
 __all__ = [
     "JobRequest", "expand_path", "from_command_line", "resolve", "resolve_job", "site_of_record", "with_rank_flags",
@@ -130,7 +133,7 @@ def resolve_job(
         ToolkitError: a value is invalid, or the site cannot serve the request; the error contains the place and the fix.
         NotFoundError: the job file does not exist.
     """
-    document = read_document(job_file.absolute())
+    document = _document(job_file.absolute())
     values, origins = merge(
         [
             Setting(("job", "name"), document.path.stem, Origin("derived", f"the name of {document.path}")),
@@ -141,6 +144,7 @@ def resolve_job(
         ]
     )
 
+    _drop_overridden_options(values, origins)
     origins |= _origins_of_components(document)
 
     def place(path: KeyPath) -> str:
@@ -161,6 +165,24 @@ def resolve_job(
     if site is not None:
         check_request(resolved, site, limits=limits)
     return resolved
+
+
+def _document(path: Path) -> Document:
+    """Return the values of a job file, or of a batch script as a job file."""
+    return document_of_script(path) if is_batch_script(path) else read_document(path)
+
+
+def _drop_overridden_options(values: dict[str, Any], origins: Mapping[str, Origin]) -> None:
+    """Remove the options of a batch script that a variable or a flag overrides by the key of the same option."""
+    job = values.get("job")
+    if not isinstance(job, dict) or not job.get("once") or not isinstance(job.get("sbatch"), list):
+        return
+    overridden = [
+        (one.long, one.letter)
+        for one in SBATCH_OPTIONS
+        if (origin := origins.get(one.key)) and origin.layer not in ("job", "environment", "site")
+    ]
+    job["sbatch"] = [one for one in job["sbatch"] if all(value_of(one, *names) is None for names in overridden)]
 
 
 def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:

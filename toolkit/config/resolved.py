@@ -203,7 +203,17 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
 
     Nothing is derived from a partition that the site does not list; `check_request` rejects such a partition.
     """
-    return derive_parallel(_derive_components(resolved, _derive_job(resolved, site), site))
+    return derive_parallel(_derive_components(resolved, _derive_job(_derive_restart(resolved), site), site))
+
+
+def _derive_restart(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job without restarts that sbatch would not make, if it is a script that sets none."""
+    if not resolved.job.once:
+        return resolved
+    unset = [name for name in ("crashes", "walltimes") if f"restart.{name}" not in resolved.origins]
+    origins = resolved.origins | {f"restart.{name}": Origin("derived", "job.once") for name in unset}
+    restart = resolved.restart.model_copy(update=dict.fromkeys(unset, 0))
+    return resolved.model_copy(update={"restart": restart, "origins": origins})
 
 
 def _derive_components(stated: ResolvedJob, resolved: ResolvedJob, site: Site) -> ResolvedJob:
@@ -252,10 +262,14 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
         for key in ("qos", "constraint"):
             if getattr(limits, key):
                 fill(key, getattr(limits, key), where[key] or source)
-        if limits.gpus_per_node:
+        if limits.gpus_per_node and not resolved.job.once:
             # Each rank uses one GPU, so a job with fewer ranks than GPUs needs only as many GPUs as ranks.
             stated = resolved.job.ranks_per_node if "job.ranks_per_node" in origins else limits.gpus_per_node
             fill("gpus_per_node", min(stated, limits.gpus_per_node), where["gpus_per_node"] or source)
+    if resolved.job.once:  # a script requests only what it states
+        return resolved.model_copy(
+            update={"job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": origins}
+        )
     gpus = job.get("gpus_per_node", resolved.job.gpus_per_node)
     fill("ranks_per_node", gpus or 1, Origin("derived", "job.gpus_per_node"))
     ranks = job.get("ranks_per_node", resolved.job.ranks_per_node)

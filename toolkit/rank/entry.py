@@ -147,6 +147,10 @@ def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     entry = job["job"]["entry"]
     directory = Path(job.get("code_directory") or job["job_directory"])
     argv = [str(word) for word in job.get("argv") or []]
+    if job["job"].get("once"):
+        from toolkit.rank.script import run_batch_script
+
+        run_batch_script(RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).batch_script, argv, job["job"]["sbatch"])
     if isinstance(entry, list):
         # Without a limit, each rank starts a thread per core of the node. `prepare` sets it for Python entries.
         cpus = shape_of_job(job).component_of(rank).cpus_per_rank

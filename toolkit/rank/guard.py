@@ -34,6 +34,7 @@ _RANK_VARIABLES = {
     "srun": ("SLURM_PROCID",),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
     "local": ("RANK",),
+    "script": ("TOOLKIT_RANK",),
 }
 
 

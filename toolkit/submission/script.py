@@ -16,7 +16,6 @@ from typing import Any
 import jinja2
 
 from toolkit.config.entry import check_entry, files_of_entry
-from toolkit.config.job import JobTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 from toolkit.rundir.bad_nodes import BadNode, bad_nodes, runs_of
@@ -82,8 +81,9 @@ def render_script(
             *KEPT,
             *(_variable(name) for name in [*job.env.passed, *job.env.secrets_of_shell, *_webhook_variable(job)]),
         ],
-        modules=bool(job.site_env.modules),
-        site_lines=site_lines(job),
+        modules=bool(job.site_env.modules) and not job.job.once,
+        site_lines=[] if job.job.once else site_lines(job),
+        is_once=job.job.once,
         python=shlex.quote(sys.executable),
         run_directory=shlex.quote(str(run.path)),
         job=job.to_json() if task_overrides is None else _with_sweep(job.to_json(), task_overrides),
@@ -106,7 +106,7 @@ def directives(
     first, *others = job.components
     options = [*_of_whole_job(first, run, start, excluded), *extra_sbatch_options]
     for one in others:
-        options += ["hetjob", *_nodes_and_ranks(one.job), _requeue(one.job)]
+        options += ["hetjob", *_nodes_and_ranks(one), *_requeue(one)]
         options += [*_wanted(one, excluded), *_other_words(one)]
     return options
 
@@ -118,9 +118,9 @@ def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, excluded: Seq
         f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array or table.repeat > 1 else '%j'}.out",
         "--open-mode=append",
         f"--comment={comment_of(token_of(run.run_id, start), words)}",
-        *_nodes_and_ranks(table),
-        _requeue(table),
-        f"--signal=B:USR2@{job.restart.warn_s}",
+        *_nodes_and_ranks(job),
+        *_requeue(job),
+        *_signal(job),
     ]
     if table.cluster:
         options.append(f"--clusters={table.cluster}")
@@ -134,8 +134,17 @@ def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, excluded: Seq
     return [*options, *_other_words(job)]
 
 
-def _requeue(table: JobTable) -> str:
-    return "--requeue" if table.requeue else "--no-requeue"
+def _requeue(job: ResolvedJob) -> list[str]:
+    if job.job.once and "job.requeue" not in job.origins:  # the default of the cluster
+        return []
+    return ["--requeue" if job.job.requeue else "--no-requeue"]
+
+
+def _signal(job: ResolvedJob) -> list[str]:
+    """Return the option for the signal before the walltime; a script that sets none gets none from sbatch."""
+    if job.job.once and not job.restart.walltimes and "restart.warn_s" not in job.origins:
+        return []
+    return [f"--signal=B:USR2@{job.restart.warn_s}"]
 
 
 def _webhook_variable(job: ResolvedJob) -> list[str]:
@@ -144,7 +153,7 @@ def _webhook_variable(job: ResolvedJob) -> list[str]:
 
 def allocation_options(job: ResolvedJob) -> list[str]:
     """Return salloc's long options for the nodes that a job would get."""
-    return [*_nodes_and_ranks(job.job), *_wanted(job, ()), *_other_words(job)]
+    return [*_nodes_and_ranks(job), *_wanted(job, ()), *_other_words(job)]
 
 
 def _other_words(job: ResolvedJob) -> list[str]:
@@ -170,12 +179,16 @@ def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
     return [*gpus, *(f"{LONG_OPTIONS[key]}={value}" for key, value in wanted.items() if value)]
 
 
-def _nodes_and_ranks(table: JobTable) -> list[str]:
+def _nodes_and_ranks(job: ResolvedJob) -> list[str]:
     """Return options that reserve CPUs for the ranks of each node.
 
     For a range of nodes only CPUs are requested, and the step sets its own tasks. With --ntasks-per-node, Slurm counts
     the tasks of the fewest nodes and allocates no further nodes (seen with 22.05: two of four idle nodes for 2-4).
     """
+    table = job.job
+    if table.once:
+        stated = ("nodes", "ranks_per_node", "cpus_per_rank")
+        return [f"{LONG_OPTIONS[f'job.{key}']}={getattr(table, key)}" for key in stated if f"job.{key}" in job.origins]
     if "-" in str(table.nodes):
         return [f"--nodes={table.nodes}", f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
     return [

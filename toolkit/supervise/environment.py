@@ -26,8 +26,11 @@ def rank_environment(
         ends_at: the end of the allocation in seconds since the epoch, 0 without a time limit.
     """
     # bash cannot unset names such as `foo-bar`. The script kept only the exported functions of a module system.
+    is_script = bool(job["job"].get("once"))
     environment = {
-        name: value for name, value in base.items() if _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
+        name: value
+        for name, value in base.items()
+        if is_script or _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
     }
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
         environment.pop(name, None)  # for the supervisor only; `toolkit submit` inside a rank must not read them
@@ -35,14 +38,18 @@ def rank_environment(
         environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
     environment.pop(_variable_of_webhook(job), None)  # ranks do not need the webhook URL
     environment |= {
-        "PYTHONUNBUFFERED": "1",
         "TOOLKIT_RUN_DIR": str(run.path),
         "TOOLKIT_ATTEMPT": str(attempt.number),
         "TOOLKIT_RESOLVED_JOB": str(run.start(start) / "job.json"),
-        "TOOLKIT_WORLD_SIZE": str(shape.ranks),
-        "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_LAUNCHER": launcher,
         "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
+    }
+    if is_script:  # `rank.script` removes the variables above
+        return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
+    environment |= {
+        "PYTHONUNBUFFERED": "1",
+        "TOOLKIT_WORLD_SIZE": str(shape.ranks),
+        "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }

@@ -11,7 +11,7 @@ from typing import Any
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_srun
+from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_script, launch_srun
 from toolkit.supervise.log import say
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.symptoms import PMIX_ORDER
@@ -125,7 +125,9 @@ def is_unmanaged(entry: object) -> bool:
 
 
 def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
-    """Return the site's launcher; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
+    """Return the launcher: `script` for a script, else the site's; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
+    if job["job"].get("once"):
+        return "script"
     kind = str(job["launcher"].get("kind") or "auto")
     if kind == "srun" and not allocation.in_slurm:
         kind = "auto"
@@ -147,6 +149,8 @@ def launch(
 
     `nodes` are those of a heterogeneous job, component by component.
     """
+    if kind == "script":
+        return launch_script(environment, attempt, [sys.executable, "-E", *RANK_MODULE])
     table = job["launcher"]
     run = RunDirectory(attempt.path.parents[1])
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)

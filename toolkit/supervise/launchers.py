@@ -182,6 +182,11 @@ def launch_local(
     return ranks
 
 
+def launch_script(environment: Mapping[str, str], attempt: AttemptDirectory, guard_program: Sequence[str]) -> Ranks:
+    """Start the guard of a batch script on this host, without the variables of a rank."""
+    return LocalRanks([_start(guard_program, {**environment, "TOOLKIT_RANK": "0"}, attempt)])
+
+
 def launch_srun(
     shape: Shape,
     environment: Mapping[str, str],
