@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import StringConstraints, ValidationInfo, field_validator
 
+from toolkit.config.document import KeyPath
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.array import FORMS as ARRAY_FORMS
 from toolkit.slurm.array import ArrayTasks, parse_array
@@ -27,21 +28,21 @@ MOST_NODES = 1_000_000  # several times the largest machine; checks iterate over
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
-def check_sbatch_options(options: list[str]) -> list[str]:
-    """Reject strings that are not exactly one option, and options that have a key of their own."""
+def check_sbatch_options(options: list[str], path: KeyPath = ()) -> list[str]:
+    """Reject strings that are not exactly one option, and options that have a key of their own; `path` is their key."""
     for option in options:
         if begins_component(option):
-            raise refuse_value((), f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
+            raise refuse_value(path, f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
         if not option.startswith("-"):
-            raise refuse_value((), f"expected an option that starts with '-', got {option!r}")
+            raise refuse_value(path, f"expected an option that starts with '-', got {option!r}")
         if not is_one_option(option):
-            raise refuse_value((), f"{option!r} contains more than one option", ONE_OPTION_FIX)
+            raise refuse_value(path, f"{option!r} contains more than one option", ONE_OPTION_FIX)
         name_part = re.split(r"[=\s]", option.strip(), maxsplit=1)[0]
         for name, letter, fix in FIXES_IN_JOB_FILE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
             is_cut = len(name_part) > len("--") and f"--{name}".startswith(name_part)  # sbatch accepts short forms
             if is_bare or is_cut or value_of(option, name, letter) is not None:
-                raise refuse_value((), f"{option!r} would override another key", fix)
+                raise refuse_value(path, f"{option!r} would override another key", fix)
     return options
 
 

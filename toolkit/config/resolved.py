@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.component import ComponentTable, ResolvedComponent
@@ -17,7 +17,7 @@ from toolkit.config.container import ContainerTable, JobContainerTable
 from toolkit.config.data import DataTable
 from toolkit.config.document import DEEPEST, Origin, OriginInComponent, leaves, no_json, parts
 from toolkit.config.env import EnvTable, NotifyTable, RestartTable
-from toolkit.config.job import JobTable
+from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.site import (
     GpuTable,
     LauncherTable,
@@ -60,6 +60,15 @@ class JobFile(Table):
     args: dict[str, Any] = key(
         None, "Arguments for the job script; any keys are allowed.", form="any values", default_factory=dict
     )
+
+    @field_validator("component")
+    @classmethod
+    def check_components(cls, components: list[ComponentTable], info: ValidationInfo) -> list[ComponentTable]:
+        """Check the sbatch options of components, except those of a script, as `JobTable` does for the whole job."""
+        is_script = "job" in info.data and info.data["job"].once
+        for number, one in enumerate(() if is_script else components):
+            check_sbatch_options(one.sbatch or [], (str(number), "sbatch"))
+        return components
 
     @field_validator("args")
     @classmethod

@@ -1,15 +1,16 @@
 """Read a batch script as a job file: its `#SBATCH` options become keys, its commands run once on the first node."""
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 from toolkit.config.component import ComponentTable
 from toolkit.config.document import Document, KeyPath
-from toolkit.config.job import is_job_name
+from toolkit.config.job import JobTable, is_job_name
 from toolkit.errors import ToolkitError
 from toolkit.slurm.array import parse_array
-from toolkit.slurm.batch_script import BatchScript, Directive, read_batch_script
+from toolkit.slurm.batch_script import BatchScript, Directive, read_batch_script, shell_signal
 from toolkit.slurm.sbatch_table import SBATCH_OPTIONS
 from toolkit.slurm.times import parse_slurm_time
 
@@ -42,7 +43,8 @@ def document_of_script(path: Path) -> Document:
         ToolkitError: sbatch would reject the script, or toolkit cannot run it.
     """
     script = read_batch_script(path)
-    first, *others = [_keys_of(one, path) for one in script.components]
+    first = _keys_of(script.components[0], path, JobTable.model_fields)
+    others = [_keys_of(one, path, ComponentTable.model_fields) for one in script.components[1:]]
     values: dict[str, Any] = {"job": {"entry": path.name, "once": True, "name": job_name_of(path.name)}}
     lines: dict[KeyPath, int] = {}
     shared = first if not others else {key: one for key, one in first.items() if key not in ComponentTable.model_fields}
@@ -55,6 +57,10 @@ def document_of_script(path: Path) -> Document:
             own = {key: one for key, one in found.items() if key in ComponentTable.model_fields}
             values["component"].append({key: value for key, (value, _) in own.items()})
             lines |= {("component", str(number), key): line for key, (_, line) in own.items()}
+    warning = shell_signal(values["job"].get("sbatch", ()))
+    if warning is not None:
+        values["restart"] = {"warn_s": max(1, warning.seconds)}
+        lines["restart", "warn_s"] = lines["job", "sbatch"]
     return Document(path, values, lines)
 
 
@@ -68,8 +74,8 @@ def job_name_of(name: str) -> str:
     return name if is_job_name(name) else re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:64] or "job"
 
 
-def _keys_of(directives: list[Directive], path: Path) -> dict[str, tuple[Any, int]]:
-    """Return the keys of [job] that the directives set, with their lines; `sbatch` has the options without a key."""
+def _keys_of(directives: list[Directive], path: Path, names: Container[str]) -> dict[str, tuple[Any, int]]:
+    """Return the keys in `names` that the directives set, with their lines; `sbatch` has the other options."""
     last: dict[str, Directive] = {}
     for one in directives:
         if one.name in _REFUSED:
@@ -81,11 +87,11 @@ def _keys_of(directives: list[Directive], path: Path) -> dict[str, tuple[Any, in
     keys: dict[str, tuple[Any, int]] = {}
     rest: list[Directive] = []
     for name, one in last.items():
-        if name == "requeue":
+        if name == "requeue" and name in names:
             keys[name] = (one.name == name, one.line)
         elif name in _WITHOUT_EFFECT:
             continue
-        elif name in _KEYS and (value := _value_of(name, one, path)) is not None:
+        elif _KEYS.get(name) in names and (value := _value_of(name, one, path)) is not None:
             keys[_KEYS[name]] = (value, one.line)
             rest += [one] if value != one.value and name == "job-name" else []
         else:

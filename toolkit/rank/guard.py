@@ -17,6 +17,7 @@ from types import FrameType
 
 from toolkit.errors import ToolkitError
 from toolkit.rank.log import RankLog
+from toolkit.rank.script_log import ScriptLog
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.parent_death import signal_on_parent_death
@@ -59,7 +60,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     writes "stopped" if the program received a stop signal before it exited.
     """
     host = socket.gethostname()
-    log = RankLog(attempt, rank, host)
+    is_script = os.environ.get("TOOLKIT_LAUNCHER") == "script"
+    log = _log_of_script(attempt) if "TOOLKIT_OUTPUTS" in os.environ else RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
@@ -78,8 +80,11 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
             os._exit(1)
         return body()
     log.begin()
-    received = _pass_signals_to(child, foreign=foreign)
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
+    received = _pass_signals_to(child, foreign=foreign, to_group=is_script)
+    if is_script:
+        _pass_to_shell(child)
+    else:
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
     usage = usage_of_node(attempt, rank, os.environ)
     if usage is not None:
@@ -93,6 +98,11 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
         usage.finish()
     return 128 - code if code < 0 else code
+
+
+def _log_of_script(attempt: AttemptDirectory) -> ScriptLog:
+    output, error = os.environ["TOOLKIT_OUTPUTS"].split(",")
+    return ScriptLog(attempt, (int(output), int(error)))
 
 
 def _start_began(environ: Mapping[str, str]) -> float:
@@ -145,8 +155,11 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
         time.sleep(WRITE_PERIOD_S)
 
 
-def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
-    """Forward signals to the rank; return the list to which the handler appends each received signal."""
+def _pass_signals_to(child: int, *, foreign: bool, to_group: bool) -> list[int]:
+    """Forward signals to the rank; return the list to which the handler appends each received signal.
+
+    With `to_group`, the programs that a script has started receive them, too, as when Slurm ends a job.
+    """
     received: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -156,12 +169,24 @@ def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
             if is_stopping:  # a program may treat a second TERM as a request to exit without saving
                 return
             number = signal.SIGTERM
+        if to_group:
+            before = signal.signal(number, signal.SIG_IGN)  # this process is in the group
+            os.killpg(0, number)
+            signal.signal(number, before)
+            return
         with suppress(ProcessLookupError):
             os.kill(child, number)
 
     for number in _PASSED_ON:
         signal.signal(number, forward)
     return received
+
+
+def _pass_to_shell(shell: int) -> None:
+    """Forward USR1, and USR2 as the signal that the script requests before the walltime, to the batch shell alone."""
+    before_end = int(os.environ.get("TOOLKIT_SIGNAL") or signal.SIGTERM)
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: os.kill(shell, signal.SIGUSR1))
+    signal.signal(signal.SIGUSR2, lambda _number, _frame: os.kill(shell, before_end))
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:

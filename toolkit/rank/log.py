@@ -29,11 +29,11 @@ class RankLog:
         self._is_torn = False  # whether the last line written lacks its newline
         self._reader: threading.Thread | None = None
         if path == attempt.log_file(rank):
-            _become(self._log)
+            become(self._log, self._log)
             os.close(self._log)
             return
         self._pipe, inlet = os.pipe()
-        _become(inlet)
+        become(inlet, inlet)
         os.close(inlet)
 
     def begin(self) -> None:
@@ -45,7 +45,7 @@ class RankLog:
     def end(self) -> None:
         """Wait for the last lines of the exited rank. Later output of this process goes directly to the log."""
         if self._reader is not None:
-            _become(self._log)  # this closes the last write end of the pipe in this process
+            become(self._log, self._log)  # this closes the last write end of the pipe in this process
             self._reader.join(END_S)
             if self._lost:
                 self._write([f"toolkit: {counted(self._lost, 'line')} could not be written here: {self._why}".encode()])
@@ -73,9 +73,9 @@ class RankLog:
             self._lost += min(text.count(b"\n"), len(lines))
 
 
-def _become(descriptor: int) -> None:
-    """Redirect stdout and stderr of this process to a descriptor."""
+def become(output: int, error: int) -> None:
+    """Redirect stdout and stderr of this process to two descriptors."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    os.dup2(output, 1)
+    os.dup2(error, 2)

@@ -10,8 +10,8 @@ from toolkit.slurm.sbatch_options import last_value_of
 
 # The variables that toolkit adds for its own processes; users may set others, such as TOOLKIT_SITE.
 _OWN = (
-    "TOOLKIT_ATTEMPT", "TOOLKIT_FOREIGN", "TOOLKIT_LAUNCHER", "TOOLKIT_LC_CTYPE", "TOOLKIT_RANK", "TOOLKIT_RESOLVED_JOB",
-    "TOOLKIT_RUN_DIR", "TOOLKIT_START",
+    "TOOLKIT_ATTEMPT", "TOOLKIT_FOREIGN", "TOOLKIT_LAUNCHER", "TOOLKIT_LC_CTYPE", "TOOLKIT_OUTPUTS", "TOOLKIT_RANK",
+    "TOOLKIT_RESOLVED_JOB", "TOOLKIT_RUN_DIR", "TOOLKIT_SIGNAL", "TOOLKIT_START",
 )  # fmt: skip
 
 

@@ -1,13 +1,15 @@
 """Read the options in the `#SBATCH` lines of a script, as sbatch reads them (checked against 22.05)."""
 
 import re
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.slurm.sbatch_options import last_value_of
 
-__all__ = ["BatchScript", "Directive", "is_batch_script", "read_batch_script"]
+__all__ = ["BatchScript", "Directive", "is_batch_script", "read_batch_script", "shell_signal"]
 
 # The long options of sbatch by the value that they accept, with their short options.
 _REQUIRED = """
@@ -33,6 +35,7 @@ _TYPED = [
 _KINDS = {name: kind for name, _, kind in _TYPED}
 _LONG_OF = {letter: name for name, letter, _ in _TYPED if letter}
 _MAGIC = re.compile(r"#(?:SBATCH|SLURM)")
+_SIGNAL = re.compile(r"(?i)(R?B?):?([A-Z0-9]+)(?:@([0-9]+))?", re.ASCII)
 _COMMAND = re.compile(r"\s*[^\s#]")
 _SPACE = " \t\n\v\f\r"
 
@@ -64,6 +67,25 @@ class BatchScript:
     def directives(self) -> list[Directive]:
         """The directives of the whole job, or of its first component."""
         return self.components[0]
+
+
+@dataclass(frozen=True)
+class ShellSignal:
+    """The signal of --signal=B:..., which Slurm sends to the batch shell `seconds` before the walltime."""
+
+    number: int
+    seconds: int
+
+
+def shell_signal(options: Iterable[str]) -> ShellSignal | None:
+    """Return the signal for the batch shell; None if the last --signal is for the job steps, or there is none."""
+    match = _SIGNAL.fullmatch(last_value_of(options, "signal"))
+    if match is None or "B" not in match[1].upper():
+        return None
+    name = match[2].upper().removeprefix("SIG")
+    known = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
+    number = int(name) if name.isdecimal() else known.get(name, 0)
+    return ShellSignal(number, int(match[3] or 60)) if number else None
 
 
 def is_batch_script(path: Path) -> bool:

@@ -33,6 +33,7 @@ from toolkit.runs.record.code_snapshot import (
     take_snapshot,
 )
 from toolkit.runs.record.job import sbatch_words
+from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.sbatch_options import excluded_nodes, value_of
 from toolkit.slurm.sbatch_table import LONG_OPTIONS
@@ -161,7 +162,9 @@ def _other_words(job: ResolvedJob) -> list[str]:
 
     Those two are merged with ours: on their own, they would override our submission token and list of bad nodes.
     """
-    joined = (("comment", ""), ("exclude", "x"))
+    joined = [("comment", ""), ("exclude", "x")]
+    if job.job.once and shell_signal(sbatch_words(job)):  # the supervisor passes it to the batch shell
+        joined.append(("signal", ""))
     return [word for word in sbatch_words(job) if all(value_of(word, *names) is None for names in joined)]
 
 
@@ -187,8 +190,9 @@ def _nodes_and_ranks(job: ResolvedJob) -> list[str]:
     """
     table = job.job
     if table.once:
-        stated = ("nodes", "ranks_per_node", "cpus_per_rank")
-        return [f"{LONG_OPTIONS[f'job.{key}']}={getattr(table, key)}" for key in stated if f"job.{key}" in job.origins]
+        keys = [f"job.{name}" for name in ("nodes", "ranks_per_node", "cpus_per_rank")]
+        stated = [key for key in keys if job.origin(key).layer != "built-in"]
+        return [f"{LONG_OPTIONS[key]}={getattr(table, key.removeprefix('job.'))}" for key in stated]
     if "-" in str(table.nodes):
         return [f"--nodes={table.nodes}", f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
     return [

@@ -169,6 +169,12 @@ def why_terminated(allocation: Allocation) -> Cause | None:
     return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
 
 
+def was_requeued(allocation: Allocation) -> bool:
+    """Return whether Slurm has requeued this job since it started."""
+    restarts = allocation.query_fields("RestartCnt")
+    return restarts.isdigit() and int(restarts) > allocation.restarts
+
+
 def is_in_grace_time(allocation: Allocation) -> bool:
     """Return whether this is the grace time of a preemption, for which Slurm sends SIGTERM only to the ranks."""
     return allocation.query_fields("PreemptTime") not in NOTHING

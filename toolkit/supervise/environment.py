@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.slurm.batch_script import shell_signal
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.shape import Shape
 
@@ -45,6 +46,8 @@ def rank_environment(
         "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
     }
     if is_script:  # `rank.script` removes the variables above
+        own = shell_signal(map(str, job["job"].get("sbatch") or ()))
+        environment["TOOLKIT_SIGNAL"] = str(own.number) if own else ""
         return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     environment |= {
         "PYTHONUNBUFFERED": "1",

@@ -149,10 +149,14 @@ def launch(
 
     `nodes` are those of a heterogeneous job, component by component.
     """
-    if kind == "script":
-        return launch_script(environment, attempt, [sys.executable, "-E", *RANK_MODULE])
-    table = job["launcher"]
     run = RunDirectory(attempt.path.parents[1])
+    if kind == "script":
+        has_own_files = run.whole.path not in Path(os.path.realpath("/proc/self/fd/1")).parents
+        return launch_script(
+            environment, attempt, [sys.executable, "-E", *RANK_MODULE],
+            copies_output=has_own_files and "TOOLKIT_IN_ALLOCATION" not in os.environ,
+        )  # fmt: skip
+    table = job["launcher"]
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)
     options = [*(str(option) for option in table.get("options") or []), *command.options]
     if kind == "srun":

@@ -10,6 +10,7 @@ from toolkit.rundir.claims import SupersededError, claim_start, process_start_ti
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.sweep import in_words, values_of_task
+from toolkit.slurm.batch_script import shell_signal
 from toolkit.supervise.allocation import drop_memory, find_allocation, stop_grace_s
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.log import say
@@ -27,9 +28,10 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     request = StopRequest()
     request.hear_signals()  # before the claim, since the default action of a signal leaves no record
     asked = shape_of_job(job)
+    request.is_for_script = asked.is_once and not job["restart"]["walltimes"] and _has_own_signal(job)
     allocation = find_allocation(os.environ, asked.nodes)
     check_components(asked, allocation)
-    if allocation.of_components:
+    if allocation.of_components and not asked.is_once:
         drop_memory(os.environ)
     job = job_of_task(job, allocation.task)
     script = run.script(first_start)
@@ -68,6 +70,10 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         if supervisor.staged is not None:
             unstage(supervisor.staged, allocation, os.environ)
         raise
+
+
+def _has_own_signal(job: Mapping[str, Any]) -> bool:
+    return shell_signal(map(str, job["job"].get("sbatch") or ())) is not None
 
 
 def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:

@@ -17,7 +17,14 @@ from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, ref
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
-from toolkit.supervise.allocation import STOP_GRACE_S, Allocation, is_in_grace_time, lost_nodes, why_terminated
+from toolkit.supervise.allocation import (
+    STOP_GRACE_S,
+    Allocation,
+    is_in_grace_time,
+    lost_nodes,
+    was_requeued,
+    why_terminated,
+)
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, requeue, submit_follow_up
 from toolkit.supervise.controller import await_controller
@@ -97,6 +104,8 @@ class Supervisor:
 
     def grace_s(self, cause: Cause) -> float:
         """Return the seconds that ranks have to save."""
+        if cause is Cause.WALLTIME and self.request.terminated and self.shape.is_once:
+            return self.stop_grace_s  # unlike ranks, a script may get no signal before the walltime
         # Only Slurm knows the site's grace time for preempted jobs, and it ends the job itself after that.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
@@ -160,7 +169,7 @@ class Supervisor:
             self.retry.wait_for(self.refuse_superseded)
             attempt = self.retry.wait_for(lambda: claim_attempt(self.run))
             began = time.monotonic()
-            end = without_secrets(self._attempt(attempt), self.secrets.values())
+            end = without_secrets(self._unless_requeued(self._attempt(attempt)), self.secrets.values())
             self.retry.wait_for(self.refuse_superseded)
             verdict = self.retry.wait_for(partial(self._verdict, end))
             self._record(attempt, end, verdict, time.monotonic() - began)
@@ -168,6 +177,15 @@ class Supervisor:
                 return self._leave(attempt, verdict)
             if verdict.cause is Cause.LAUNCH_FAILED and self.allocation.in_slurm:
                 self._let_old_steps_end()
+
+    def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
+        """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`."""
+        has_ended_itself = self.shape.is_once and end.cause in (Cause.COMPLETED, Cause.CRASHED)
+        if not (has_ended_itself and self.allocation.in_slurm and b"requeue" in self.run.batch_script.read_bytes()):
+            return end
+        if not was_requeued(self.allocation):
+            return end
+        return AttemptEnd(Cause.PREEMPTED, "the script requeued its job")
 
     def _let_old_steps_end(self) -> None:
         """Wait before launching the ranks again: Slurm may still be ending steps of an earlier start on a node.
