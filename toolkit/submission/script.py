@@ -82,7 +82,7 @@ def render_script(
             *KEPT,
             *(_variable(name) for name in [*job.env.passed, *job.env.secrets_of_shell, *_webhook_variable(job)]),
         ],
-        modules=bool(job.site_env.modules) and not job.job.once,
+        modules=bool(job.site_env.modules or job.env.modules) and not job.job.once,
         site_lines=[] if job.job.once else site_lines(job),
         is_once=job.job.once,
         python=shlex.quote(sys.executable),
@@ -215,13 +215,14 @@ def quote_directive(option: str) -> str:
 
 
 def site_lines(job: ResolvedJob) -> list[str]:
-    """Return the site's shell lines that run first: modules, set-up, variables.
+    """Return the shell lines of the site and the job that run first: modules, set-up, variables.
 
     A line that fails ends the job: otherwise the ranks would silently use the wrong MPI or CUDA.
     """
     table = job.site_env
-    lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in table.modules]
-    lines += [_or_end(line, line) for line in table.setup]
+    modules = [*table.modules, *job.env.modules]
+    lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in modules]
+    lines += [_or_end(line, line) for line in (*table.setup, *job.env.setup)]
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
     return lines
 
