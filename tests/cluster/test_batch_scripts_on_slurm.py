@@ -66,7 +66,9 @@ def test_srun_and_mpirun_start_ranks_in_a_script(here: Site) -> None:
 def test_output_goes_to_the_files_of_the_script_and_to_the_log(here: Site) -> None:
     (here.folder / "out").mkdir()
     script = write(
-        here, "my job.sh", "#SBATCH -o out/%x-%j.out -e out/%x-%j.err -t 5\n#SBATCH -J 'my job'\necho fine; echo wrong >&2; exit 4"
+        here,
+        "my job.sh",
+        "#SBATCH -o out/%x-%j.out -e out/%x-%j.err -t 5\n#SBATCH -J 'my job'\necho fine; echo wrong >&2; exit 4",
     )
     said = here.toolkit("submit", script, "--wait")
     assert said.returncode == 4
