@@ -147,6 +147,11 @@ class ResolvedJob(BaseModel):
         return own
 
     @property
+    def has_warning(self) -> bool:
+        """Whether Slurm signals the job before its walltime; a script that requests no signal gets none, as from sbatch."""
+        return not self.job.once or self.restart.walltimes != 0 or "restart.warn_s" in self.origins
+
+    @property
     def nodes(self) -> int | str:
         """The number of nodes of all components; for a job without components, `job.nodes`, which may be a range."""
         first, *others = self.components

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ _KEYS = {
     for option in SBATCH_OPTIONS
     if option.key.startswith("job.") and option.long not in ("gpus-per-node", "mem", "requeue", "no-requeue")
 }
-_SAME = {"cluster": "clusters", "no-requeue": "requeue"}  # of these, the last one applies
+# Of these, the last one applies.
+_SAME = {"cluster": "clusters", "no-requeue": "requeue", "tasks-per-node": "ntasks-per-node"}
 _WITHOUT_EFFECT = ("wait", "parsable", "quiet", "verbose", "ignore-pbs", "usage", "help", "version")
 _REFUSED = {
     "wrap": "write the command into the script",
@@ -82,8 +84,11 @@ def _keys_of(directives: list[Directive], path: Path, names: Container[str]) -> 
             raise ToolkitError(
                 f"toolkit cannot run a script with --{one.name}", where=f"{path}:{one.line}", fix=_REFUSED[one.name]
             )
-        last.pop(_SAME.get(one.name, one.name), None)
-        last[_SAME.get(one.name, one.name)] = one
+        name = _SAME.get(one.name, one.name)
+        before = last.pop(name, None)
+        if name == "mail-type" and before is not None:  # sbatch adds these up
+            one = replace(one, value=f"{before.value},{one.value}")
+        last[name] = one
     keys: dict[str, tuple[Any, int]] = {}
     rest: list[Directive] = []
     for name, one in last.items():

@@ -20,7 +20,7 @@ gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input/i job-nam
 mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile/F nodelist/w nodes/N ntasks/n
 ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output/o partition/p power prefer priority
 profile qos/q reservation segment signal sockets-per-node switches thread-spec threads-per-core time/t time-min tmp
-tres-bind tres-per-job tres-per-node tres-per-socket tres-per-task uid wckey workdir wrap
+tasks-per-node ntasks-per-tres wait-all-nodes tres-bind tres-per-job tres-per-node tres-per-socket tres-per-task uid wckey workdir wrap
 """
 _OPTIONAL = "exclusive get-user-env nice no-kill/k propagate x11 resv-ports oom-kill-step"
 _SWITCHES = """

@@ -19,12 +19,16 @@ __all__ = ["import_script"]
 _OMITTED = re.compile(
     r"(set [-+]|(echo|printf|date|hostname|pwd|nvidia-smi)\b|module (list|purge)\b|(exit( 0)?|wait)$)"
 )
-_SETUP = re.compile(r"(conda|mamba|micromamba|source|\.|ulimit|module|ml)\s|eval \"\$\(conda")
-_ASSIGNMENTS = re.compile(r"(export\s+)?[A-Za-z_]\w*(=|\s*$)")
+_SETUP = re.compile(r"(conda|mamba|micromamba|source|\.|ulimit|module|ml|mkdir|unset)\s|eval \"\$\(conda")
+_ASSIGNMENTS = re.compile(r"(export\s+)?[A-Za-z_]\w*(=(?!\()|\s*$)")
+_ARRAY = re.compile(r"(?:declare -a )?(\w+)=\(.*\)$")
 _MODULES = re.compile(r"(?:module load|module add|ml)\s+([\w./+ -]+)")
 _OPERATORS = re.compile(r"[|&;<>()]")
 # The variables that toolkit sets for each rank.
 _OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS"})
+_AS_KEYS = {"ntasks": "ranks_per_node", "mem": "mem_gb_per_node"} | dict.fromkeys(
+    ("gres", "gpus-per-node", "gpus-per-task", "gpus"), "gpus_per_node"
+)
 _REPLACED = ("signal", "open-mode", "job-name", "mail-user", "mail-type")
 
 
@@ -89,24 +93,21 @@ def _keys(values: dict[str, Any]) -> dict[str, Any]:
     if "name" in values["job"] and values["job"]["name"] != values["job"]["entry"]:
         job["name"] = values["job"]["name"]
     options = values["job"].get("sbatch", [])
-    gpus = last_value_of(options, "gpus-per-node") or last_value_of(options, "gres").removeprefix("gpu:")
     mib, ranks, nodes = memory_mib(last_value_of(options, "mem")), last_value_of(options, "ntasks"), job.get("nodes", 1)
-    if gpus.isdecimal():
-        job["gpus_per_node"] = int(gpus)
     if mib and not mib % 1024:
         job["mem_gb_per_node"] = int(mib // 1024)
     if ranks.isdecimal() and isinstance(nodes, int) and not int(ranks) % nodes:
         job.setdefault("ranks_per_node", int(ranks) // nodes)
-    done = {
-        "ntasks": "ranks_per_node",
-        "mem": "mem_gb_per_node",
-        "gpus-per-node": "gpus_per_node",
-        "gres": "gpus_per_node",
-    }
+    for name, times, over in (
+        ("gres", 1, 1), ("gpus-per-node", 1, 1), ("gpus-per-task", job.get("ranks_per_node", 1), 1), ("gpus", 1, nodes),
+    ):  # fmt: skip
+        count = last_value_of(options, name).removeprefix("gpu:")
+        if count.isdecimal() and isinstance(over, int) and not int(count) % over:
+            job["gpus_per_node"] = int(count) * times // over
     kept = []
     for option in options:
         name = option.removeprefix("--").partition("=")[0]
-        if name in _REPLACED or done.get(name) in job:
+        if name in _REPLACED or _AS_KEYS.get(name) in job:
             continue
         try:
             kept += check_sbatch_options([option])
@@ -122,6 +123,7 @@ class _Body:
         self.job, self.env, self.notes = job, env, notes
         self._script = script
         self._known: dict[str, str] = {}
+        self._unknown: set[str] = set()  # variables whose values only a shell can evaluate
         self._launch: Launch | None = None
 
     def read(self) -> Launch:
@@ -151,6 +153,8 @@ class _Body:
             self.notes.append(f"{where}: omitted `{shown}`")
         elif _ASSIGNMENTS.match(command):
             self._assign(command, where)
+        elif match := _ARRAY.match(command):
+            self._unknown.add(match[1])
         elif match := _MODULES.fullmatch(command):
             self.env.setdefault("modules", []).extend(match[1].split())
         elif _SETUP.match(command) and shown == command[:60]:
@@ -173,14 +177,18 @@ class _Body:
                 self.env.setdefault("pass", []).append(name)
             elif looks_secret(f"env.vars.{name}", raw if value is None else value):
                 _pass(name, self.env, self.notes, where)
-            elif not re.fullmatch(r"\w+", name) or (value is None and not is_exported):
-                raise NoTranslationError(f"{where} needs a shell: {name}=...")
-            elif value is None:
+            elif value is None and is_exported and not self._uses_variable_of_script(raw):
                 self.env.setdefault("setup", []).append(f"export {word}")
+            elif value is None:  # a problem only if a translated line uses it
+                self._unknown.add(name)
             else:
                 self._known[name] = value
                 if is_exported:
                     self.env.setdefault("vars", {})[name] = value
+
+    def _uses_variable_of_script(self, raw: str) -> bool:
+        own = {*self._known, *self._unknown} - self.env.get("vars", {}).keys()
+        return any(re.search(rf"\$\{{?{name}\b", raw) for name in own)
 
 
 def _keys_of(launch: Launch, folder: Path) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _arguments(words: list[str], known: Mapping[str, str], where: str) -> list[s
     for word in words:
         if (value := expand(word, known)) is None:
             raise NoTranslationError(f"{where} uses {word}, which only a shell can evaluate")
-        values.append(value)
+        values += [value] if re.search(r"['\"]", word) else value.split()  # the shell splits unquoted variables
     if shown_arguments(values) != values:
         raise NoTranslationError(f"{where} has an argument that looks like a secret")
     return values

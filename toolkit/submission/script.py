@@ -121,7 +121,7 @@ def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, excluded: Seq
         f"--comment={comment_of(token_of(run.run_id, start), words)}",
         *_nodes_and_ranks(job),
         *_requeue(job),
-        *_signal(job),
+        *([f"--signal=B:USR2@{job.restart.warn_s}"] if job.has_warning else []),
     ]
     if table.cluster:
         options.append(f"--clusters={table.cluster}")
@@ -139,13 +139,6 @@ def _requeue(job: ResolvedJob) -> list[str]:
     if job.job.once and "job.requeue" not in job.origins:  # the default of the cluster
         return []
     return ["--requeue" if job.job.requeue else "--no-requeue"]
-
-
-def _signal(job: ResolvedJob) -> list[str]:
-    """Return the option for the signal before the walltime; a script that sets none gets none from sbatch."""
-    if job.job.once and not job.restart.walltimes and "restart.warn_s" not in job.origins:
-        return []
-    return [f"--signal=B:USR2@{job.restart.warn_s}"]
 
 
 def _webhook_variable(job: ResolvedJob) -> list[str]:
