@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from on_slurm import Site
 
-from toolkit.config.script_document import without_effect
-from toolkit.slurm.batch_script import read_batch_script
+from toolkit.config.script_document import WITHOUT_EFFECT
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +34,6 @@ def differences(here: Site, path: Path) -> Counter[str]:
     assert rendered.returncode == 0, (path.read_text(), rendered)
     ours = here.folder / "rendered.sbatch"
     ours.write_text(rendered.stdout)
-    named = {one.name for one in without_effect(read_batch_script(path))}
     counts: Counter[str] = Counter()
     for theirs, mine in zip(read_by_sbatch(here, path), read_by_sbatch(here, ours), strict=True):
         mine["comment"] = re.sub(r"^toolkit:\S+ ?", "", mine.get("comment", ""))
@@ -43,7 +41,7 @@ def differences(here: Site, path: Path) -> Counter[str]:
             if name in OWN and name not in ("partition", "requeue"):
                 continue
             kept = value == mine.get(name) or (name == "signal" and mine[name].split("@")[1:] == value.split("@")[1:])
-            counts["taken" if kept else "named" if name in named else f"lost or wrong: {name} {value}"] += 1
+            counts["taken" if kept else "named" if name in WITHOUT_EFFECT else f"lost or wrong: {name} {value}"] += 1
         added = mine.keys() - theirs.keys() - {*OWN, "comment", "output", "job-name"}
         counts.update(f"added: {name} {mine[name]}" for name in added)
     return counts

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from toolkit.errors import ToolkitError
-from toolkit.rank.log import RankLog
-from toolkit.rank.script_log import ScriptLog
+from toolkit.rank.log import RankLog, ScriptLog
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.parent_death import signal_on_parent_death
@@ -61,7 +60,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     """
     host = socket.gethostname()
     is_script = os.environ.get("TOOLKIT_LAUNCHER") == "script"
-    log = _log_of_script(attempt) if "TOOLKIT_OUTPUTS" in os.environ else RankLog(attempt, rank, host)
+    outputs = tuple(map(int, os.environ.get("TOOLKIT_OUTPUTS", "").split()))
+    log = ScriptLog(attempt, outputs) if outputs else RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
@@ -98,11 +98,6 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
         usage.finish()
     return 128 - code if code < 0 else code
-
-
-def _log_of_script(attempt: AttemptDirectory) -> ScriptLog:
-    output, error = os.environ["TOOLKIT_OUTPUTS"].split(",")
-    return ScriptLog(attempt, (int(output), int(error)))
 
 
 def _start_began(environ: Mapping[str, str]) -> float:

@@ -79,6 +79,11 @@ class Allocation:
         answer = self.query(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
         return answer.partition("\n")[0].strip()
 
+    def was_requeued(self) -> bool:
+        """Query whether Slurm has requeued this job since it started."""
+        restarts = self.query_fields("RestartCnt")
+        return restarts.isdigit() and int(restarts) > self.restarts
+
     def left_s(self) -> float:
         """Return the seconds until the allocation ends; infinite without a time limit."""
         return self.ends_at - time.time() if self.ends_at else float("inf")
@@ -167,12 +172,6 @@ def why_terminated(allocation: Allocation) -> Cause | None:
         return Cause.WALLTIME
     # An salloc allocation also ends when its shell exits or its terminal is closed.
     return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
-
-
-def was_requeued(allocation: Allocation) -> bool:
-    """Return whether Slurm has requeued this job since it started."""
-    restarts = allocation.query_fields("RestartCnt")
-    return restarts.isdigit() and int(restarts) > allocation.restarts
 
 
 def is_in_grace_time(allocation: Allocation) -> bool:

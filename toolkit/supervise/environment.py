@@ -45,9 +45,9 @@ def rank_environment(
         "TOOLKIT_LAUNCHER": launcher,
         "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
     }
-    if is_script:  # `rank.script` removes the variables above
-        own = shell_signal(map(str, job["job"].get("sbatch") or ()))
-        environment["TOOLKIT_SIGNAL"] = str(own.number) if own else ""
+    if is_script:  # `rank.entry` removes the variables above
+        own = shell_signal(job["job"]["sbatch"])
+        environment["TOOLKIT_SIGNAL"] = str(own[0]) if own else ""
         return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     environment |= {
         "PYTHONUNBUFFERED": "1",

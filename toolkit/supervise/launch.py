@@ -125,7 +125,7 @@ def is_unmanaged(entry: object) -> bool:
 
 
 def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
-    """Return the launcher: `script` for a script, else the site's; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
+    """Return the launcher: `script` for a batch script, else the site's; `auto` is srun in Slurm, else mpirun or local."""
     if job["job"].get("once"):
         return "script"
     kind = str(job["launcher"].get("kind") or "auto")

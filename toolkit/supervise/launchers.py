@@ -194,7 +194,7 @@ def launch_script(
     If `copies_output`, the guard copies the output of the script to stdout and stderr of this process.
     """
     outputs = (os.dup(1), os.dup(2)) if copies_output else ()
-    own = {"TOOLKIT_RANK": "0"} | ({"TOOLKIT_OUTPUTS": ",".join(map(str, outputs))} if outputs else {})
+    own = {"TOOLKIT_RANK": "0"} | ({"TOOLKIT_OUTPUTS": " ".join(map(str, outputs))} if outputs else {})
     try:
         return LocalRanks([_start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)])
     finally:

@@ -33,7 +33,7 @@ class StopRequest:
             self.cause = cause
 
     def hear_signals(self) -> None:
-        """Handle USR1 (for a script), USR2 (the end is near), TERM (Slurm ends the job) and INT (Ctrl-C; a second one kills the ranks)."""
+        """Handle USR1 (for a script), USR2 (the end is near), TERM (Slurm ends the job) and INT (Ctrl-C; twice: kill)."""
         for number in _HEARD:
             signal.signal(number, self.on_signal)  # sigwait never returns a signal that is ignored, as under nohup
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run

@@ -28,7 +28,8 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     request = StopRequest()
     request.hear_signals()  # before the claim, since the default action of a signal leaves no record
     asked = shape_of_job(job)
-    request.is_for_script = asked.is_once and not job["restart"]["walltimes"] and _has_own_signal(job)
+    own = shell_signal(job["job"]["sbatch"]) if asked.is_once else None
+    request.is_for_script = own is not None and not job["restart"]["walltimes"]
     allocation = find_allocation(os.environ, asked.nodes)
     check_components(asked, allocation)
     if allocation.of_components and not asked.is_once:
@@ -70,10 +71,6 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         if supervisor.staged is not None:
             unstage(supervisor.staged, allocation, os.environ)
         raise
-
-
-def _has_own_signal(job: Mapping[str, Any]) -> bool:
-    return shell_signal(map(str, job["job"].get("sbatch") or ())) is not None
 
 
 def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:

@@ -17,14 +17,7 @@ from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, ref
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
-from toolkit.supervise.allocation import (
-    STOP_GRACE_S,
-    Allocation,
-    is_in_grace_time,
-    lost_nodes,
-    was_requeued,
-    why_terminated,
-)
+from toolkit.supervise.allocation import STOP_GRACE_S, Allocation, is_in_grace_time, lost_nodes, why_terminated
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, requeue, submit_follow_up
 from toolkit.supervise.controller import await_controller
@@ -180,10 +173,8 @@ class Supervisor:
 
     def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
         """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`."""
-        has_ended_itself = self.shape.is_once and end.cause in (Cause.COMPLETED, Cause.CRASHED)
-        if not (has_ended_itself and self.allocation.in_slurm and b"requeue" in self.run.batch_script.read_bytes()):
-            return end
-        if not was_requeued(self.allocation):
+        may_be = self.shape.is_once and self.allocation.in_slurm and end.cause in (Cause.COMPLETED, Cause.CRASHED)
+        if not (may_be and b"requeue" in self.run.batch_script.read_bytes() and self.allocation.was_requeued()):
             return end
         return AttemptEnd(Cause.PREEMPTED, "the script requeued its job")
 
