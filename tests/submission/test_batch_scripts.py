@@ -68,3 +68,32 @@ def test_flags_and_variables_override_directives(toolkit, tmp_path: Path, monkey
 def test_a_directive_that_toolkit_cannot_follow(toolkit, tmp_path: Path, option: str) -> None:
     said = toolkit("run", write(tmp_path, f"#SBATCH {option}\necho"))
     assert said.code == 2 and f"job.sh:2: toolkit cannot run a script with {option.partition('=')[0]}" in said.err
+
+
+def test_what_is_not_a_script(toolkit, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#SBATCH -N2\nhostname\n")
+    assert "job.sh:1: expected a script that starts with `#!`" in toolkit("run", script).err
+    job = tmp_path / "job.toml"
+    job.write_text('[job]\nentry = "job.sh"\nonce = true\n')
+    assert "job.sh does not start with `#!`" in toolkit("run", job).err
+    job.write_text('[job]\nentry = ["./job.sh"]\nonce = true\n')
+    assert "expected the name of a script" in toolkit("run", job).err
+
+
+def test_a_job_file_runs_a_script_with_its_variables(toolkit, tmp_path: Path) -> None:
+    write(tmp_path, 'echo "$MINE $1"; echo $OMP_NUM_THREADS')
+    job = tmp_path / "mine.toml"
+    job.write_text('[job]\nentry = "job.sh"\nonce = true\n[env]\nvars = { MINE = "of the job" }\n')
+    assert "of the job x\n" in toolkit.ok("run", job, "--", "x")
+
+
+def test_a_stop_reaches_the_programs_of_a_script(toolkit, tmp_path: Path, wait_until) -> None:
+    code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved', flush=True))); print('up', flush=True); time.sleep(60)"
+    script = write(tmp_path, f'python3 -c "{code}"')
+    run = toolkit.submit(script)
+    log = run.attempt(0).log_file(0)
+    wait_until(lambda: log.exists() and "up" in log.read_text())
+    toolkit.ok("stop", run.run_id)
+    assert toolkit("wait", run.run_id).code == 130
+    assert "saved" in log.read_text()

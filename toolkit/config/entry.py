@@ -60,16 +60,12 @@ def check_entry(resolved: ResolvedJob) -> None:
 def _check_batch_script(resolved: ResolvedJob, where: str) -> None:
     entry = resolved.job.entry
     if isinstance(entry, list) or ":" in entry:
-        raise ToolkitError(
-            f"expected the file of a script with `once`, got {entry!r}", where=where, fix='write entry = "job.sh"'
-        )
+        message = f"expected the name of a script without a colon, because of `once`; got {entry!r}"
+        raise ToolkitError(message, where=where, fix='write entry = "job.sh"')
     path = resolved.job_directory / entry
-    if not path.is_file():
-        raise ToolkitError(f"file {path} not found", where=where, fix="use a path relative to the job file")
     if not is_batch_script(path):
-        raise ToolkitError(
-            f"{path} does not start with `#!`", where=where, fix='add a first line such as "#!/bin/bash"'
-        )
+        message = f"{path} does not start with `#!`" if path.is_file() else f"file {path} not found"
+        raise ToolkitError(message, where=where, fix="use the path of a script, relative to the job file")
 
 
 def script_of(resolved: ResolvedJob) -> Path | None:

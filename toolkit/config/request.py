@@ -171,7 +171,8 @@ def resolve_job(
 
 def _document(path: Path) -> Document:
     """Return the values of a job file, or of a batch script as a job file."""
-    return document_of_script(path) if is_batch_script(path) else read_document(path)
+    is_script = is_batch_script(path) or path.suffix in (".sh", ".bash", ".sbatch", ".slurm")
+    return document_of_script(path) if is_script else read_document(path)
 
 
 def _drop_overridden_options(values: dict[str, Any], origins: Mapping[str, Origin]) -> None:

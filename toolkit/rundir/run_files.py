@@ -303,6 +303,7 @@ def _job_of(record: Mapping[str, Any], path: Path) -> RecordedJob:
         nodes = components[0]["nodes"] if len(components) == 1 else sum(least)
         ranks = sum(count * one["ranks_per_node"] for count, one in zip(least, components, strict=True))
         scheduler, job = value["scheduler"], value["job"]
+        ranks = 1 if job.get("once") else ranks
         texts = (
             value["site"]["name"], scheduler["kind"], scheduler.get("conf") or "", scheduler.get("cluster") or "",
             job.get("cluster") or "", job.get("array") or "",

@@ -213,15 +213,16 @@ def site_lines(job: ResolvedJob) -> list[str]:
     A line that fails ends the job: otherwise the ranks would silently use the wrong MPI or CUDA.
     """
     table = job.site_env
-    modules = [*table.modules, *job.env.modules]
-    lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in modules]
-    lines += [_or_end(line, line) for line in (*table.setup, *job.env.setup)]
+    lines = []
+    for file, env in (("site", table), ("job", job.env)):
+        lines += [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}", file) for name in env.modules]
+        lines += [_or_end(line, line, file) for line in env.setup]
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
     return lines
 
 
-def _or_end(line: str, told: str) -> str:
-    said = shlex.quote(f"toolkit: this line of the site file failed: {told}")
+def _or_end(line: str, told: str, file: str) -> str:
+    said = shlex.quote(f"toolkit: this line of the {file} file failed: {told}")
     return f"{{ {line}\n}} || {{ echo {said} >&2; exit {OWN_FAILURE}; }}"
 
 
