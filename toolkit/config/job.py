@@ -20,7 +20,7 @@ from toolkit.slurm.sbatch_options import (
 from toolkit.slurm.sbatch_table import FIXES_IN_JOB_FILE
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
-__all__ = ["JobTable"]
+__all__ = ["JobTable", "check_sbatch_options"]
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)

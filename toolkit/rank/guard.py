@@ -153,7 +153,8 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
 def _pass_signals_to(child: int, *, foreign: bool, to_group: bool) -> list[int]:
     """Forward signals to the rank; return the list to which the handler appends each received signal.
 
-    With `to_group`, the programs that a script has started receive them, too, as when Slurm ends a job.
+    With `to_group`, INT sends TERM to a script and the programs that it has started, unless TERM came before: then Slurm
+    ends the job, and has sent it to all of them.
     """
     received: list[int] = []
 
@@ -165,9 +166,8 @@ def _pass_signals_to(child: int, *, foreign: bool, to_group: bool) -> list[int]:
                 return
             number = signal.SIGTERM
         if to_group:
-            before = signal.signal(number, signal.SIG_IGN)  # this process is in the group
-            os.killpg(0, number)
-            signal.signal(number, before)
+            if number == signal.SIGINT and not is_stopping:
+                os.killpg(0, signal.SIGTERM)
             return
         with suppress(ProcessLookupError):
             os.kill(child, number)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.config.document import Flag, no_line
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob, shown_arguments
+from toolkit.config.script_document import WITHOUT_EFFECT
 from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import open_submission, process_start_ticks
@@ -26,6 +27,7 @@ from toolkit.runs.record.parents import Parent, dependency_options, record_of
 from toolkit.runs.status.reconcile_submission import close_submission
 from toolkit.site.load import check_exported_conf, choose_site
 from toolkit.site.partitions import resolve_on
+from toolkit.slurm.batch_script import read_batch_script
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.preflight.beginning import check_beginning
 from toolkit.submission.preflight.checks import FORCED, RENDERED, Preflight, look, report_cost, require_good
@@ -248,6 +250,8 @@ def _copy_job_files(job: ResolvedJob, run: RunDirectory, repeats: RunDirectory |
     entry = job.job_directory / str(job.job.entry)
     if job.job.once:
         write_bytes(run.batch_script, (entry if repeats is None else repeats.batch_script).read_bytes(), mode=0o700)
+        for one in (one for part in read_batch_script(entry).components for one in part if one.name in WITHOUT_EFFECT):
+            say(f"{one.where}: {one.option} has no effect in a run of toolkit")
     if not (job.job.once and job.job_file == entry):
         write_bytes(run.job_file, (job.job_file if repeats is None else repeats.job_file).read_bytes())
 

@@ -126,6 +126,7 @@ class LocalRanks:
     """Ranks that the supervisor has started itself, without a launcher."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    stop_signal: signal.Signals = signal.SIGTERM
 
     def exit_code(self) -> int | None:
         codes = self._codes()
@@ -152,7 +153,7 @@ class LocalRanks:
     def terminate(self) -> None:
         for process in self.processes:
             if process.poll() is None:
-                process.terminate()  # the guard forwards the signal
+                process.send_signal(self.stop_signal)  # the guard forwards it
 
     def kill(self) -> None:
         for process in self.processes:
@@ -196,7 +197,7 @@ def launch_script(
     outputs = (os.dup(1), os.dup(2)) if copies_output else ()
     own = {"TOOLKIT_RANK": "0"} | ({"TOOLKIT_OUTPUTS": " ".join(map(str, outputs))} if outputs else {})
     try:
-        return LocalRanks([_start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)])
+        return LocalRanks([_start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)], signal.SIGINT)
     finally:
         for descriptor in outputs:
             os.close(descriptor)
