@@ -74,6 +74,13 @@ def test_launches(tmp_path: Path, launch: str, expected: dict) -> None:
         ("echo hello", "it starts no ranks"),
         ("X=$(date)\nsrun python a.py --at $X", "only a shell can evaluate"),
         ("srun -n 3 ./a.out", "3 ranks are not divisible"),
+        ('srun python a.py --name "two\nlines"', "line 3 needs a shell"),
+        ("# don't\necho 'two\nlines'", "line 4 needs a shell"),
+        ('"', "line 3 needs a shell"),
+        ("srun", "line 3 names no program"),
+        ("A=1 make\nsrun python a.py", "line 3 needs a shell"),
+        ("export -n A\nsrun python a.py", "line 3 needs a shell"),
+        ("make\nsrun ./a.out", "line 3 starts no ranks"),
     ],
 )
 def test_bodies_that_stay_a_script(tmp_path: Path, body: str, reason: str) -> None:

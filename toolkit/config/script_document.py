@@ -40,11 +40,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
 def document_of_script(path: Path) -> Document:
-    """Return the job that a batch script describes, with the line of each key.
-
-    Raises:
-        ToolkitError: sbatch would reject the script, or toolkit cannot run it.
-    """
+    """Return the job that a batch script describes, with the line of each key; ToolkitError if toolkit cannot run it."""
     components = read_batch_script(path).components
     first = _keys_of(components[0], JobTable.model_fields)
     others = [_keys_of(one, ComponentTable.model_fields) for one in components[1:]]

@@ -82,17 +82,11 @@ def is_batch_script(path: Path) -> bool:
 
 
 def read_batch_script(path: Path) -> BatchScript:
-    """Return the directives of the script `path`.
-
-    Raises:
-        ToolkitError: the file cannot be read, or sbatch would reject its form or an option.
-    """
+    """Return the directives of the script `path`; ToolkitError if sbatch would reject its form or an option."""
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise ToolkitError(
-            f"cannot read the script: {error.strerror}", where=str(path), fix="make it readable"
-        ) from error
+        raise _refusal(f"cannot read the script: {error.strerror}", str(path), "make it readable") from error
     if not text.startswith("#!"):
         raise _refusal("expected a script that starts with `#!`", f"{path}:1", 'add a first line such as "#!/bin/bash"')
     if "\r\n" in text:

@@ -21,7 +21,7 @@ _OMITTED = re.compile(
     r"(set [-+]|(echo|printf|date|hostname|pwd|nvidia-smi)\b|module (list|purge)\b|(exit( 0)?|wait)$)"
 )
 _SETUP = re.compile(r"(conda|mamba|micromamba|source|\.|ulimit|module|ml|mkdir|unset)\s|eval \"\$\(conda")
-_ASSIGNMENTS = re.compile(r"(export\s+)?[A-Za-z_]\w*(=(?!\()|\s*$)")
+_ASSIGNMENTS = re.compile(r"export\s+[A-Za-z_]|[A-Za-z_]\w*=(?!\()")
 _ARRAY = re.compile(r"(?:declare -a )?(\w+)=\(.*\)$")
 _MODULES = re.compile(r"(?:module load|module add|ml)\s+([\w./+ -]+)")
 _OPERATORS = re.compile(r"[|&;<>()]")
@@ -35,11 +35,7 @@ _REPLACED = ("signal", "open-mode", "job-name", "mail-user", "mail-type")
 
 
 def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
-    """Return the job file for a batch script, and what it lacks, one line each; its paths are relative to `folder`.
-
-    Raises:
-        ToolkitError: sbatch would reject the script.
-    """
+    """Return the job file for a batch script, and what it lacks, one line each; its paths are relative to `folder`."""
     values, script = document_of_script(path).values, read_batch_script(path)
     directives = [one for component in script.components for one in component if one.name in WITHOUT_EFFECT]
     body = _Body([f"{one.where}: {one.option} has no effect in a job file" for one in directives])
@@ -133,11 +129,7 @@ class _Body:
         self.notes.append(f"{where}: {name} looks like a secret and is not written; export it before `toolkit submit`")
 
     def read(self, commands: Sequence[tuple[int, str]], job: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of the launch.
-
-        Raises:
-            NoTranslationError: the commands need a shell, or start no ranks.
-        """
+        """Return the keys of the launch; NoTranslationError if the commands need a shell, or start no ranks."""
         pending = ""
         for number, line in commands:
             pending += line
@@ -153,10 +145,12 @@ class _Body:
     def _command(self, command: str, job: dict[str, Any], where: str) -> None:
         shown = shown_arguments([command])[0][:60]
         needs_shell = _OPERATORS.search(re.sub(r"'[^']*'|\"[^\"]*\"|\$\([^()]*\)", "", command))
-        if not command or re.fullmatch(r'cd "?\$\{?SLURM_SUBMIT_DIR\}?"?', command):
+        if not command or command.startswith("#") or re.fullmatch(r'cd "?\$\{?SLURM_SUBMIT_DIR\}?"?', command):
             return
-        if _OMITTED.match(command) and not needs_shell:
+        if _OMITTED.match(command) and not needs_shell and not WORD.sub("", command).strip():
             self.notes.append(f"{where}: omitted `{shown}`")
+        elif WORD.sub("", command).strip():  # a quote that ends on another line
+            raise NoTranslationError(f"{where} needs a shell: {shown}")
         elif _ASSIGNMENTS.match(command):
             self._assign(command, where)
         elif match := _ARRAY.match(command):
@@ -173,6 +167,8 @@ class _Body:
     def _assign(self, command: str, where: str) -> None:
         words = WORD.findall(command)
         is_exported = words[0] == "export"
+        if (not is_exported and len(words) > 1) or not all(re.match(r"[A-Za-z_]\w*(=|$)", word) for word in words):
+            raise NoTranslationError(f"{where} needs a shell: {words[0].partition('=')[0]} ...")
         for word in words[int(is_exported) :]:
             name, equals, raw = word.partition("=")
             value = expand(raw, self._known)

@@ -45,11 +45,7 @@ def expand(raw: str, known: Mapping[str, str]) -> str | None:
 def keys_of_launch(
     command: str, known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str
 ) -> dict[str, Any]:
-    """Return the keys of [job] for a launch: what runs, and on how many ranks. `job` has the keys of the directives.
-
-    Raises:
-        NoTranslationError: the line has no translation.
-    """
+    """Return the keys of [job] for a launch: what runs, and on how many ranks. `job` has the keys of the directives."""
     words = WORD.findall(re.sub(r"^(exec|time)\s+", "", command))
     nodes, cpus = job.get("nodes", 1), job.get("cpus_per_rank", 1) * job.get("ranks_per_node", 1)
     keys: dict[str, Any] = {}
