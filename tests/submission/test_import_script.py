@@ -79,7 +79,7 @@ def test_launches(tmp_path: Path, launch: str, expected: dict) -> None:
         ('"', "line 3 needs a shell"),
         ("srun", "line 3 names no program"),
         ("A=1 make\nsrun python a.py", "line 3 needs a shell"),
-        ("export -n A\nsrun python a.py", "line 3 needs a shell"),
+        ("export -n A\nsrun python a.py", "line 3 starts no ranks"),
         ("make\nsrun ./a.out", "line 3 starts no ranks"),
     ],
 )
