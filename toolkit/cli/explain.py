@@ -3,11 +3,14 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
+from toolkit.errors import NotFoundError
 from toolkit.runs.named_runs import find
 from toolkit.terminal.talk import has_unicode, is_plain, plain
 
@@ -18,20 +21,33 @@ from toolkit.terminal.talk import has_unicode, is_plain, plain
 @json_option
 @print_command_option
 def explain(run: str, runs: Path | None, as_json: bool) -> None:
-    """Explain why RUN waits, fails or continues, what happens next, and what to do.
+    """Explain why RUN, or any Slurm job, waits, fails or continues, what happens next, and what to do.
 
     \b
     toolkit explain last
     toolkit explain 123_4
     """
     from toolkit.runs.explain.explain import explain_run, lines_of
+    from toolkit.runs.explain.foreign import explain_job
 
-    explanation = explain_run(find(run, runs))
-    if as_json:
-        click.echo(json.dumps(explanation.as_json(), indent=1))
-    else:
-        for line in lines_of(explanation):
-            click.echo(plain(line.replace("\n", " ")))  # a quoted path may contain escapes
+    try:
+        found = find(run, runs)
+    except NotFoundError:
+        job = explain_job(run)
+        if job is None:
+            raise
+        _print(job.as_json() if as_json else job.lines())
+        return
+    explanation = explain_run(found)
+    _print(explanation.as_json() if as_json else lines_of(explanation))
+
+
+def _print(explained: dict[str, Any] | Iterator[str]) -> None:
+    if isinstance(explained, dict):
+        click.echo(json.dumps(explained, indent=1))
+        return
+    for line in explained:
+        click.echo(plain(line.replace("\n", " ")))  # a quoted path may contain escapes
 
 
 @click.command()

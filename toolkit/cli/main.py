@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("toolkit.cli.submit", "submit", "Submit a job."),
     "run": ("toolkit.cli.submit", "run", "Run a job on this machine, in the foreground."),
     "render": ("toolkit.cli.submit", "render", "Print a job's Slurm script."),
+    "import": ("toolkit.cli.submit", "import_script", "Translate a script for sbatch into a job file."),
     "preflight": ("toolkit.cli.submit", "preflight", "Check whether a job can run, and estimate its cost."),
     "resume": ("toolkit.cli.resume", "resume", "Continue a run from its newest checkpoint."),
     "rerun": ("toolkit.cli.resume", "rerun", "Repeat a run as a new one."),

@@ -1,4 +1,4 @@
-"""`submit`, `render`, `preflight` and `run`: from a job to a run."""
+"""`submit`, `render`, `import`, `preflight` and `run`: from a job or a script to a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -19,7 +20,7 @@ from toolkit.cli.options import (
     print_command_option,
     sweep_options,
 )
-from toolkit.errors import CHECK_FAILED
+from toolkit.errors import CHECK_FAILED, ToolkitError
 from toolkit.terminal.talk import is_plain, say
 
 if TYPE_CHECKING:
@@ -95,6 +96,30 @@ def render(request: JobRequest) -> None:
     from toolkit.submission.create import render as render_run
 
     click.echo(render_run(request).script(0).read_text(encoding="utf-8"), nl=False)
+
+
+@click.command("import")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Job file to write [stdout].")
+def import_script(script: Path, output: Path | None) -> None:
+    """Translate SCRIPT, a script for sbatch, into a job file. What has no translation is named on stderr.
+
+    \b
+    toolkit import job.sh -o job.toml
+    """
+    from toolkit.rundir.files import write_text
+    from toolkit.submission.import_script import import_script as translate
+
+    if output is not None and output.exists():
+        raise ToolkitError("the file exists", where=str(output), fix="choose another name with -o")
+    text, notes = translate(script, (output.parent if output is not None else Path()).absolute())
+    for note in notes:
+        say(note)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text, mode=0o644)
+        click.echo(f"wrote {output}")
 
 
 @click.command()

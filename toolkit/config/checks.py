@@ -251,7 +251,7 @@ def _check_warning(resolved: ResolvedJob) -> None:
     limits = resolved.partition_limits
     if time_s is None and limits is not None and limits.max_time:
         time_s, whose = parse_slurm_time(limits.max_time), f"partition {resolved.job.partition}"
-    if time_s is None or warn_s < time_s:
+    if time_s is None or warn_s < time_s or not resolved.has_warning:
         return
     problem, longer = f"would be at or before the start of the job: {whose} is {time_s} s", "set a longer time"
     if hours := meant_as_hours(resolved.job.time):  # "24" means minutes; the user probably meant hours

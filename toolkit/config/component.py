@@ -1,8 +1,8 @@
 """The tables [[component]] of a heterogeneous job: the resources of one component, which override those of [job]."""
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
-from toolkit.config.job import MOST_NODES, JobTable, Text, check_sbatch_options
+from toolkit.config.job import MOST_NODES, JobTable, Text
 from toolkit.config.site import PartitionTable
 from toolkit.config.table import Table, key
 
@@ -30,11 +30,6 @@ class ComponentTable(Table):
         form='a list of options such as ["--exclusive"]',
         derived=_OF_JOB,
     )
-
-    @field_validator("sbatch")
-    @classmethod
-    def _check_sbatch(cls, options: list[str] | None) -> list[str] | None:
-        return None if options is None else check_sbatch_options(options)
 
     @property
     def stated(self) -> dict[str, object]:

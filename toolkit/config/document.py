@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from toolkit.errors import NotFoundError, ToolkitError
 
-__all__ = ["Document", "Flag", "KeyPath", "Origin", "leaves", "no_line", "read_document"]
+__all__ = ["Document", "Flag", "KeyPath", "Layer", "Origin", "leaves", "no_line", "read_document"]
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _value_end(text: str, position: int) -> int:
 
 
 # From lowest to highest precedence. Derived values are computed from others after all layers are read.
-Layer = Literal["built-in", "site", "environment", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
+Layer = Literal["built-in", "site", "environment", "user", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
 
 
 @dataclass(frozen=True)

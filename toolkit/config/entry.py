@@ -9,6 +9,7 @@ from pathlib import Path
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
+from toolkit.slurm.batch_script import is_batch_script
 
 __all__ = ["TRAINING_LOSS", "VALIDATION_LOSS", "check_entry", "files_of_entry", "script_of"]
 
@@ -26,6 +27,9 @@ def check_entry(resolved: ResolvedJob) -> None:
     """
     entry = resolved.job.entry
     where = resolved.origin("job.entry").place("job.entry")
+    if resolved.job.once:
+        _check_batch_script(resolved, where)
+        return
     if isinstance(entry, list):
         _check_program(resolved.code_folder / entry[0], entry[0], where)
         return
@@ -53,15 +57,29 @@ def check_entry(resolved: ResolvedJob) -> None:
         _check_function(path, function, where)
 
 
+def _check_batch_script(resolved: ResolvedJob, where: str) -> None:
+    entry = resolved.job.entry
+    if isinstance(entry, list) or ":" in entry:
+        message = f"expected the name of a script without a colon, because of `once`; got {entry!r}"
+        raise ToolkitError(message, where=where, fix='write entry = "job.sh"')
+    path = resolved.job_directory / entry
+    if not is_batch_script(path):
+        message = f"{path} does not start with `#!`" if path.is_file() else f"file {path} not found"
+        raise ToolkitError(message, where=where, fix="use the path of a script, relative to the job file")
+
+
 def script_of(resolved: ResolvedJob) -> Path | None:
     """Return the path of the Python file that the entry names; None if it names a module or an executable."""
-    match = _FILE.fullmatch(resolved.job.entry) if isinstance(resolved.job.entry, str) else None
+    is_python = isinstance(resolved.job.entry, str) and not resolved.job.once
+    match = _FILE.fullmatch(str(resolved.job.entry)) if is_python else None
     return resolved.code_folder / match["file"] if match else None
 
 
 def files_of_entry(resolved: ResolvedJob) -> list[str]:
     """Return the files that the entry names inside the job folder, relative to it; [] if it names none there."""
     entry = resolved.job.entry
+    if resolved.job.once:  # the run has its own copy of the script, which runs in the folder of the submission
+        return []
     if isinstance(entry, list):
         names = [entry[0]] if "/" in entry[0] else []
     elif match := _FILE.fullmatch(entry):

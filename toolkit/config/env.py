@@ -53,6 +53,14 @@ class EnvTable(Table):
 
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
+    modules: list[str] = key(
+        None, "Modules to load before the ranks start, after those of the site.", form='a list of modules such as ["cuda/12"]',
+        default_factory=list,
+    )  # fmt: skip
+    setup: list[str] = key(
+        None, "Shell lines to run before the ranks start, after those of the site.",
+        form='a list of lines such as ["source env/bin/activate"]', default_factory=list,
+    )  # fmt: skip
     vars: dict[str, str] = key(
         None, "Variables to set for every rank.", form='a table of strings such as { FLAG = "1" }', default_factory=dict
     )

@@ -3,8 +3,9 @@
 import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import StringConstraints, field_validator
+from pydantic import StringConstraints, ValidationInfo, field_validator
 
+from toolkit.config.document import KeyPath
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.array import FORMS as ARRAY_FORMS
 from toolkit.slurm.array import ArrayTasks, parse_array
@@ -19,7 +20,7 @@ from toolkit.slurm.sbatch_options import (
 from toolkit.slurm.sbatch_table import FIXES_IN_JOB_FILE
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
-__all__ = ["JobTable"]
+__all__ = ["JobTable", "check_sbatch_options"]
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)
@@ -27,21 +28,21 @@ MOST_NODES = 1_000_000  # several times the largest machine; checks iterate over
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
-def check_sbatch_options(options: list[str]) -> list[str]:
-    """Reject strings that are not exactly one option, and options that have a key of their own."""
+def check_sbatch_options(options: list[str], path: KeyPath = ()) -> list[str]:
+    """Reject strings that are not exactly one option, and options that have a key of their own; `path` is their key."""
     for option in options:
         if begins_component(option):
-            raise refuse_value((), f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
+            raise refuse_value(path, f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
         if not option.startswith("-"):
-            raise refuse_value((), f"expected an option that starts with '-', got {option!r}")
+            raise refuse_value(path, f"expected an option that starts with '-', got {option!r}")
         if not is_one_option(option):
-            raise refuse_value((), f"{option!r} contains more than one option", ONE_OPTION_FIX)
+            raise refuse_value(path, f"{option!r} contains more than one option", ONE_OPTION_FIX)
         name_part = re.split(r"[=\s]", option.strip(), maxsplit=1)[0]
         for name, letter, fix in FIXES_IN_JOB_FILE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
             is_cut = len(name_part) > len("--") and f"--{name}".startswith(name_part)  # sbatch accepts short forms
             if is_bare or is_cut or value_of(option, name, letter) is not None:
-                raise refuse_value((), f"{option!r} would override another key", fix)
+                raise refuse_value(path, f"{option!r} would override another key", fix)
     return options
 
 
@@ -74,6 +75,11 @@ class JobTable(Table):
         "Arguments of the entry. Arguments after `--` on the command line follow them.",
         form='a list of strings such as ["--lr", "0.1"]',
         default_factory=list,
+    )
+    once: bool = key(
+        False,
+        "Run the entry once, on the first node and with the environment that sbatch would give it: `entry` is a script with "
+        "a `#!` line, and `srun` or `mpirun` in it start ranks. toolkit then requests only the resources that are set.",
     )
     nodes: int | str = key(
         1, "Number of nodes; Slurm chooses from a range.", form='a whole number from 1, or a range such as "2-4"'
@@ -213,8 +219,9 @@ class JobTable(Table):
 
     @field_validator("sbatch")
     @classmethod
-    def _check_sbatch(cls, options: list[str]) -> list[str]:
-        return check_sbatch_options(options)
+    def _check_sbatch(cls, options: list[str], info: ValidationInfo) -> list[str]:
+        # The options of a script may have forms that no key accepts, such as --ntasks without --nodes.
+        return options if info.data.get("once") else check_sbatch_options(options)
 
     @property
     def min_nodes(self) -> int:

@@ -13,18 +13,22 @@ from pydantic import ValidationError
 
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.checks import check_arguments, check_request
-from toolkit.config.document import Document, Flag, KeyPath, Origin, dotted, leaves, read_document
+from toolkit.config.document import Document, Flag, KeyPath, Layer, Origin, dotted, leaves, read_document
 from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.job import is_job_name
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob, derive
+from toolkit.config.script_document import document_of_script
 from toolkit.config.shipped import find_job
 from toolkit.config.site import DetectTable, PathsTable, Site, SiteIdentity
 from toolkit.config.texts import TABLES, read_text
+from toolkit.config.user_defaults import read_user_defaults
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path
-from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
+from toolkit.slurm.batch_script import is_batch_script
+from toolkit.slurm.sbatch_options import value_of
+from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SBATCH_OPTIONS, SWITCH_VARIABLES
 
 __all__ = [
     "JobRequest", "expand_path", "from_command_line", "resolve", "resolve_job", "site_of_record", "with_rank_flags",
@@ -130,17 +134,19 @@ def resolve_job(
         ToolkitError: a value is invalid, or the site cannot serve the request; the error contains the place and the fix.
         NotFoundError: the job file does not exist.
     """
-    document = read_document(job_file.absolute())
+    document, defaults = _document(job_file.absolute()), read_user_defaults(environ)
     values, origins = merge(
         [
             Setting(("job", "name"), document.path.stem, Origin("derived", f"the name of {document.path}")),
-            *_from_document(document),
+            *(_from_document(defaults, "user") if defaults is not None else ()),
+            *_from_document(document, "job"),
             *_from_sbatch(environ),
             *_from_toolkit(environ),
             *from_command_line(settings, flags or {}),
         ]
     )
 
+    _drop_overridden_options(values, origins)
     origins |= _origins_of_components(document)
 
     def place(path: KeyPath) -> str:
@@ -161,6 +167,25 @@ def resolve_job(
     if site is not None:
         check_request(resolved, site, limits=limits)
     return resolved
+
+
+def _document(path: Path) -> Document:
+    """Return the values of a job file, or of a batch script as a job file."""
+    is_script = is_batch_script(path) or path.suffix in (".sh", ".bash", ".sbatch", ".slurm")
+    return document_of_script(path) if is_script else read_document(path)
+
+
+def _drop_overridden_options(values: dict[str, Any], origins: Mapping[str, Origin]) -> None:
+    """Remove the options of a batch script that a variable or a flag overrides by the key of the same option."""
+    job = values.get("job")
+    if not isinstance(job, dict) or not job.get("once") or not isinstance(job.get("sbatch"), list):
+        return
+    overridden = [
+        (one.long, one.letter)
+        for one in SBATCH_OPTIONS
+        if (origin := origins.get(one.key)) and origin.layer in ("SBATCH_*", "TOOLKIT_*", "flag")
+    ]
+    job["sbatch"] = [one for one in job["sbatch"] if all(value_of(one, *names) is None for names in overridden)]
 
 
 def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
@@ -203,9 +228,9 @@ def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) 
     return table.model_copy(update={"source": str(Path.cwd() / table.source)})
 
 
-def _from_document(document: Document) -> Iterator[Setting]:
+def _from_document(document: Document, layer: Layer) -> Iterator[Setting]:
     for path, value in leaves(document.values):
-        yield Setting(path, value, Origin("job", document.place(path)))
+        yield Setting(path, value, Origin(layer, document.place(path)))
 
 
 def _origins_of_components(document: Document) -> dict[str, Origin]:

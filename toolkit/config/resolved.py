@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.component import ComponentTable, ResolvedComponent
@@ -17,7 +17,7 @@ from toolkit.config.container import ContainerTable, JobContainerTable
 from toolkit.config.data import DataTable
 from toolkit.config.document import DEEPEST, Origin, OriginInComponent, leaves, no_json, parts
 from toolkit.config.env import EnvTable, NotifyTable, RestartTable
-from toolkit.config.job import JobTable
+from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.site import (
     GpuTable,
     LauncherTable,
@@ -60,6 +60,15 @@ class JobFile(Table):
     args: dict[str, Any] = key(
         None, "Arguments for the job script; any keys are allowed.", form="any values", default_factory=dict
     )
+
+    @field_validator("component")
+    @classmethod
+    def check_components(cls, components: list[ComponentTable], info: ValidationInfo) -> list[ComponentTable]:
+        """Check the sbatch options of components, except those of a script, as `JobTable` does for the whole job."""
+        is_script = "job" in info.data and info.data["job"].once
+        for number, one in enumerate(() if is_script else components):
+            check_sbatch_options(one.sbatch or [], (str(number), "sbatch"))
+        return components
 
     @field_validator("args")
     @classmethod
@@ -138,6 +147,11 @@ class ResolvedJob(BaseModel):
         return own
 
     @property
+    def has_warning(self) -> bool:
+        """Whether Slurm signals the job before its walltime; a script that requests no signal gets none, as from sbatch."""
+        return not self.job.once or self.restart.walltimes != 0 or "restart.warn_s" in self.origins
+
+    @property
     def nodes(self) -> int | str:
         """The number of nodes of all components; for a job without components, `job.nodes`, which may be a range."""
         first, *others = self.components
@@ -210,7 +224,17 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
 
     Nothing is derived from a partition that the site does not list; `check_request` rejects such a partition.
     """
-    return derive_parallel(_derive_components(resolved, _derive_job(resolved, site), site))
+    return derive_parallel(_derive_components(resolved, _derive_job(_derive_restart(resolved), site), site))
+
+
+def _derive_restart(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job without restarts that sbatch would not make, if it is a script that sets none."""
+    if not resolved.job.once:
+        return resolved
+    unset = [name for name in ("crashes", "walltimes") if f"restart.{name}" not in resolved.origins]
+    origins = resolved.origins | {f"restart.{name}": Origin("derived", "job.once") for name in unset}
+    restart = resolved.restart.model_copy(update=dict.fromkeys(unset, 0))
+    return resolved.model_copy(update={"restart": restart, "origins": origins})
 
 
 def _derive_components(stated: ResolvedJob, resolved: ResolvedJob, site: Site) -> ResolvedJob:
@@ -259,10 +283,14 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
         for key in ("qos", "constraint"):
             if getattr(limits, key):
                 fill(key, getattr(limits, key), where[key] or source)
-        if limits.gpus_per_node:
+        if limits.gpus_per_node and not resolved.job.once:
             # Each rank uses one GPU, so a job with fewer ranks than GPUs needs only as many GPUs as ranks.
             stated = resolved.job.ranks_per_node if "job.ranks_per_node" in origins else limits.gpus_per_node
             fill("gpus_per_node", min(stated, limits.gpus_per_node), where["gpus_per_node"] or source)
+    if resolved.job.once:  # a script requests only what it states
+        return resolved.model_copy(
+            update={"job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": origins}
+        )
     gpus = job.get("gpus_per_node", resolved.job.gpus_per_node)
     fill("ranks_per_node", gpus or 1, Origin("derived", "job.gpus_per_node"))
     ranks = job.get("ranks_per_node", resolved.job.ranks_per_node)

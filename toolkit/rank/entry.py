@@ -21,6 +21,7 @@ from toolkit.rank.result import store_result
 from toolkit.rank.torch_variables import set_for_program, set_for_script
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.shape import shape_of_job
 
 
@@ -146,6 +147,8 @@ def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     entry = job["job"]["entry"]
     directory = Path(job.get("code_directory") or job["job_directory"])
     argv = [str(word) for word in [*(job["job"].get("argv") or []), *(job.get("argv") or [])]]
+    if job["job"].get("once"):
+        run_batch_script(RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).batch_script, argv, job["job"]["sbatch"])
     if isinstance(entry, list):
         # Without a limit, each rank starts a thread per core of the node. `prepare` sets it for Python entries.
         cpus = shape_of_job(job).component_of(rank).cpus_per_rank
@@ -286,4 +289,32 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
             f"cannot run {program}: {error.strerror}",
             where="job.entry",
             fix="set job.entry to a path that exists and is executable on the nodes",
+        ) from error
+
+
+# The variables that toolkit adds for its own processes; users may set others, such as TOOLKIT_SITE.
+_OF_TOOLKIT = (
+    "ATTEMPT", "FOREIGN", "LAUNCHER", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
+)  # fmt: skip
+
+
+def run_batch_script(script: Path, argv: Sequence[str], options: Sequence[str]) -> NoReturn:
+    """Replace this process by the interpreter in the `#!` line, as the kernel does; `options` are those of the script."""
+    environment = dict(os.environ)
+    environment["LC_CTYPE"] = environment.get("TOOLKIT_LC_CTYPE", "")  # Python may have set it
+    for name in (*(f"TOOLKIT_{name}" for name in _OF_TOOLKIT), *([] if environment["LC_CTYPE"] else ["LC_CTYPE"])):
+        environment.pop(name, None)
+    if not last_value_of(options, "open-mode"):  # srun would use ours
+        environment.pop("SLURM_OPEN_MODE", None)
+    if "SLURM_TASK_PID" in environment:
+        environment["SLURM_TASK_PID"] = str(os.getpid())
+    with script.open("rb") as stream:
+        interpreter, *rest = stream.readline().removeprefix(b"#!").strip().decode().split(maxsplit=1)
+    try:
+        os.execve(interpreter, [interpreter, *rest, str(script), *argv], environment)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot run {interpreter}: {error.strerror}",
+            where=f"{script}:1",
+            fix="correct the `#!` line of the script",
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from toolkit.errors import ToolkitError
-from toolkit.rank.log import RankLog
+from toolkit.rank.log import RankLog, ScriptLog
 from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
@@ -38,6 +38,7 @@ _RANK_VARIABLES = {
     "srun": ("SLURM_PROCID",),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
     "local": ("RANK",),
+    "script": ("TOOLKIT_RANK",),
 }
 
 
@@ -62,7 +63,9 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     writes "stopped" if the program received a stop signal before it exited.
     """
     host = socket.gethostname()
-    log = RankLog(attempt, rank, host)
+    is_script = os.environ.get("TOOLKIT_LAUNCHER") == "script"
+    outputs = tuple(map(int, os.environ.get("TOOLKIT_OUTPUTS", "").split()))
+    log = ScriptLog(attempt, outputs) if outputs else RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
@@ -74,8 +77,11 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     child = os.fork()
     if child == 0:
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
-        # A launcher may signal all processes of a rank, but this signal is only for the guard.
-        signal.signal(signal.SIGUSR2 if foreign else signal.SIGUSR1, signal.SIG_IGN)
+        # A launcher may signal all processes of a rank, but this signal is only for the guard. A shell cannot trap a signal
+        # that is ignored when it starts.
+        of_guard = signal.SIGUSR2 if foreign else signal.SIGUSR1
+        if not is_script and of_guard != _own_signal():
+            signal.signal(of_guard, signal.SIG_IGN)
         signal_on_parent_death(signal.SIGKILL)  # a rank must not outlive its guard
         if os.getppid() != guard_process:  # the guard had exited before prctl took effect
             os._exit(1)
@@ -86,7 +92,10 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         steps.start()
     forward = _Forward(child, lambda: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     received = forward.received
-    if foreign:
+    if is_script:
+        for number in (*_PASSED_ON, signal.SIGUSR1):
+            signal.signal(number, partial(forward.to_script, attempt.stack_request))
+    elif foreign:
         for number in _PASSED_ON:
             signal.signal(number, partial(forward.to_program, attempt.stack_request))
     else:
@@ -107,7 +116,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
     if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
         usage.finish()
-    if foreign and received:  # mpirun would kill the other ranks, which may still be saving
+    if foreign and received and not is_script:  # mpirun would kill the other ranks, which may still be saving
         return 0
     return 128 - code if code < 0 else code
 
@@ -191,17 +200,40 @@ class _Forward:
             self.keep_stacks()
             return
         self.received.append(number)
-        own = os.environ.get("TOOLKIT_SIGNAL", "")
-        wanted = signal.Signals[f"SIG{own}"] if own else signal.SIGTERM
+        wanted = _own_signal() or signal.SIGTERM
         if self._sent or not _handles(self._child, wanted):
             wanted = signal.SIGTERM
         if wanted not in self._sent:
             self._send(wanted)
 
+    def to_script(self, stack_request: Path, number: int, _frame: FrameType | None) -> None:
+        """Forward a signal to a batch script, as Slurm does: USR1, and USR2 as its own signal, reach the shell alone.
+
+        INT sends TERM to the script and the programs that it has started, unless TERM came before: then Slurm ends the job,
+        and has sent it to all of them.
+        """
+        if number == signal.SIGUSR1:
+            self._send(number)
+        elif number == signal.SIGUSR2:
+            if stack_request.exists():
+                self.keep_stacks()
+            else:
+                self._send(_own_signal() or signal.SIGTERM)
+        else:
+            is_stopping = bool(self.received)
+            self.received.append(number)
+            if number == signal.SIGINT and not is_stopping:
+                os.killpg(0, signal.SIGTERM)
+
     def _send(self, number: int) -> None:
         self._sent.append(number)
         with suppress(ProcessLookupError):
             os.kill(self._child, number)
+
+
+def _own_signal() -> int:
+    """Return the signal that the job requests before the walltime; 0 if there is none."""
+    return int(os.environ.get("TOOLKIT_SIGNAL") or 0)
 
 
 def _handles(pid: int, number: int) -> bool:

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from contextlib import suppress
 
 from toolkit.errors import counted
 from toolkit.rundir.files import open_append
@@ -29,11 +30,11 @@ class RankLog:
         self._is_torn = False  # whether the last line written lacks its newline
         self._reader: threading.Thread | None = None
         if path == attempt.log_file(rank):
-            _become(self._log)
+            _become(self._log, self._log)
             os.close(self._log)
             return
         self._pipe, inlet = os.pipe()
-        _become(inlet)
+        _become(inlet, inlet)
         os.close(inlet)
 
     def begin(self) -> None:
@@ -45,7 +46,7 @@ class RankLog:
     def end(self) -> None:
         """Wait for the last lines of the exited rank. Later output of this process goes directly to the log."""
         if self._reader is not None:
-            _become(self._log)  # this closes the last write end of the pipe in this process
+            _become(self._log, self._log)  # this closes the last write end of the pipe in this process
             self._reader.join(END_S)
             if self._lost:
                 self._write([f"toolkit: {counted(self._lost, 'line')} could not be written here: {self._why}".encode()])
@@ -73,9 +74,50 @@ class RankLog:
             self._lost += min(text.count(b"\n"), len(lines))
 
 
-def _become(descriptor: int) -> None:
-    """Redirect stdout and stderr of this process to a descriptor."""
+class ScriptLog:
+    """The log of a script, which replaces stdout and stderr of this process and of its fork.
+
+    `outputs` are the descriptors of Slurm's stdout and stderr; they are often the same file.
+    """
+
+    def __init__(self, attempt: AttemptDirectory, outputs: tuple[int, ...]) -> None:
+        for descriptor in outputs:
+            os.set_inheritable(descriptor, False)  # the script must not see them
+        self.path = attempt.log_file(0)
+        self._log = open_append(self.path)
+        files = outputs[:1] if os.path.samestat(*map(os.fstat, outputs)) else outputs
+        pipes = [os.pipe() for _ in files]
+        self._readers = [
+            threading.Thread(target=self._copy, args=(outlet, file), daemon=True)
+            for (outlet, _), file in zip(pipes, files, strict=True)
+        ]
+        _become(pipes[0][1], pipes[-1][1])
+        for _, inlet in pipes:
+            os.close(inlet)
+
+    def begin(self) -> None:
+        """Start the threads that copy the output; after the fork, which would not copy them."""
+        for reader in self._readers:
+            reader.start()
+
+    def end(self) -> None:
+        """Wait for the last output of the script. Later output of this process goes directly to the log."""
+        _become(self._log, self._log)
+        for reader in self._readers:
+            reader.join(END_S)
+
+    def _copy(self, outlet: int, file: int) -> None:
+        while data := os.read(outlet, 1 << 16):
+            for target in (file, self._log):
+                rest = data
+                with suppress(OSError):  # a full disk must not block the script
+                    while rest:
+                        rest = rest[os.write(target, rest) :]
+
+
+def _become(output: int, error: int) -> None:
+    """Redirect stdout and stderr of this process to two descriptors."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    os.dup2(output, 1)
+    os.dup2(error, 2)

@@ -62,6 +62,11 @@ class RunDirectory:
         return self.whole.path / "job.toml"
 
     @property
+    def batch_script(self) -> Path:
+        """The script of the user that runs once on the first node, as submitted."""
+        return self.whole.path / "job.sh"
+
+    @property
     def record(self) -> Path:
         return self.whole.path / "record.json"
 

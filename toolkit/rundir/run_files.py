@@ -304,6 +304,7 @@ def _job_of(record: Mapping[str, Any], path: Path) -> RecordedJob:
         full = sum(count * one["ranks_per_node"] for count, one in zip(least, components, strict=True))
         ranks = value["job"].get("ranks") or full
         scheduler, job = value["scheduler"], value["job"]
+        ranks = 1 if job.get("once") else ranks
         texts = (
             value["site"]["name"], scheduler["kind"], scheduler.get("conf") or "", scheduler.get("cluster") or "",
             job.get("cluster") or "", job.get("array") or "",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from toolkit.errors import CheckFailedError, SchedulerRefusedError
 
 __all__ = [
-    "NOTHING", "cluster_of_allocation", "for_cluster", "has_no_address", "named", "whole_number",
-    "with_cluster_option",
+    "NOTHING", "cluster_of_allocation", "for_cluster", "has_no_address", "named", "show_fields",
+    "whole_number", "with_cluster_option",
 ]  # fmt: skip
 
 # What Slurm's commands print for a missing value.

@@ -8,17 +8,18 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.config.document import Flag, no_line
-from toolkit.config.request import JobRequest
+from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob, shown_arguments
+from toolkit.config.script_document import WITHOUT_EFFECT
 from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import open_submission, process_start_ticks
-from toolkit.rundir.files import cannot_write, read_json, runs_folder, utc_now, write_json, write_text
+from toolkit.rundir.files import cannot_write, read_json, runs_folder, utc_now, write_bytes, write_json, write_text
 from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.sweep import write_sweep
@@ -28,6 +29,7 @@ from toolkit.runs.record.parents import Parent, dependency_options, record_of
 from toolkit.runs.status.reconcile_submission import close_submission
 from toolkit.site.load import check_exported_conf, choose_site
 from toolkit.site.partitions import resolve_on
+from toolkit.slurm.batch_script import read_batch_script
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.preflight.beginning import check_beginning
 from toolkit.submission.preflight.checks import FORCED, RENDERED, Preflight, look, report_cost, require_good
@@ -104,6 +106,7 @@ def preflight(request: JobRequest) -> Preflight:
 
 def _plan(request: JobRequest) -> _Planned:
     """Choose the site and the partition, and resolve the job, its sweep and the runs that it follows."""
+    request = _with_ranks_of_script(request)
     is_swept = bool(request.sweeps) or request.grid is not None
     rows = _rows_of(request) if is_swept else ()
     if is_swept:
@@ -114,6 +117,13 @@ def _plan(request: JobRequest) -> _Planned:
     sweep = _swept(job, site, rows) if is_swept else None
     runs = runs_folder(request.runs, os.environ, job.paths.runs)
     return _Planned(job, site, runs, options, sweep, parents_of(request, job, runs))
+
+
+def _with_ranks_of_script(request: JobRequest) -> JobRequest:
+    """Return the request with -n as an option of sbatch if the job is a script, whose nodes Slurm may then choose."""
+    if request.ranks is None or not resolve(replace(request, ranks=None), None).job.once:
+        return request
+    return replace(request, ranks=None, sbatch_options=(f"--ntasks={request.ranks}", *request.sbatch_options))
 
 
 def _rows_of(request: JobRequest) -> Sequence[Row]:
@@ -224,8 +234,7 @@ def make_run(
             render_script(job, run, 0, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides),
             mode=0o700,
         )
-        file = job.job_file if repeats is None else repeats.job_file
-        write_text(run.job_file, file.read_text(encoding="utf-8"))
+        _copy_job_files(job, run, repeats)
         if sweep is not None:
             write_sweep(run, sweep.sweep)
         if calls is None and repeats is not None and repeats.calls.exists():
@@ -240,6 +249,17 @@ def make_run(
         discard_run(run)
         raise
     return run
+
+
+def _copy_job_files(job: ResolvedJob, run: RunDirectory, repeats: RunDirectory | None) -> None:
+    """Copy the job file and the batch script, from the run that a rerun repeats."""
+    entry = job.job_directory / str(job.job.entry)
+    if job.job.once:
+        write_bytes(run.batch_script, (entry if repeats is None else repeats.batch_script).read_bytes(), mode=0o700)
+        for one in (one for part in read_batch_script(entry).components for one in part if one.name in WITHOUT_EFFECT):
+            say(f"{one.where}: {one.option} has no effect in a run of toolkit")
+    if not (job.job.once and job.job_file == entry):
+        write_bytes(run.job_file, (job.job_file if repeats is None else repeats.job_file).read_bytes())
 
 
 def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], rerun_of: str = "") -> dict[str, Any]:

@@ -17,7 +17,6 @@ import jinja2
 
 from toolkit.config.entry import check_entry, files_of_entry
 from toolkit.config.env import VARIABLE_PATTERN
-from toolkit.config.job import JobTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 from toolkit.rundir.bad_nodes import BadNode, bad_nodes, runs_of
@@ -35,6 +34,7 @@ from toolkit.runs.record.code_snapshot import (
     take_snapshot,
 )
 from toolkit.runs.record.job import sbatch_words
+from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.sbatch_options import excluded_nodes, value_of
 from toolkit.slurm.sbatch_table import LONG_OPTIONS
@@ -84,8 +84,9 @@ def render_script(
             *map(_pattern, job.env.passed),
             *map(_variable, [*job.env.secrets_of_shell, *_webhook_variable(job)]),
         ],
-        modules=bool(job.site_env.modules),
-        site_lines=site_lines(job),
+        modules=bool(job.site_env.modules or job.env.modules) and not job.job.once,
+        site_lines=[] if job.job.once else site_lines(job),
+        is_once=job.job.once,
         python=shlex.quote(sys.executable),
         run_directory=shlex.quote(str(run.path)),
         job=job.to_json() if task_overrides is None else _with_sweep(job.to_json(), task_overrides),
@@ -108,7 +109,7 @@ def directives(
     first, *others = job.components
     options = [*_of_whole_job(first, run, start, excluded), *extra_sbatch_options]
     for one in others:
-        options += ["hetjob", *_nodes_and_ranks(one.job), _requeue(one.job)]
+        options += ["hetjob", *_nodes_and_ranks(one), *_requeue(one)]
         options += [*_wanted(one, excluded), *_other_words(one)]
     return options
 
@@ -120,9 +121,9 @@ def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, excluded: Seq
         f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array or table.repeat > 1 else '%j'}.out",
         "--open-mode=append",
         f"--comment={comment_of(token_of(run.run_id, start), words)}",
-        *_nodes_and_ranks(table),
-        _requeue(table),
-        f"--signal=B:USR2@{job.restart.warn_s}",
+        *_nodes_and_ranks(job),
+        *_requeue(job),
+        *([f"--signal=B:USR2@{job.restart.warn_s}"] if job.has_warning else []),
     ]
     if table.cluster:
         options.append(f"--clusters={table.cluster}")
@@ -136,8 +137,10 @@ def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, excluded: Seq
     return [*options, *_other_words(job)]
 
 
-def _requeue(table: JobTable) -> str:
-    return "--requeue" if table.requeue else "--no-requeue"
+def _requeue(job: ResolvedJob) -> list[str]:
+    if job.job.once and "job.requeue" not in job.origins:  # the default of the cluster
+        return []
+    return ["--requeue" if job.job.requeue else "--no-requeue"]
 
 
 def _webhook_variable(job: ResolvedJob) -> list[str]:
@@ -146,7 +149,7 @@ def _webhook_variable(job: ResolvedJob) -> list[str]:
 
 def allocation_options(job: ResolvedJob) -> list[str]:
     """Return salloc's long options for the nodes that a job would get."""
-    return [*_nodes_and_ranks(job.job), *_wanted(job, ()), *_other_words(job)]
+    return [*_nodes_and_ranks(job), *_wanted(job, ()), *_other_words(job)]
 
 
 def _other_words(job: ResolvedJob) -> list[str]:
@@ -154,7 +157,9 @@ def _other_words(job: ResolvedJob) -> list[str]:
 
     Those two are merged with ours: on their own, they would override our submission token and list of bad nodes.
     """
-    joined = (("comment", ""), ("exclude", "x"))
+    joined = [("comment", ""), ("exclude", "x")]
+    if job.job.once and shell_signal(sbatch_words(job)):  # the supervisor passes it to the batch shell
+        joined.append(("signal", ""))
     return [word for word in sbatch_words(job) if all(value_of(word, *names) is None for names in joined)]
 
 
@@ -172,12 +177,17 @@ def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
     return [*gpus, *(f"{LONG_OPTIONS[key]}={value}" for key, value in wanted.items() if value)]
 
 
-def _nodes_and_ranks(table: JobTable) -> list[str]:
+def _nodes_and_ranks(job: ResolvedJob) -> list[str]:
     """Return options that reserve CPUs for the ranks of each node.
 
     For a range of nodes only CPUs are requested, and the step sets its own tasks. With --ntasks-per-node, Slurm counts
     the tasks of the fewest nodes and allocates no further nodes (seen with 22.05: two of four idle nodes for 2-4).
     """
+    table = job.job
+    if table.once:
+        keys = [f"job.{name}" for name in ("nodes", "ranks_per_node", "cpus_per_rank")]
+        stated = [key for key in keys if job.origin(key).layer != "built-in"]
+        return [f"{LONG_OPTIONS[key]}={getattr(table, key.removeprefix('job.'))}" for key in stated]
     if "-" in str(table.nodes):
         return [f"--nodes={table.nodes}", f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
     return [
@@ -200,19 +210,21 @@ def quote_directive(option: str) -> str:
 
 
 def site_lines(job: ResolvedJob) -> list[str]:
-    """Return the site's shell lines that run first: modules, set-up, variables.
+    """Return the shell lines of the site and the job that run first: modules, set-up, variables.
 
     A line that fails ends the job: otherwise the ranks would silently use the wrong MPI or CUDA.
     """
     table = job.site_env
-    lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in table.modules]
-    lines += [_or_end(line, line) for line in table.setup]
+    lines = []
+    for file, env in (("site", table), ("job", job.env)):
+        lines += [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}", file) for name in env.modules]
+        lines += [_or_end(line, line, file) for line in env.setup]
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
     return lines
 
 
-def _or_end(line: str, told: str) -> str:
-    said = shlex.quote(f"toolkit: this line of the site file failed: {told}")
+def _or_end(line: str, told: str, file: str) -> str:
+    said = shlex.quote(f"toolkit: this line of the {file} file failed: {told}")
     return f"{{ {line}\n}} || {{ echo {said} >&2; exit {OWN_FAILURE}; }}"
 
 

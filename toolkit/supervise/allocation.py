@@ -79,6 +79,11 @@ class Allocation:
         answer = self.query(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
         return answer.partition("\n")[0].strip()
 
+    def was_requeued(self) -> bool:
+        """Query whether Slurm has requeued this job since it started."""
+        restarts = self.query_fields("RestartCnt")
+        return restarts.isdigit() and int(restarts) > self.restarts
+
     def left_s(self) -> float:
         """Return the seconds until the allocation ends; infinite without a time limit."""
         return self.ends_at - time.time() if self.ends_at else float("inf")

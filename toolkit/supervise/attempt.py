@@ -12,7 +12,7 @@ from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
-from toolkit.supervise.launchers import Ranks
+from toolkit.supervise.launchers import LocalRanks, Ranks
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.rank_files import begun_ranks
@@ -145,6 +145,8 @@ class AttemptWatch:
     def _signal_ranks(self, ranks: Ranks, over: threading.Event) -> None:
         """Signal the ranks to save and exit as soon as a stop is requested, without accessing files or Slurm."""
         while not self.request.came:
+            while self.request.to_pass and isinstance(ranks, LocalRanks):
+                ranks.pass_signal(self.request.to_pass.pop(0))
             if over.wait(POLL_S):
                 return
         self._is_signalled = True

@@ -5,10 +5,12 @@ The rendered script has already removed every variable that is not on a list; th
 
 import fnmatch
 import re
+import signal
 from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.slurm.batch_script import shell_signal
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.shape import Shape
 
@@ -27,8 +29,11 @@ def rank_environment(
         ends_at: the end of the allocation in seconds since the epoch, 0 without a time limit.
     """
     # bash cannot unset names such as `foo-bar`. The script kept only the exported functions of a module system.
+    is_script = bool(job["job"].get("once"))
     environment = {
-        name: value for name, value in base.items() if _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
+        name: value
+        for name, value in base.items()
+        if is_script or _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
     }
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
         environment.pop(name, None)  # for the supervisor only; `toolkit submit` inside a rank must not read them
@@ -36,15 +41,19 @@ def rank_environment(
         environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
     environment.pop(_variable_of_webhook(job), None)  # ranks do not need the webhook URL
     environment |= {
-        "PYTHONUNBUFFERED": "1",
         "TOOLKIT_RUN_DIR": str(run.path),
         "TOOLKIT_ATTEMPT": str(attempt.number),
         "TOOLKIT_RESOLVED_JOB": str(run.start(start) / "job.json"),
-        "TOOLKIT_WORLD_SIZE": str(shape.ranks),
-        "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_LAUNCHER": launcher,
         "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
-        "TOOLKIT_SIGNAL": str(job["job"].get("signal") or ""),
+        "TOOLKIT_SIGNAL": _signal_of(job),
+    }
+    if is_script:  # `rank.entry` removes the variables above
+        return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
+    environment |= {
+        "PYTHONUNBUFFERED": "1",
+        "TOOLKIT_WORLD_SIZE": str(shape.ranks),
+        "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }
@@ -54,6 +63,16 @@ def rank_environment(
     environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
     environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     return environment
+
+
+def _signal_of(job: Mapping[str, Any]) -> str:
+    """Return the number of the signal that the job requests before the walltime; "" if there is none."""
+    table = job["job"]
+    if table.get("once"):
+        own = shell_signal(table["sbatch"])
+        return str(own[0]) if own else ""
+    name = str(table.get("signal") or "")
+    return str(signal.Signals[f"SIG{name}"].value) if name else ""
 
 
 def _variable_of_webhook(job: Mapping[str, Any]) -> str:

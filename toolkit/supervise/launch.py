@@ -12,7 +12,7 @@ from typing import Any
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_srun
+from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_script, launch_srun
 from toolkit.supervise.log import say
 from toolkit.supervise.mpi_family import family_of_program, mpirun_of
 from toolkit.supervise.shape import Shape
@@ -133,7 +133,9 @@ def is_unmanaged(entry: object) -> bool:
 
 
 def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
-    """Return the site's launcher; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
+    """Return the launcher: `script` for a batch script, else the site's; `auto` is srun in Slurm, else mpirun or local."""
+    if job["job"].get("once"):
+        return "script"
     kind = str(job["launcher"].get("kind") or "auto")
     if kind == "srun" and not allocation.in_slurm:
         kind = "auto"
@@ -155,8 +157,14 @@ def launch(
 
     `nodes` are those of a heterogeneous job, component by component.
     """
-    table = job["launcher"]
     run = RunDirectory(attempt.path.parents[1])
+    if kind == "script":
+        has_own_files = run.whole.path not in Path(os.path.realpath("/proc/self/fd/1")).parents
+        return launch_script(
+            environment, attempt, [sys.executable, "-E", *RANK_MODULE],
+            copies_output=has_own_files and "TOOLKIT_IN_ALLOCATION" not in os.environ,
+        )  # fmt: skip
+    table = job["launcher"]
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)
     own = [*(table.get("options") or []), *(job["job"].get("launcher_options") or [])]
     options = [*map(str, own), *command.options]

@@ -130,6 +130,7 @@ class LocalRanks:
     """Ranks that the supervisor has started itself, without a launcher."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    stop_signal: signal.Signals = signal.SIGUSR2
 
     def exit_code(self) -> int | None:
         codes = self._codes()
@@ -154,7 +155,9 @@ class LocalRanks:
         return True
 
     def terminate(self) -> None:
-        self._send(signal.SIGUSR2)
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(self.stop_signal)  # the guard forwards it
 
     def kill(self) -> None:
         for process in self.processes:
@@ -164,6 +167,10 @@ class LocalRanks:
 
     def abandon(self) -> None:
         self.kill()
+
+    def pass_signal(self, number: int) -> None:
+        """Send a signal to the guard of a batch script, which passes it to the script."""
+        self._send(number)
 
 
 def launch_local(
@@ -182,6 +189,22 @@ def launch_local(
             ranks.kill()
             raise
     return ranks
+
+
+def launch_script(
+    environment: Mapping[str, str], attempt: AttemptDirectory, guard_program: Sequence[str], *, copies_output: bool
+) -> Ranks:
+    """Start the guard of a batch script on this host, without the variables of a rank.
+
+    If `copies_output`, the guard copies the output of the script to stdout and stderr of this process.
+    """
+    outputs = (os.dup(1), os.dup(2)) if copies_output else ()
+    own = {"TOOLKIT_RANK": "0"} | ({"TOOLKIT_OUTPUTS": " ".join(map(str, outputs))} if outputs else {})
+    try:
+        return LocalRanks([_start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)], signal.SIGINT)
+    finally:
+        for descriptor in outputs:
+            os.close(descriptor)
 
 
 def launch_srun(
@@ -294,12 +317,14 @@ def _launch(
     return LauncherProcess(_start(argv, environment, attempt), attempt, forwards_signals)
 
 
-def _start(argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory) -> subprocess.Popen[bytes]:
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory, *, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     with os.fdopen(open_append(attempt.launcher_log), "ab") as log:
         try:
             return subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=die_with_parent,
+                start_new_session=True, preexec_fn=die_with_parent, pass_fds=pass_fds,
             )  # fmt: skip
         except OSError as error:
             raise OwnFailureError(

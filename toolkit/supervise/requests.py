@@ -2,12 +2,12 @@
 
 import signal
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 from toolkit.rundir.states import Cause
 
-_HEARD = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+_HEARD = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
@@ -19,6 +19,8 @@ class StopRequest:
     warned: bool = False  # whether SIGUSR2 has arrived
     terminated: bool = False  # whether SIGTERM has arrived
     interrupted: bool = False  # whether SIGINT has arrived
+    is_for_script: bool = False  # whether SIGUSR2 is the signal that a batch script requests, and ends nothing
+    to_pass: list[int] = field(default_factory=list)  # signals for a batch script
 
     @property
     def came(self) -> bool:
@@ -31,7 +33,7 @@ class StopRequest:
             self.cause = cause
 
     def hear_signals(self) -> None:
-        """Handle USR2 (the end is near), TERM (Slurm ends the job) and INT (Ctrl-C; a second one kills the ranks)."""
+        """Handle USR1 (for a script), USR2 (the end is near), TERM (Slurm ends the job) and INT (Ctrl-C; twice: kill)."""
         for number in _HEARD:
             signal.signal(number, self.on_signal)  # sigwait never returns a signal that is ignored, as under nohup
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
@@ -52,5 +54,7 @@ class StopRequest:
                 self.ask(Cause.STOPPED)
         elif number == signal.SIGTERM:
             self.terminated = True
+        elif number == signal.SIGUSR1 or self.is_for_script:
+            self.to_pass.append(number)
         else:
             self.warned = True

@@ -33,6 +33,7 @@ class Shape:
     """The components of a run; rank numbers continue across them, from 0 in the first one."""
 
     components: tuple[Component, ...]
+    is_once: bool = False  # one script on the first node, which starts ranks itself
 
     @classmethod
     def of(cls, nodes: int, ranks_per_node: int, cpus_per_rank: int = 0, total: int = 0) -> Shape:
@@ -45,7 +46,7 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        return sum(one.ranks for one in self.components)
+        return 1 if self.is_once else sum(one.ranks for one in self.components)
 
     @property
     def leader(self) -> Component:
@@ -74,6 +75,9 @@ def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
         )
         for table in tables
     ]
+    if job["job"].get("once"):
+        least = sum(one.nodes for one in components)
+        return Shape((Component(nodes or least, 1, components[0].cpus_per_rank),), is_once=True)
     if nodes is not None and len(components) == 1:
         (one,) = components
         return Shape.of(nodes, one.ranks_per_node, one.cpus_per_rank, one.total)
@@ -87,7 +91,7 @@ def check_components(asked: Shape, allocation: Allocation) -> None:
         ToolkitError: the allocation has other components.
     """
     given, wanted = allocation.nodes_of_components, tuple(one.nodes for one in asked.components)
-    if len(given) == len(wanted) and (len(wanted) == 1 or given == wanted):
+    if asked.is_once or (len(given) == len(wanted) and (len(wanted) == 1 or given == wanted)):
         return
     raise ToolkitError(
         f"expected components with the node counts {', '.join(map(str, wanted))}, but job {allocation.job_id} has "

@@ -13,6 +13,7 @@ from toolkit.rundir.claims import SupersededError, claim_start, process_start_ti
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.sweep import in_words, values_of_task
+from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.times import parse_slurm_time
 from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, stop_grace_s
 from toolkit.supervise.continuation import close_unfinished
@@ -31,9 +32,11 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     request = StopRequest()
     request.hear_signals()  # before the claim, since the default action of a signal leaves no record
     asked = shape_of_job(job)
+    own = shell_signal(job["job"]["sbatch"]) if asked.is_once else None
+    request.is_for_script = own is not None and not job["restart"]["walltimes"]
     allocation = find_allocation(os.environ, asked.nodes)
     check_components(asked, allocation)
-    if allocation.of_components:
+    if allocation.of_components and not asked.is_once:
         drop_memory(os.environ)
     job = job_of_task(job, allocation.task)
     if not allocation.in_slurm:

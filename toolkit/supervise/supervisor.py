@@ -105,6 +105,8 @@ class Supervisor:
 
     def grace_s(self, cause: Cause) -> float:
         """Return the seconds that ranks have to save."""
+        if cause is Cause.WALLTIME and self.request.terminated and self.shape.is_once:
+            return self.stop_grace_s  # unlike ranks, a script may get no signal before the walltime
         # Only Slurm knows the site's grace time for preempted jobs, and it ends the job itself after that.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
@@ -173,7 +175,7 @@ class Supervisor:
             self.retry.wait_for(self.refuse_superseded)
             attempt = self.retry.wait_for(lambda: claim_attempt(self.run))
             began = time.monotonic()
-            end = without_secrets(self._attempt(attempt), self.secrets.values())
+            end = without_secrets(self._unless_requeued(self._attempt(attempt)), self.secrets.values())
             self.retry.wait_for(self.refuse_superseded)
             verdict = self.retry.wait_for(partial(self._verdict, end))
             self._record(attempt, end, verdict, time.monotonic() - began)
@@ -181,6 +183,13 @@ class Supervisor:
                 return self._leave(attempt, verdict)
             if verdict.cause is Cause.LAUNCH_FAILED and self.allocation.in_slurm:
                 self._let_old_steps_end()
+
+    def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
+        """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`."""
+        may_be = self.shape.is_once and self.allocation.in_slurm and end.cause in (Cause.COMPLETED, Cause.CRASHED)
+        if not (may_be and b"requeue" in self.run.batch_script.read_bytes() and self.allocation.was_requeued()):
+            return end
+        return AttemptEnd(Cause.PREEMPTED, "the script requeued its job")
 
     def _let_old_steps_end(self) -> None:
         """Wait before launching the ranks again: Slurm may still be ending steps of an earlier start on a node.

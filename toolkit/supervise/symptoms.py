@@ -76,8 +76,8 @@ IMAGE_FAILED = Symptom(
     "check image, mounts and python in [container] of the job file and the site file", lasting=True,
 )  # fmt: skip
 SETUP_FAILED = Symptom(
-    "setup_failed", "a line of the site's [env] failed before any rank started",
-    "fix this module or setup line of the site file; `toolkit site show` prints its location", lasting=True,
+    "setup_failed", "a line of [env] failed before any rank started",
+    "fix this module or setup line of the site file (`toolkit site show` prints its location) or the job file", lasting=True,
 )  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 CONTROLLER_AWAY = Symptom(
@@ -119,7 +119,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
          r"execve\(\): .*: (?:No such file|Permission denied|Not a directory)|"
          r"slurm_script: line \d+: /\S+: (?:No such file|cannot execute|Permission denied|Not a directory)"),
         (IMAGE_FAILED, r"^FATAL: {3}|slurmstepd(?:-\S+)?: error: pyxis: "),
-        (SETUP_FAILED, r"^toolkit: this line of the site file failed: "),
+        (SETUP_FAILED, r"^toolkit: this line of the (?:site|job) file failed: "),
         (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
         (LAUNCH_FAILED,
          r"srun: error: (?:tasks? [\d,-]+ launch failed|Task launch for .* failed on node|Application launch failed)"),

@@ -128,13 +128,19 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
     # With OverMemoryKill, slurmd cancels the job.
     if left.seen is OUT_OF_MEMORY and "exceeded" in left.evidence[-1].line.lower():
         return left.tell_seen(OUT_OF_MEMORY)
-    if job is not None and job.cancelled_by is not None:
-        who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
+    if job is not None and (who := cancelled_by(job)):
         why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
     else:
         why = "scancel or an administrator cancelled it, not `toolkit cancel`; only Slurm's accounting could name the user"
     evidence = [Evidence(job.source, _as_line(job))] if job is not None else []
     return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status))
+
+
+def cancelled_by(job: JobFacts) -> str:
+    """Return the user who cancelled a job, as the subject of a sentence; "" if unknown."""
+    if job.cancelled_by is None:
+        return ""
+    return "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
 
 
 def _user_name(uid: int) -> str:

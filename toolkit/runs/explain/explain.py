@@ -167,6 +167,11 @@ def lines_of(explanation: Explanation) -> Iterator[str]:
     job += f" with {in_words(status.values)}" if status.values else ""
     step = f", step {status.step}" if status.step is not None else ""
     yield f"{status.job_name} {status.run_id}{job} {state_phrase(status.state)}{step}"
+    yield from body_of(explanation)
+
+
+def body_of(explanation: Explanation) -> Iterator[str]:
+    """Yield the lines after the state: reason, evidence, what follows, what to do."""
     yield f"why       {explanation.why}"
     for quoted in explanation.evidence:
         line = clean(quoted.line).replace("\n", " ")

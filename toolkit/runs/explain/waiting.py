@@ -54,7 +54,7 @@ def explain_waiting(run: RunDirectory, status: RunStatus) -> Explanation:
         return Explanation(
             "starting", f"Slurm reports {waits.state}: its nodes are being prepared", follows="it starts by itself"
         )
-    return _pending(slurm, run, waits)
+    return explain_pending(slurm, run, waits)
 
 
 def _waiting_job(status: RunStatus) -> str:
@@ -63,22 +63,25 @@ def _waiting_job(status: RunStatus) -> str:
     return (tasks or [status.job_id])[0]
 
 
-def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
-    """Explain Slurm's reason with its numbers, and whether the job can ever start."""
+def explain_pending(slurm: Slurm, run: RunDirectory | None, waits: JobFacts) -> Explanation:
+    """Explain Slurm's reason with its numbers, and whether the job can ever start; without `run`, a job of the user."""
     name = reason_name(waits.reason or "None")
     reason = pending_reason(waits.reason or "None", names_nodes=bool(waits.required_nodes))
     detail = _detail(slurm, run, waits, name)
     can_start = detail.can_start or reason.can_start
     start = _as_utc(waits.start_time)
-    names = {"job": base_of(waits.job_id), "run": run.run_id, "partition": waits.partition}
-    actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
+    fix = reason.fix if run is not None else _for_slurm_alone(reason.fix)
+    names = {"job": base_of(waits.job_id), "run": run.run_id if run is not None else "", "partition": waits.partition}
+    actions = [*detail.actions, *([fix.format(**names)] if fix else [])]
+    if not actions:
+        actions.append(f"wait; `toolkit wait {run.run_id}` reports when it starts" if run is not None else "wait")
     actions = [with_cluster_option(action, waits.cluster) for action in actions]
     words = f"{reason.words}: {detail.words}" if detail.words else reason.words
     return Explanation(
         f"pending_{name}",
         f"{words} ({name})",
         follows="" if can_start is CanStart.NEVER else "Slurm starts it by itself",
-        actions=actions or [f"wait; `toolkit wait {run.run_id}` reports when it starts"],
+        actions=actions,
         evidence=[Evidence("squeue", f"{waits.job_id} {waits.state} {waits.reason}".strip()), *detail.evidence],
         waiting=Waiting(
             name, can_start, not_before=start if name == "BeginTime" else None,
@@ -87,7 +90,17 @@ def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
     )  # fmt: skip
 
 
-def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Detail:
+def _for_slurm_alone(fix: str) -> str:
+    """Return the fix of a reason for a job without a run."""
+    for ours, theirs in (
+        ("toolkit cancel {run}", "scancel {job}"),
+        ("toolkit (logs|explain) {run}", "toolkit explain {job}"),
+    ):
+        fix = re.sub(ours, theirs, fix)
+    return fix
+
+
+def _detail(slurm: Slurm, run: RunDirectory | None, job: JobFacts, reason: str) -> Detail:
     """Return the details of a reason; none if Slurm does not respond."""
     try:
         return _DETAILS[reason](slurm, run, job) if reason in _DETAILS else Detail()
@@ -95,7 +108,7 @@ def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Deta
         return Detail()
 
 
-def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+def _time_limit(slurm: Slurm, run: RunDirectory | None, job: JobFacts) -> Detail:
     limits = partition_rows(slurm, job.partition)
     allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
     lower = [
@@ -105,7 +118,7 @@ def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     return Detail(f"the job requests {job.time_limit}, but {allowed}", actions=tuple(lower))
 
 
-def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+def _node_limit(slurm: Slurm, run: RunDirectory | None, job: JobFacts) -> Detail:
     limits = partition_rows(slurm, job.partition)
     words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
@@ -118,7 +131,7 @@ def _largest(partition: PartitionRow) -> str:
     return "" if most == "infinite" else f" and allows {most} per job"
 
 
-def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+def _resources(slurm: Slurm, run: RunDirectory | None, job: JobFacts) -> Detail:
     counts = []
     for one in partition_rows(slurm, job.partition):
         busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
@@ -127,7 +140,7 @@ def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     return Detail(f"nodes requested: {job.node_count}; {'; '.join(counts)}", down.evidence)
 
 
-def _required_nodes(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+def _required_nodes(slurm: Slurm, run: RunDirectory | None, job: JobFacts) -> Detail:
     named = re.search(r"UnavailableNodes:(\S+)", job.reason)
     nodes = named[1] if named else job.required_nodes
     return _down_nodes(unusable_nodes(slurm, partition="" if nodes else job.partition, nodes=nodes))
@@ -144,10 +157,14 @@ def _down_nodes(nodes: list[UnusableNode]) -> Detail:
     return Detail(words + more, tuple(evidence))
 
 
-def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+def _dependency(slurm: Slurm, run: RunDirectory | None, job: JobFacts) -> Detail:
     """Explain `afterok:6(failed)`: the kind, the job, its run if `--after` named one, and its state."""
     words = []
-    runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
+    runs = {
+        number: parent.run_id
+        for parent in (parents_of(run) if run is not None else ())
+        for number in parent.job_id.split(":")
+    }
     for kind, other, state in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
         whose = f" (run {runs[base]})" if (base := other.partition("_")[0]) in runs else ""
         words.append(
@@ -156,9 +173,9 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     return Detail(", ".join(words) or job.dependency)
 
 
-def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+def _begin_time(slurm: Slurm, run: RunDirectory | None, job: JobFacts) -> Detail:
     """Explain a begin time, for example after a requeue."""
-    last = run.last_attempt()
+    last = run.last_attempt() if run is not None else None
     end = AttemptRecord.read(last) if last is not None else None
     if last is not None and end is not None and not end.final:
         why = cause_in_words(last, end) if requeue_asked_at(last, end) else end.cause.value
@@ -174,7 +191,7 @@ def _as_utc(local: str) -> str | None:
         return None
 
 
-_DETAILS: dict[str, Callable[[Slurm, RunDirectory, JobFacts], Detail]] = {
+_DETAILS: dict[str, Callable[[Slurm, RunDirectory | None, JobFacts], Detail]] = {
     "PartitionTimeLimit": _time_limit,
     "PartitionNodeLimit": _node_limit,
     "Resources": _resources,

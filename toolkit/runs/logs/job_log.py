@@ -55,7 +55,8 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
     start = _start_of(run, job_id)
     script = next((part.script(start) for part in (run, run.whole) if part.script(start).exists()), None)
     place = last_directive(script, "output", "o") if script is not None and not job_id.startswith("local-") else ""
-    path = _filled_in(run, place, job_id)
+    name = last_directive(script, "job-name", "J") if place and script is not None else ""
+    path = _filled_in(place, job_id, name or run.job_name)
     if not place or path == usual:
         return JobLog(str(usual), usual, redirected=False, alone=True)
     if path is not None and not path.is_absolute():
@@ -104,10 +105,10 @@ def _unquoted(option: str) -> str:
         return option
 
 
-def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
+def _filled_in(place: str, job_id: str, job_name: str) -> Path | None:
     """Return a path with `%j` and other fields expanded; None if only Slurm can expand them."""
     array, _, task = job_id.partition("_")
-    known = {"%": "%", "A": array, "x": run.job_name}
+    known = {"%": "%", "A": array, "x": job_name}
     known |= {"a": task} if task else {"j": job_id}  # for a task, `%j` is a job number that only Slurm knows
     if "%u" in place:
         known["u"] = getpass.getuser()

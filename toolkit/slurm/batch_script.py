@@ -1,0 +1,167 @@
+"""Read the options in the `#SBATCH` lines of a script, as sbatch reads them (checked against 22.05)."""
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.slurm.sbatch_options import last_value_of
+
+__all__ = ["BatchScript", "Directive", "is_batch_script", "read_batch_script", "shell_signal"]
+
+# The options of sbatch with a value, with an optional value and without one, each with its short option.
+_REQUIRED = """
+array/a account/A acctg-freq batch bb bbf begin/b chdir/D cluster-constraint clusters/M cluster comment constraint/C
+container container-id core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot
+dependency/d distribution/m error/e exclude/x export export-file extra extra-node-info/B gid gpu-bind gpu-freq gpus/G
+gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input/i job-name/J kill-on-invalid-dep licenses/L
+mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile/F nodelist/w nodes/N ntasks/n
+ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output/o partition/p power
+prefer priority profile qos/q reservation segment signal sockets-per-node switches tasks-per-node thread-spec
+threads-per-core time/t time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap
+"""
+_OPTIONAL = "exclusive get-user-env nice no-kill/k propagate x11 resv-ports oom-kill-step"
+_SWITCHES = """
+contiguous help/h hold/H ignore-pbs no-requeue overcommit/O oversubscribe/s parsable quiet/Q reboot requeue spread-job
+stepmgr test-only usage/u use-min-nodes verbose/v version/V wait/W
+"""
+_LONG_OF = {one[-1]: one[:-2] for one in f"{_REQUIRED} {_OPTIONAL} {_SWITCHES}".split() if one[-2] == "/"}
+_NAMES = [
+    one.removesuffix(one[-2:]) if one[-2] == "/" else one for one in f"{_REQUIRED} {_OPTIONAL} {_SWITCHES}".split()
+]
+_WITH_VALUE = frozenset(_NAMES[: len(_REQUIRED.split())])
+_OF_SWITCHES = "".join(re.findall(r"/(\w)", _SWITCHES))
+_SHORT = re.compile(rf"-([{_OF_SWITCHES}]*)(?:([^{_OF_SWITCHES}])(.*))?", re.DOTALL)
+_MAGIC = re.compile(r"#(?:SBATCH|SLURM)")
+_COMMAND = re.compile(r"\s*[^\s#]")
+_SIGNAL = re.compile(r"(?i)(R?B?):?(?:SIG)?([A-Z0-9]+)(?:@([0-9]+))?", re.ASCII)
+_SPACE = " \t\n\v\f\r"
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option of a `#SBATCH` line by its long name; `value` is None without one. `where` is its file and line."""
+
+    name: str
+    value: str | None
+    where: str
+
+    @property
+    def option(self) -> str:
+        """The option as one argument, such as `--nodes=2`."""
+        return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """The directives of each component of a script (most have one), and its lines from the first command on."""
+
+    components: Sequence[Sequence[Directive]]
+    commands: Sequence[tuple[int, str]]
+
+
+def shell_signal(options: Iterable[str]) -> tuple[int, int] | None:
+    """Return the signal of --signal=B:..., which Slurm sends to the batch shell, and the seconds before the walltime."""
+    match = _SIGNAL.fullmatch(last_value_of(options, "signal"))
+    if match is None or "B" not in match[1].upper():
+        return None
+    known = {one.name: one.value for one in signal.Signals}
+    number = int(match[2]) if match[2].isdecimal() else known.get(f"SIG{match[2].upper()}", 0)
+    return (number, int(match[3] or 60)) if number else None
+
+
+def is_batch_script(path: Path) -> bool:
+    """Return whether a file starts with `#!`, as sbatch requires."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def read_batch_script(path: Path) -> BatchScript:
+    """Return the directives of the script `path`; ToolkitError if sbatch would reject its form or an option."""
+    try:
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise _refusal(f"cannot read the script: {error.strerror}", str(path), "make it readable") from error
+    if not text.startswith("#!"):
+        raise _refusal("expected a script that starts with `#!`", f"{path}:1", 'add a first line such as "#!/bin/bash"')
+    if "\r\n" in text:
+        raise _refusal("the script has Windows line endings", str(path), f"sed -i 's/\\r$//' {path}")
+    lines = [*enumerate(text.split("\n"), start=1)]
+    first = next((number for number, line in lines if _COMMAND.match(line)), len(lines) + 1)
+    components: list[list[tuple[str, str]]] = [[]]
+    for number, line in lines[: first - 1]:
+        if match := _MAGIC.match(line):
+            for argument in _arguments(line[match.end() :], f"{path}:{number}"):
+                if argument in ("hetjob", "packjob"):
+                    components.append([])
+                else:
+                    components[-1].append((argument, f"{path}:{number}"))
+    return BatchScript([[*_options(one)] for one in components], lines[first - 1 :])
+
+
+def _refusal(message: str, where: str, fix: str) -> ToolkitError:
+    return ToolkitError(message, where=where, fix=fix)
+
+
+def _arguments(text: str, where: str) -> Iterator[str]:
+    """Yield the arguments of a directive. Unlike in a shell, a backslash also escapes inside of single quotes."""
+    while text := text.lstrip(_SPACE):
+        if text.startswith(":"):
+            raise _refusal("sbatch rejects an argument that starts with `:`", where, "remove it")
+        argument, quote, position = "", "", 0
+        while position < len(text) and (quote or text[position] not in _SPACE):
+            character = text[position]
+            if character == "\\":
+                position += 1
+                argument += text[position : position + 1].strip(_SPACE if not quote else "")
+                position -= not quote and text[position : position + 1] in _SPACE  # the space ends the argument
+            elif character == (quote or character) and character in "\"'":
+                quote = "" if quote else character
+            elif character == "#" and not quote:
+                text = text[:position]  # a comment
+            else:
+                argument += character
+            position += 1
+        if quote:
+            raise _refusal(f"the quote {quote} is not closed", where, "close it on the same line")
+        if not argument:  # sbatch ignores the rest of the line after an empty argument
+            return
+        yield argument
+        text = text[position:]
+
+
+def _options(arguments: Sequence[tuple[str, str]]) -> Iterator[Directive]:
+    """Yield the options in `arguments`, parsed as getopt_long does; a value may be on the next line."""
+    rest = [*arguments]
+    while rest:
+        argument, where = rest.pop(0)
+        if argument.startswith("--"):
+            name, equals, given = argument[2:].partition("=")
+            name, value = _full_name(name, where), given if equals else None
+        elif (match := _SHORT.fullmatch(argument)) and len(argument) > 1:
+            yield from (Directive(_LONG_OF[letter], None, where) for letter in match[1])
+            if match[2] is None:
+                continue
+            name, value = _LONG_OF.get(match[2], ""), match[3] or None
+        else:
+            raise _refusal(f"expected an option of sbatch, got {argument!r}", where, "quote values with spaces")
+        if not name:
+            raise _refusal(f"sbatch has no option {argument}", where, "correct it")
+        if value is None and name in _WITH_VALUE:
+            if not rest:
+                raise _refusal(f"{argument} requires a value", where, f"write --{name}=VALUE")
+            value = rest.pop(0)[0]
+        yield Directive(name, value, where)
+
+
+def _full_name(name: str, where: str) -> str:
+    """Return the option that `name` may abbreviate; a name that sbatch does not have may be that of a plugin."""
+    found = [name] if name in _NAMES else [one for one in _NAMES if one.startswith(name)]
+    if len(found) > 1:
+        raise _refusal(f"--{name} is ambiguous: --{', --'.join(found)}", where, "write the whole name")
+    return found[0] if found else name

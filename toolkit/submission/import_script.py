@@ -1,0 +1,189 @@
+"""Translate a batch script into a job file; what has no translation is named, or stays a script."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from toolkit.config.job import check_sbatch_options
+from toolkit.config.resolved import looks_secret, shown_arguments
+from toolkit.config.script_document import WITHOUT_EFFECT, document_of_script
+from toolkit.slurm.batch_script import read_batch_script
+from toolkit.slurm.sbatch_options import last_value_of, memory_mib
+from toolkit.submission.launch_line import WORD, NoTranslationError, expand, keys_of_launch
+
+__all__ = ["import_script"]
+
+_OMITTED = re.compile(
+    r"(set [-+]|(echo|printf|date|hostname|pwd|nvidia-smi)\b|module (list|purge)\b|(exit( 0)?|wait)$)"
+)
+_SETUP = re.compile(r"(conda|mamba|micromamba|source|\.|ulimit|module|ml|mkdir|unset)\s|eval \"\$\(conda")
+_ASSIGNMENTS = re.compile(r"export\s+[A-Za-z_]|[A-Za-z_]\w*=(?!\()")
+_ARRAY = re.compile(r"(?:declare -a )?(\w+)=\(.*\)$")
+_MODULES = re.compile(r"(?:module load|module add|ml)\s+([\w./+ -]+)")
+_OPERATORS = re.compile(r"[|&;<>()]")
+# The variables that toolkit sets for each rank.
+_OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS"})
+# The options that become keys, in [job] if the key has a value.
+_AS_KEYS = {"ntasks": "ranks_per_node", "mem": "mem_gb_per_node"} | dict.fromkeys(
+    ("gres", "gpus-per-node", "gpus-per-task", "gpus"), "gpus_per_node"
+)
+_REPLACED = ("signal", "open-mode", "job-name", "mail-user", "mail-type")
+
+
+def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
+    """Return the job file for a batch script, and what it lacks, one line each; its paths are relative to `folder`."""
+    values, script = document_of_script(path).values, read_batch_script(path)
+    directives = [one for component in script.components for one in component if one.name in WITHOUT_EFFECT]
+    body = _Body([f"{one.where}: {one.option} has no effect in a job file" for one in directives])
+    for table in (values["job"], *values.get("component", ())):
+        if "sbatch" in table:
+            table["sbatch"] = body.without_secrets(table["sbatch"])
+    tables = {**values, "job": values["job"] | {"entry": os.path.relpath(path, folder)}, "env": {**body.env}}
+    notes = [*body.notes]
+    try:
+        if "component" in values:
+            raise NoTranslationError("a heterogeneous script has no translation")
+        job = _keys(values["job"])
+        job |= _relative(body.read(script.commands, job), folder)
+        tables, notes = {"job": job, "env": body.env, **_others(values, body.notes)}, body.notes
+    except NoTranslationError as reason:
+        notes.append(f"the script stays the entry of the job: {reason}")
+    return tomlkit.dumps({name: table for name, table in tables.items() if table}), notes
+
+
+def _others(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return [restart] and [notify]."""
+    if "restart" in values:
+        notes.append("--signal: ranks get the signals of toolkit, and a program TERM, at that time before the walltime")
+    options = values["job"].get("sbatch", [])
+    mail, events = last_value_of(options, "mail-user"), last_value_of(options, "mail-type").upper()
+    notify = ({"mail": [mail]} if mail else {}) | ({"mail_on": events.split(",")} if mail and events else {})
+    return {"restart": values.get("restart"), "notify": notify}
+
+
+def _keys(table: dict[str, Any]) -> dict[str, Any]:
+    """Return [job] with keys for the options that a script may state in more forms; other options stay in `sbatch`."""
+    job = {name: value for name, value in table.items() if name not in ("entry", "once", "sbatch")}
+    if job["name"] == table["entry"]:  # sbatch's default
+        del job["name"]
+    options, nodes = table.get("sbatch", []), job.get("nodes", 1)
+    mib, ranks = memory_mib(last_value_of(options, "mem")), last_value_of(options, "ntasks")
+    if mib and not mib % 1024:
+        job["mem_gb_per_node"] = int(mib // 1024)
+    if ranks.isdecimal() and isinstance(nodes, int) and not int(ranks) % nodes:
+        job.setdefault("ranks_per_node", int(ranks) // nodes)
+    each = job.get("ranks_per_node", 1)
+    for name, times, over in (("gres", 1, 1), ("gpus-per-node", 1, 1), ("gpus-per-task", each, 1), ("gpus", 1, nodes)):
+        count = last_value_of(options, name).removeprefix("gpu:")
+        if count.isdecimal() and isinstance(over, int) and not int(count) % over:
+            job["gpus_per_node"] = int(count) * times // over
+    kept = []
+    for option in options:
+        name = option.removeprefix("--").partition("=")[0]
+        if name not in _REPLACED and _AS_KEYS.get(name) not in job:
+            try:
+                kept += check_sbatch_options([option])
+            except ValueError:
+                raise NoTranslationError(f"{option} has no key") from None
+    return job | ({"sbatch": kept} if kept else {})
+
+
+def _relative(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
+    entry = keys["entry"]
+    if isinstance(entry, str):
+        return keys | {"entry": entry if entry.startswith("/") else os.path.relpath(entry, folder)}
+    if "/" not in entry[0] or entry[0].startswith("/"):
+        return keys
+    return keys | {"entry": [f"./{os.path.relpath(entry[0], folder)}", *entry[1:]]}
+
+
+class _Body:
+    """The commands of a script, read line by line into [env] and the keys of one launch."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.env: dict[str, Any] = {}
+        self._known: dict[str, str] = {}
+        self._unknown: set[str] = set()  # variables whose values only a shell can evaluate
+        self._launch: dict[str, Any] = {}
+
+    def without_secrets(self, options: Sequence[str]) -> list[str]:
+        """Return options without the values of --export that look like secrets; [env] passes these variables."""
+        kept = []
+        for option in options:
+            name, _, value = option.partition("=")
+            pairs = [pair.partition("=") for pair in value.split(",")] if name == "--export" else []
+            secret = [pair for pair in pairs if looks_secret(f"env.vars.{pair[0]}", pair[2])]
+            for pair in secret:
+                self._pass(pair[0], name)
+            others = ["".join(pair) for pair in pairs if pair not in secret]
+            kept += [] if secret and not others else [f"--export={','.join(others)}" if secret else option]
+        return kept
+
+    def _pass(self, name: str, where: str) -> None:
+        self.env.setdefault("pass", []).append(name)
+        self.notes.append(f"{where}: {name} looks like a secret and is not written; export it before `toolkit submit`")
+
+    def read(self, commands: Sequence[tuple[int, str]], job: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of the launch; NoTranslationError if the commands need a shell, or start no ranks."""
+        pending = ""
+        for number, line in commands:
+            pending += line
+            if line.endswith("\\"):
+                pending = pending[:-1] + " "
+                continue
+            self._command(re.sub(r"(^|\s)#[^'\"]*$", "", pending).strip(), job, f"line {number}")
+            pending = ""
+        if not self._launch:
+            raise NoTranslationError("it starts no ranks with srun, mpirun, torchrun, accelerate or python")
+        return self._launch
+
+    def _command(self, command: str, job: dict[str, Any], where: str) -> None:
+        shown = shown_arguments([command])[0][:60]
+        needs_shell = _OPERATORS.search(re.sub(r"'[^']*'|\"[^\"]*\"|\$\([^()]*\)", "", command))
+        if not command or command.startswith("#") or re.fullmatch(r'cd "?\$\{?SLURM_SUBMIT_DIR\}?"?', command):
+            return
+        if _OMITTED.match(command) and not needs_shell and not WORD.sub("", command).strip():
+            self.notes.append(f"{where}: omitted `{shown}`")
+        elif WORD.sub("", command).strip():  # a quote that ends on another line
+            raise NoTranslationError(f"{where} needs a shell: {shown}")
+        elif _ASSIGNMENTS.match(command):
+            self._assign(command, where)
+        elif match := _ARRAY.match(command):
+            self._unknown.add(match[1])
+        elif match := _MODULES.fullmatch(command):
+            self.env.setdefault("modules", []).extend(match[1].split())
+        elif _SETUP.match(command) and shown == command[:60]:
+            self.env.setdefault("setup", []).append(command)
+        elif self._launch or needs_shell:
+            raise NoTranslationError(f"{where} needs a shell: {shown}")
+        else:
+            self._launch = keys_of_launch(command, self._known, job, self.notes, where)
+
+    def _assign(self, command: str, where: str) -> None:
+        words = WORD.findall(command)
+        is_exported = words[0] == "export"
+        if (not is_exported and len(words) > 1) or not all(re.match(r"[A-Za-z_]\w*(=|$)", word) for word in words):
+            raise NoTranslationError(f"{where} needs a shell: {words[0].partition('=')[0]} ...")
+        for word in words[int(is_exported) :]:
+            name, equals, raw = word.partition("=")
+            value = expand(raw, self._known)
+            own = {*self._known, *self._unknown} - self.env.get("vars", {}).keys()
+            if name in _OWN:
+                self.notes.append(f"{where}: omitted {name}, which toolkit sets for each rank")
+            elif not equals:
+                self.env.setdefault("pass", []).append(name)
+            elif looks_secret(f"env.vars.{name}", raw if value is None else value):
+                self._pass(name, where)
+            elif value is None and is_exported and not any(re.search(rf"\$\{{?{one}\b", raw) for one in own):
+                self.env.setdefault("setup", []).append(f"export {word}")
+            elif value is None:  # a problem only if a translated line uses it
+                self._unknown.add(name)
+            else:
+                self._known[name] = value
+                if is_exported:
+                    self.env.setdefault("vars", {})[name] = value
