@@ -3,7 +3,6 @@
 import signal
 
 import pytest
-from conftest import Supervised
 
 WAITS = """
 import signal, sys, time
@@ -29,7 +28,7 @@ def script(local_job):
     return resolve
 
 
-def lines_of(run: Supervised, rank=0):
+def lines_of(run, rank=0):
     return [line for line in run.rank_log(rank).splitlines() if line.startswith("got")]
 
 

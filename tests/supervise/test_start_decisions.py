@@ -362,14 +362,14 @@ def test_a_process_that_is_gone_has_no_start(run_directory):
 )
 def test_the_sites_launcher_is_taken(kind, in_slurm, chosen):
     allocation = Allocation("7", 1, in_slurm, in_slurm, 0.0)
-    assert choose_launcher({"launcher": {"kind": kind}}, allocation) == chosen
+    assert choose_launcher({"job": {}, "launcher": {"kind": kind}}, allocation) == chosen
 
 
 def test_without_slurm_and_mpirun_the_ranks_are_started_one_by_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     here = Allocation("local-1", 1, False, False, 0.0)
-    assert choose_launcher({"launcher": {"kind": "srun"}}, here) == "local"
+    assert choose_launcher({"job": {}, "launcher": {"kind": "srun"}}, here) == "local"
     assert "without MPI" in capsys.readouterr().out
 
 
