@@ -29,7 +29,7 @@ def test_directives_lines_and_launch_become_tables(tmp_path: Path) -> None:
     assert tables == {
         "job": {
             "name": "gpt", "nodes": 2, "ranks_per_node": 4, "cpus_per_rank": 8, "gpus_per_node": 4, "mem_gb_per_node": 64,
-            "time": "1-0", "sbatch": ["--exclusive"], "entry": "train.py", "argv": ["--lr", "3e-4", "--name", "my run"],
+            "time": "1-0", "signal": "USR1", "sbatch": ["--exclusive"], "entry": "train.py", "argv": ["--lr", "3e-4", "--name", "my run"],
         },
         "env": {
             "modules": ["cuda/12", "nccl"], "setup": ["source env/bin/activate", "export TAG=$SLURM_JOB_ID"],
@@ -38,7 +38,7 @@ def test_directives_lines_and_launch_become_tables(tmp_path: Path) -> None:
         "restart": {"warn_s": 300},
         "notify": {"mail": ["me@example.org"], "mail_on": ["END"]},
     }  # fmt: skip
-    assert [note.partition(":")[0] for note in notes] == ["line 4", "line 8", "--signal"]
+    assert [note.partition(":")[0] for note in notes] == ["line 4", "line 8"]
 
 
 @pytest.mark.parametrize(

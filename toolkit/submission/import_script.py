@@ -4,11 +4,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomlkit
 
-from toolkit.config.job import check_sbatch_options
+from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.resolved import looks_secret, shown_arguments
 from toolkit.config.script_document import WITHOUT_EFFECT, document_of_script
 from toolkit.slurm.batch_script import read_batch_script
@@ -24,6 +24,8 @@ _SETUP = re.compile(r"(conda|mamba|micromamba|source|\.|ulimit|module|ml|mkdir|u
 _ASSIGNMENTS = re.compile(r"export\s+[A-Za-z_]|[A-Za-z_]\w*=(?!\()")
 _ARRAY = re.compile(r"(?:declare -a )?(\w+)=\(.*\)$")
 _MODULES = re.compile(r"(?:module load|module add|ml)\s+([\w./+ -]+)")
+_SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?(?P<name>[A-Z]+\d*)(?:@(?P<seconds>\d+))?", re.IGNORECASE)
+_SIGNALS = get_args(JobTable.model_fields["signal"].annotation)
 _OPERATORS = re.compile(r"[|&;<>()]")
 # The variables that toolkit sets for each rank.
 _OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS"})
@@ -57,12 +59,15 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
 
 def _others(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return [restart] and [notify]."""
-    if "restart" in values:
-        notes.append("--signal: ranks get the signals of toolkit, and a program TERM, at that time before the walltime")
     options = values["job"].get("sbatch", [])
+    restart, own = dict(values.get("restart", {})), _signal_in(options)
+    if own is not None:
+        restart["warn_s"] = own[1]
+        if own[0] not in _SIGNALS:
+            notes.append(f"--signal: no key sends {own[0]}; a program gets TERM at that time before the walltime")
     mail, events = last_value_of(options, "mail-user"), last_value_of(options, "mail-type").upper()
     notify = ({"mail": [mail]} if mail else {}) | ({"mail_on": events.split(",")} if mail and events else {})
-    return {"restart": values.get("restart"), "notify": notify}
+    return {"restart": restart, "notify": notify}
 
 
 def _keys(table: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +81,8 @@ def _keys(table: dict[str, Any]) -> dict[str, Any]:
         job["mem_gb_per_node"] = int(mib // 1024)
     if ranks.isdecimal() and isinstance(nodes, int) and not int(ranks) % nodes:
         job.setdefault("ranks_per_node", int(ranks) // nodes)
+    if (own := _signal_in(options)) is not None and own[0] in _SIGNALS:
+        job["signal"] = own[0]
     each = job.get("ranks_per_node", 1)
     for name, times, over in (("gres", 1, 1), ("gpus-per-node", 1, 1), ("gpus-per-task", each, 1), ("gpus", 1, nodes)):
         count = last_value_of(options, name).removeprefix("gpu:")
@@ -90,6 +97,12 @@ def _keys(table: dict[str, Any]) -> dict[str, Any]:
             except ValueError:
                 raise NoTranslationError(f"{option} has no key") from None
     return job | ({"sbatch": kept} if kept else {})
+
+
+def _signal_in(options: Sequence[str]) -> tuple[str, int] | None:
+    """Return the signal that a script requests, and the seconds before the walltime."""
+    match = _SIGNAL.fullmatch(last_value_of(options, "signal"))
+    return (match["name"].upper(), int(match["seconds"] or 60)) if match else None
 
 
 def _relative(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
