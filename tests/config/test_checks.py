@@ -231,9 +231,9 @@ def test_one_machine_is_one_node(resolve):
     ("lines", "message"),
     [
         ("nodes = 3\nranks_per_node = 4\nranks = 10", ""),
-        ("nodes = 3\nranks_per_node = 4\nranks = 8", "3 nodes x 4 have 9 to 12 ranks, got 8"),
-        ("nodes = 2\nranks_per_node = 4\nranks = 9", "2 nodes x 4 have 5 to 8 ranks, got 9"),
-        ('nodes = "2-3"\nranks_per_node = 4\nranks = 8', "expected one number of nodes"),
+        ("nodes = 3\nranks_per_node = 4\nranks = 2", "3 nodes x 4 have 3 to 12 ranks, got 2"),
+        ("nodes = 2\nranks_per_node = 4\nranks = 9", "2 nodes x 4 have 2 to 8 ranks, got 9"),
+        ('nodes = "2-3"\nranks_per_node = 4\nranks = 8', "ranks requires a fixed number of nodes"),
     ],
 )
 def test_ranks_that_do_not_fill_the_nodes_need_all_of_them(resolve, lines, message):

@@ -27,10 +27,14 @@ def test_ranks_are_numbered_node_by_node(rank, size, per_node, place):
     assert (one.node, one.local_rank, one.local_size, one.nodes) == place
 
 
-def test_components_have_their_own_number_of_ranks_on_each_node():
-    nodes = {"SLURM_JOB_NUM_NODES_HET_GROUP_0": "1", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "2"}
-    one = world(4, 9, "1,4", **nodes)
-    assert (one.node, one.local_rank, one.local_size, one.nodes) == (1, 3, 4, 3)
+def test_under_srun_ranks_are_where_slurm_has_put_them():
+    """Four ranks of up to three on two nodes are two on each."""
+    step = {
+        "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    }  # fmt: skip
+    one = world(2, 4, "3", TOOLKIT_LAUNCHER="srun", **step)
+    assert (one.node, one.local_rank, one.local_size, one.nodes) == (1, 0, 2, 2)
 
 
 def test_the_launcher_knows_the_rank_on_the_node_best():

@@ -201,7 +201,7 @@ class FakeRanks:
         self.was_asked.set()
         return True
 
-    def ask_for_stacks(self, number):
+    def ask_for_stacks(self):
         return True
 
     def terminate(self):

@@ -1,6 +1,7 @@
 """Scripts that know nothing of toolkit: their signals, their time limit, and failures that would come again."""
 
 import signal
+import sys
 
 import pytest
 
@@ -20,9 +21,20 @@ while True:
 
 @pytest.fixture
 def script(local_job):
-    def resolve(text, *, restart="crashes = 2", ranks=1, **job):
-        resolved = local_job("x.py", ranks=ranks, files={"x.py": text}, restart=restart)
-        resolved["job"] |= job
+    def resolve(text, *, restart="crashes = 2"):
+        return local_job("x.py", ranks=1, files={"x.py": text}, restart=restart)
+
+    return resolve
+
+
+@pytest.fixture
+def program(local_job):
+    """As `script`, for signals: a program starts without torch."""
+
+    def resolve(handles, *, restart="crashes = 2", ranks=1, **job):
+        text = WAITS.format(handles=handles)
+        resolved = local_job([sys.executable, "x.py"], ranks=ranks, files={"x.py": text}, restart=restart)
+        resolved["job"] |= {"entry": [sys.executable, f"{resolved['job_directory']}/x.py"], **job}
         return resolved
 
     return resolve
@@ -41,8 +53,8 @@ def lines_of(run, rank=0):
         ("USR1", ["TERM"], ["got SIGTERM"]),  # SIGUSR1 would kill a program that does not handle it
     ],
 )
-def test_a_script_gets_its_signal_first_and_then_term(supervise, script, monkeypatch, launcher, wanted, handles, seen):
-    job = script(WAITS.format(handles=handles), ranks=2, signal=wanted)
+def test_a_program_gets_its_signal_first_and_then_term(supervise, program, launcher, wanted, handles, seen):
+    job = program(handles, ranks=2, signal=wanted)
     job["launcher"]["kind"] = launcher
     run = supervise(job)
     for rank in range(2):
@@ -53,9 +65,8 @@ def test_a_script_gets_its_signal_first_and_then_term(supervise, script, monkeyp
     assert run.end()["state"] == "cancelled"
 
 
-def test_a_run_without_slurm_ends_at_its_time(supervise, script):
-    job = script(WAITS.format(handles=["TERM"]), time="0:08", restart="warn_s = 4")
-    run = supervise(job)
+def test_a_run_without_slurm_ends_at_its_time(supervise, program):
+    run = supervise(program(["TERM"], time="0:30", restart="warn_s = 18"))
     assert run.wait() == 140
     assert lines_of(run) == ["got SIGTERM"]
     assert (run.end()["cause"], run.end()["state"]) == ("walltime", "timeout")

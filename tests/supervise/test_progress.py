@@ -62,14 +62,25 @@ def test_walltimes_without_progress_end_a_script(earlier, end, limit, why):
         ("exit code 1", [*TRACEBACK, "RuntimeError: no operator nms"], ("RuntimeError", "/job/train.py:7")),
         ("exit code 1", ["Loss: 3", "Done: yes"], None),
         ("killed by SIGKILL (out of memory?)", [], None),
+        # A script that went on without an optional module, and then printed something.
+        ("exit code 1", [*TRACEBACK, "ModuleNotFoundError: No module named 'x'", "step 1"], None),
+        ("exit code 1", ["UserError: not of Python"], None),
     ],
 )
 def test_the_exception_of_an_end_and_its_line(reason, lines, expected):
-    assert exception_of(AttemptEnd(Cause.CRASHED, reason, last_lines=lines)) == expected
+    assert exception_of(AttemptEnd(Cause.CRASHED, reason, 1, last_lines=lines)) == expected
+
+
+@pytest.mark.parametrize(("reason", "code"), [("killed by SIGKILL (out of memory?)", 137), ("exit code 3", 3)])
+def test_an_exception_that_a_script_has_handled_is_not_its_end(reason, code):
+    lines = [*TRACEBACK, "ImportError: no module of an optional package"]
+    end = AttemptEnd(Cause.CRASHED, reason, code, last_lines=lines)
+    assert exception_of(end) is None
+    assert not is_import_failure([], end)
 
 
 def test_a_script_that_raises_the_same_exception_at_the_same_line_ends_at_the_second_time():
-    end = AttemptEnd(Cause.CRASHED, "exit code 1", last_lines=[*TRACEBACK, "RuntimeError: no operator nms"])
+    end = AttemptEnd(Cause.CRASHED, "exit code 1", 1, last_lines=[*TRACEBACK, "RuntimeError: no operator nms"])
     same = record(Cause.CRASHED, reason="exit code 1", lines=[*TRACEBACK, "RuntimeError: other words"])
     assert of_script([same], end) == "the same failure occurred twice without a new step"
     other = record(Cause.CRASHED, reason="exit code 1", lines=[TRACEBACK[1].replace("7", "8"), "RuntimeError: x"])
@@ -87,14 +98,16 @@ def test_an_import_that_fails_before_any_progress_is_the_environment(name):
 
 
 def test_new_changed_and_removed_files_are_seen(tmp_path):
-    pattern = f"{tmp_path}/out/**/*.pt"
-    assert state_of_files(pattern) == state_of_files("") == {}
+    pattern, run = f"{tmp_path}/out/**/*.pt", tmp_path / "out" / "run"
+    assert state_of_files(pattern, run) == state_of_files("", run) == {}
     file = tmp_path / "out" / "deep" / "a.pt"
     file.parent.mkdir(parents=True)
     file.write_text("1")
-    first = state_of_files(pattern)
+    first = state_of_files(pattern, run)
     assert list(first) == [str(file)]
     os.utime(file, ns=(1, 1))
-    assert state_of_files(pattern) != first
+    assert state_of_files(pattern, run) != first
     (tmp_path / "out" / "b.txt").write_text("no match")
-    assert list(state_of_files(pattern)) == [str(file)]
+    (run / "attempts").mkdir(parents=True)
+    (run / "attempts" / "own.pt").write_text("a file of toolkit")
+    assert list(state_of_files(pattern, run)) == [str(file)]

@@ -77,7 +77,7 @@ def test_a_damaged_rank_file_keeps_nobody_from_telling_where_the_others_are(run_
     attempt.stack_file(0).write_text('Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in main\n')
 
     class Deaf:
-        def ask_for_stacks(self, number):
+        def ask_for_stacks(self):
             return False
 
     assert collect_stacks(attempt, range(2), Deaf()) == ["rank 0: main (a.py:3)", "rank 1: did not respond within 0 s"]

@@ -1,5 +1,6 @@
 """`resume` and `rerun`: continue a run, and repeat one."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def resume(
     """
     from toolkit.submission.next_start import prepare_next, submit_next
 
+    if argv and "--" not in sys.argv:
+        raise click.UsageError(f"unexpected argument {argv[0]!r}; write `--` before the arguments of the script")
     if here and after:
         raise click.UsageError("--after cannot be combined with --here, which starts immediately")
     request = request_of(run, values, settings=settings, site=site, runs=runs, after=after, argv=argv)

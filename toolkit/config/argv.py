@@ -31,9 +31,10 @@ def replace_argument(arguments: Sequence[str], name: str, value: str, *, where: 
         return replaced
     found = [at for at, argument in enumerate(replaced) if _is_option(argument, name)]
     if len(found) > 1:
+        values = [at + 1 if "=" in replaced[at] else at + 2 for at in found]
         raise ToolkitError(
             f"{name} occurs {len(found)} times in the arguments: {' '.join(replaced[at] for at in found)}",
-            where=where, fix=f"sweep one of them by its position: {' or '.join(f'argv.{at + 1}' for at in found)}",
+            where=where, fix=f"sweep one of them by the position of its value: {' or '.join(f'argv.{at}' for at in values)}",
         )  # fmt: skip
     if not found:
         return [*replaced, f"--{name}={value}"]

@@ -38,6 +38,7 @@ def check_request(
         if limits and (beyond := beyond_limits(resolved, site)):
             raise all_of(beyond)
     _check_ranks(resolved)
+    _check_function(resolved)
     _check_repeat(resolved)
     for one in resolved.components:
         _check_warning(one)
@@ -121,14 +122,26 @@ def _check_ranks(resolved: ResolvedJob) -> None:
     if not job.ranks:
         return
     if job.min_nodes != job.max_nodes or resolved.component:
-        raise refuse(resolved, "job.ranks", "expected one number of nodes in one component with ranks", "remove ranks")
-    fewest, most = (job.min_nodes - 1) * job.ranks_per_node + 1, job.min_nodes * job.ranks_per_node
+        raise refuse(
+            resolved, "job.ranks", "ranks requires a fixed number of nodes and no [[component]]", "remove ranks"
+        )
+    fewest, most = job.min_nodes, job.min_nodes * job.ranks_per_node
     if not fewest <= job.ranks <= most:
         each = -(-job.ranks // job.min_nodes)
         raise refuse(
             resolved, "job.ranks",
             f"{counted(job.min_nodes, 'node')} x {job.ranks_per_node} have {fewest} to {most} ranks, got {job.ranks}",
             f"set ranks_per_node = {each}, or nodes = {-(-job.ranks // job.ranks_per_node)}",
+        )  # fmt: skip
+
+
+def _check_function(resolved: ResolvedJob) -> None:
+    """Reject a limit of walltimes for a function, which always ends at the second one without a step."""
+    is_function = isinstance(resolved.job.entry, str) and ":" in resolved.job.entry
+    if is_function and resolved.restart.blind_requeues != _default(type(resolved.restart), "blind_requeues"):
+        raise refuse(
+            resolved, "restart.blind_requeues", "has no effect for a function, which reports its steps",
+            "remove blind_requeues",
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
 from pydantic import field_validator, model_validator
@@ -223,6 +224,26 @@ class RestartTable(Table):
         "`stall_s` takes effect first.",
         ge=1,
     )
+
+    @field_validator("blind_requeues")
+    @classmethod
+    def _check_blind_requeues(cls, number: int) -> int:
+        if not number:
+            raise refuse_value(
+                (), "expected a number of walltimes from 1, or -1, got 0", "set walltimes = 0 for no requeue"
+            )
+        return number
+
+    @field_validator("progress")
+    @classmethod
+    def _check_progress(cls, pattern: str) -> str:
+        try:
+            Path(pattern).expanduser()
+        except RuntimeError:
+            user = pattern.partition("/")[0]
+            raise refuse_value((), f"{user} is not the home folder of a user", "write the absolute path") from None
+        return pattern
+
     health: Literal["requeue", "warn", "off"] = key(
         "requeue",
         "Health check of the nodes each time the job starts. A node that fails is excluded for a day. `requeue` also starts "

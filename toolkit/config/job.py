@@ -87,7 +87,7 @@ class JobTable(Table):
     ranks_per_node: int = key(1, "Number of ranks per node.", derived="`gpus_per_node`, or 1 without GPUs", ge=1)
     ranks: int = key(
         0,
-        "Total number of ranks of a script or executable, if they do not fill the nodes: the last node then has fewer than "
+        "Total number of ranks of a script or executable, if they do not fill the nodes: some nodes then have fewer than "
         "`ranks_per_node`. 0 fills the nodes.",
         ge=0,
     )
@@ -150,10 +150,10 @@ class JobTable(Table):
         "pending job: `copy` always, `auto` if the entry is a file in the folder and the folder is not too large, `none` "
         "never. docs/rerun.md describes what is copied.",
     )
-    signal: Literal["", "HUP", "INT", "TERM", "USR1", "USR2"] = key(
+    signal: Literal["", "HUP", "INT", "TERM", "USR1"] = key(
         "",
-        "Signal that a script or executable receives `restart.warn_s` before the walltime, on preemption and on a stop, if it "
-        "handles that signal; TERM follows 10 s before the ranks are killed. Empty sends TERM alone.",
+        "Signal that a script or executable receives `restart.warn_s` before the walltime, on preemption and on a stop; TERM "
+        "follows 10 s before the ranks are killed, at once if the program does not handle the signal. Empty sends TERM alone.",
     )
     launcher_options: list[Text] = key(
         None,

@@ -96,8 +96,11 @@ def with_rank_flags(request: JobRequest, environ: Mapping[str, str] = os.environ
     if request.ranks is None:
         return request
     nodes, each = request.typed("job.nodes"), request.typed("job.ranks_per_node")
+    stated = resolve(replace(request, ranks=None), None, environ=environ)
+    if stated.job.ranks:
+        return replace(request.with_flags({"job.ranks": Flag(request.ranks, "-n")}), ranks=None)
     if needs_nodes(request.ranks, nodes, each):
-        nodes = resolve(replace(request, ranks=None), None, environ=environ).nodes
+        nodes = stated.nodes
     return replace(request.with_flags(flags_of_ranks(request.ranks, nodes, each)), ranks=None)
 
 

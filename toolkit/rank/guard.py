@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -79,9 +78,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
         # A launcher may signal all processes of a rank, but this signal is only for the guard. A shell cannot trap a signal
         # that is ignored when it starts.
-        of_guard = signal.SIGUSR2 if foreign else signal.SIGUSR1
-        if not is_script and of_guard != _own_signal():
-            signal.signal(of_guard, signal.SIG_IGN)
+        if not is_script:
+            signal.signal(signal.SIGUSR2 if foreign else signal.SIGUSR1, signal.SIG_IGN)
         signal_on_parent_death(signal.SIGKILL)  # a rank must not outlive its guard
         if os.getppid() != guard_process:  # the guard had exited before prctl took effect
             os._exit(1)
@@ -90,18 +88,19 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     steps = StepLines(attempt, log.path) if foreign and rank == 0 else None
     if steps is not None:
         steps.start()
-    forward = _Forward(child, lambda: _keep_stacks(child, stacks, attempt.stack_file(rank)))
+    forward = _Forward(child)
     received = forward.received
     if is_script:
         for number in (*_PASSED_ON, signal.SIGUSR1):
-            signal.signal(number, partial(forward.to_script, attempt.stack_request))
+            signal.signal(number, forward.to_script)
     elif foreign:
         for number in _PASSED_ON:
-            signal.signal(number, partial(forward.to_program, attempt.stack_request))
+            signal.signal(number, forward.to_program)
     else:
         for number in _PASSED_ON:
             signal.signal(number, forward.to_rank)
-        signal.signal(signal.SIGUSR1, lambda _number, _frame: forward.keep_stacks())
+    if not is_script:
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
     usage = usage_of_node(attempt, rank, os.environ)
     if usage is not None:
@@ -174,11 +173,9 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
 class _Forward:
     """The signal handlers of a guard. `received` contains the stop signals that it received."""
 
-    def __init__(self, child: int, keep_stacks: Callable[[], None]) -> None:
+    def __init__(self, child: int) -> None:
         self.received: list[int] = []
-        self.keep_stacks = keep_stacks
         self._child = child
-        self._has_stacks = False
         self._sent: list[int] = []
 
     def to_rank(self, number: int, _frame: FrameType | None) -> None:
@@ -186,8 +183,8 @@ class _Forward:
         self.received.append(number)
         self._send(number)
 
-    def to_program(self, stack_request: Path, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal to a program. SIGUSR2, which srun forwards, requests stacks, or that the program stops.
+    def to_program(self, number: int, _frame: FrameType | None) -> None:
+        """Forward a signal to a program. SIGUSR2, which srun forwards, requests that the program stops.
 
         A program receives `job.signal` first if it handles it, and SIGTERM once: it may treat a second one as a request to
         exit without saving.
@@ -195,18 +192,16 @@ class _Forward:
         if number != signal.SIGUSR2:
             self.to_rank(number, _frame)
             return
-        if not self._has_stacks and stack_request.exists():
-            self._has_stacks = True
-            self.keep_stacks()
-            return
         self.received.append(number)
         wanted = _own_signal() or signal.SIGTERM
+        if not self._sent and not _handles(self._child, wanted) and wanted != signal.SIGTERM:
+            say_beside(f"the program does not handle {signal.Signals(wanted).name}, so it receives SIGTERM")
         if self._sent or not _handles(self._child, wanted):
             wanted = signal.SIGTERM
         if wanted not in self._sent:
             self._send(wanted)
 
-    def to_script(self, stack_request: Path, number: int, _frame: FrameType | None) -> None:
+    def to_script(self, number: int, _frame: FrameType | None) -> None:
         """Forward a signal to a batch script, as Slurm does: USR1, and USR2 as its own signal, reach the shell alone.
 
         INT sends TERM to the script and the programs that it has started, unless TERM came before: then Slurm ends the job,
@@ -215,10 +210,7 @@ class _Forward:
         if number == signal.SIGUSR1:
             self._send(number)
         elif number == signal.SIGUSR2:
-            if stack_request.exists():
-                self.keep_stacks()
-            else:
-                self._send(_own_signal() or signal.SIGTERM)
+            self._send(_own_signal() or signal.SIGTERM)
         else:
             is_stopping = bool(self.received)
             self.received.append(number)

@@ -5,7 +5,8 @@ import re
 import threading
 from pathlib import Path
 
-from toolkit.rundir.files import utc_now, write_json
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import is_shared, label_of
 from toolkit.terminal.talk import say_beside
@@ -19,7 +20,10 @@ class StepLines:
 
     def __init__(self, attempt: AttemptDirectory, log: Path) -> None:
         label = label_of(0) if is_shared(log) else ""
-        self._pattern = re.compile(rb"^" + re.escape(label.encode()) + rb"toolkit: step (\d{1,15})\s*$", re.MULTILINE)
+        # A progress bar may precede the words on the same line.
+        self._pattern = re.compile(
+            rb"^" + re.escape(label.encode()) + rb"[^\n]*toolkit: step (\d{1,15})\s*$", re.MULTILINE
+        )
         self._attempt, self._log = attempt, log
         self._offset = 0
         self._over = threading.Event()
@@ -42,10 +46,10 @@ class StepLines:
     def _record_new(self) -> None:
         try:
             step = self._read_new()
-            if step is not None:
+            if step is not None and (read_json_or_none(self._attempt.heartbeat) or {}).get("saves") is not True:
                 beat = {"step": step, "time": utc_now(), "saves": False}
                 write_json(self._attempt.heartbeat, beat, durable=False)
-        except OSError as error:  # a file server that does not respond must not end the guard
+        except (OSError, ToolkitError) as error:  # a file server that does not respond must not end the guard
             say_beside(f"cannot record the step of rank 0: {error}")
 
     def _read_new(self) -> int | None:
@@ -53,7 +57,7 @@ class StepLines:
         step = None
         with self._log.open("rb") as log:
             while chunk := os.pread(log.fileno(), CHUNK_BYTES, self._offset):
-                whole = chunk.rpartition(b"\n")[0] if len(chunk) < CHUNK_BYTES else chunk.rpartition(b"\n")[0] or chunk
+                whole = chunk.rpartition(b"\n")[0] or (chunk if len(chunk) == CHUNK_BYTES else b"")
                 if not whole:
                     break
                 found = self._pattern.findall(whole)

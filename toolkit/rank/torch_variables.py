@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
+from toolkit.world.discover import Place, from_slurm, in_slurm_step
 from toolkit.world.facts import World
 from toolkit.world.rendezvous import Endpoint, meet
 
@@ -57,23 +58,17 @@ def _variables(world: World, endpoint: Endpoint, *, has_store: bool) -> dict[str
 
 
 def _world_of_launcher(environ: Mapping[str, str], rank: int) -> World:
-    """Return the world of a rank from the launcher's variables; ranks are numbered node by node."""
-    size = int(environ["TOOLKIT_WORLD_SIZE"])
-    first, *others = map(int, environ["TOOLKIT_RANKS_PER_NODE"].split(","))
-    filled = [first] * (size // first) + [size % first] * (size % first > 0)
-    per_node = _nodes_of_components(environ, [first, *others]) if others else filled
-    node, before = 0, 0
-    while rank >= before + per_node[node]:
-        before, node = before + per_node[node], node + 1
-    local_rank = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), rank - before)
+    """Return the world of a rank from the launcher's variables; outside of srun, ranks fill one node after the other."""
+    size, each = int(environ["TOOLKIT_WORLD_SIZE"]), int(environ["TOOLKIT_RANKS_PER_NODE"].partition(",")[0])
+    node, local_rank = divmod(rank, each)
+    place = Place(
+        rank, size, local_rank, min(each, size - node * each), node, -(-size // each), environ["TOOLKIT_LAUNCHER"], ""
+    )
+    if in_slurm_step(environ):
+        place = from_slurm(environ)
+    named = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), place.local_rank)
     return World(
-        rank=rank, local_rank=local_rank, size=size, local_size=per_node[node], node=node, nodes=len(per_node),
-        host="", device="cpu", launcher=environ["TOOLKIT_LAUNCHER"], discovered_by="the launcher's variables",
+        rank=rank, local_rank=named, size=size, local_size=place.local_size, node=place.node, nodes=place.nodes,
+        host="", device="cpu", launcher=place.launcher, discovered_by="the launcher's variables",
         attempt=int(environ["TOOLKIT_ATTEMPT"]), run_dir=Path(environ["TOOLKIT_RUN_DIR"]),
     )  # fmt: skip
-
-
-def _nodes_of_components(environ: Mapping[str, str], ranks_per_node: list[int]) -> list[int]:
-    """Return the ranks on each node of a heterogeneous job, component by component."""
-    counts = [int(environ[f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}"]) for group in range(len(ranks_per_node))]
-    return [each for each, count in zip(ranks_per_node, counts, strict=True) for _ in range(count)]

@@ -253,11 +253,6 @@ class AttemptDirectory:
         return self.path / "stop"
 
     @property
-    def stack_request(self) -> Path:
-        """Written by the supervisor, empty: SIGUSR2 then makes the guards of unmanaged ranks write stacks."""
-        return self.path / "stacks"
-
-    @property
     def ends_at(self) -> Path:
         """Written by the supervisor if the end time of the allocation changed: seconds since the epoch, UTC."""
         return self.path / "ends_at"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.rundir.attempt_records import RESERVE_BYTES, StartRecord
@@ -67,6 +68,8 @@ class Interrupts:
     run: RunDirectory
     supervisor: subprocess.Popen[bytes] | None = None
     asked: bool = False
+    _before: Any = None
+    _before_term: Any = None
 
     def __enter__(self) -> Interrupts:
         self._before = signal.signal(signal.SIGINT, self._forward)

@@ -157,6 +157,8 @@ def _flags_over(recorded: ResolvedJob, request: JobRequest) -> dict[str, Flag]:
     flags = dict(request.flags)
     if request.ranks is None:
         return flags
+    if recorded.job.ranks:
+        return flags | {"job.ranks": Flag(request.ranks, "-n")}
     nodes, each = request.typed("job.nodes"), request.typed("job.ranks_per_node")
     if needs_nodes(request.ranks, nodes, each):
         nodes = nodes_after(recorded, request.settings)

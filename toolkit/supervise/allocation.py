@@ -189,16 +189,19 @@ def lost_nodes(allocation: Allocation) -> list[str]:
     return sorted({node for node, state in pairs if state.endswith("*") or state.startswith(("down", "fail"))})
 
 
-def other_steps(allocation: Allocation) -> list[str]:
-    """Return the running steps of this job, besides those that Slurm makes itself; [] if the query fails.
+def other_steps(allocation: Allocation, since: float) -> list[str]:
+    """Return the running steps of this job that started before `since`, if none has started since; [] if the query fails.
 
-    Such a step may hold the CPUs for which srun waits without a message.
+    Such a step may have the CPUs for which srun waits without a message. Steps that Slurm makes itself are not listed.
     """
     if not allocation.in_slurm:
         return []
-    text = allocation.query(["squeue", "--noheader", "--steps", f"--jobs={allocation.job_id}", "--format=%i|%j"])
-    rows = (line.strip().partition("|") for line in text.splitlines())
-    return [f"{step} ({name})" for step, _, name in rows if step.rpartition(".")[2].isdigit()]
+    text = allocation.query(["squeue", "--noheader", "--steps", f"--jobs={allocation.job_id}", "--format=%i|%j|%S"])
+    rows = [line.strip().split("|") for line in text.splitlines()]
+    steps = [row for row in rows if len(row) == 3 and row[0].rpartition(".")[2].isdigit()]
+    if any(_seconds_of(start) >= int(since) for *_, start in steps):
+        return []  # the ranks have a step, and are only slow to start
+    return [f"{step} ({name})" for step, name, _ in steps]
 
 
 def stop_grace_s(allocation: Allocation) -> float:

@@ -83,7 +83,7 @@ class AttemptWatch:
     _is_signalled: bool = False
     _needs_file: bool = False
     _is_flagged: bool = False
-    _is_termed: bool = False
+    _term_at: float = float("inf")  # when SIGTERM follows the own signal of a program
     _is_wait_reported: bool = False
     _flag_tried_at: float = float("-inf")
     _kill_at: float | None = None  # end of the grace time after a stop request
@@ -184,10 +184,13 @@ class AttemptWatch:
         if cause is Cause.NODE_LOST:  # ranks on the lost node never respond, so the others cannot save
             return True
         if cause is not None and self._kill_at is None:
-            self._kill_at = now + self.reasons.grace_s(cause)
+            grace_s = self.reasons.grace_s(cause)
+            self._kill_at = now + grace_s
+            if self.has_own_signal:
+                self._term_at = now + max(grace_s / 2, grace_s - TERM_S)
             self.event("stop_requested", cause=cause.value)
-        if self.has_own_signal and self._kill_at is not None and not self._is_termed and now > self._kill_at - TERM_S:
-            self._is_termed = True
+        if now > self._term_at:
+            self._term_at = float("inf")
             ranks.terminate()
         if self._needs_file:
             self._needs_file = False
@@ -240,6 +243,8 @@ class AttemptWatch:
             self._stacks([rank for rank in range(self.shape.ranks) if rank not in reported], ranks)
 
     def _stacks(self, numbers: Sequence[int], ranks: Ranks) -> list[str]:
+        if self.shape.is_once:  # the guard of a batch script forwards the signal to it
+            return []
         return collect_stacks(self.attempt, numbers, ranks, is_unmanaged=self.is_unmanaged)
 
     def event(self, name: str, **details: Any) -> None:

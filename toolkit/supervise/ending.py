@@ -63,7 +63,7 @@ def judge(
     )  # fmt: skip
     if cause is Cause.ENVIRONMENT:
         return replace(verdict, fix=ENVIRONMENT_FIX)
-    is_blind = cause is Cause.WALLTIME and not tells_steps and verdict.reason == repeated
+    is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
     return replace(verdict, fix=PROGRESS_FIX) if is_blind else verdict
 
 

@@ -169,7 +169,7 @@ def launch(
     own = [*(table.get("options") or []), *(job["job"].get("launcher_options") or [])]
     options = [*map(str, own), *command.options]
     program = str(table.get("mpirun") or "")
-    if kind != "srun" and shape.ranks > 1:
+    if shape.ranks > 1 and (kind != "srun" or table.get("mpi") == "none"):
         program = _mpirun_of_entry(kind, job, environment) or program
     if kind == "srun":
         mpi = _mpi_over(nodes, job)
@@ -193,7 +193,9 @@ def _mpirun_of_entry(kind: str, job: Mapping[str, Any], environment: Mapping[str
     if family and kind != "mpirun":
         raise OwnFailureError(
             f"{entry[0]} is linked with {family}, but the launcher {kind!r} starts ranks without MPI",
-            fix='install an mpirun of that MPI, or set launcher.kind = "mpirun" in the site file',
+            fix="set launcher.mpi in the site file to the type for that MPI (`srun --mpi=list`)"
+            if kind == "srun"
+            else 'install an mpirun of that MPI, or set launcher.kind = "mpirun" in the site file',
         )
     configured = str(job["launcher"].get("mpirun") or "")
     return mpirun_of(family, configured, environment, program=str(entry[0])) if family else ""

@@ -43,8 +43,8 @@ class Ranks(Protocol):
     def forward_stop(self) -> bool:
         """Signal the ranks to save and exit. Return False if only the stop flag file can reach them."""
 
-    def ask_for_stacks(self, number: int) -> bool:
-        """Send the signal that makes guards write stacks to all ranks. Return False if it cannot be forwarded."""
+    def ask_for_stacks(self) -> bool:
+        """Send SIGUSR1 to the ranks, whose guards then write stacks. Return False if it cannot be forwarded."""
 
     def terminate(self) -> None:
         """Make guards send the next stop signal to programs without toolkit's handlers: `job.signal`, then SIGTERM."""
@@ -74,8 +74,8 @@ class LauncherProcess:
     def forward_stop(self) -> bool:
         return self._forward(signal.SIGUSR2)
 
-    def ask_for_stacks(self, number: int) -> bool:
-        return self._forward(number)
+    def ask_for_stacks(self) -> bool:
+        return self._forward(signal.SIGUSR1)
 
     def _forward(self, number: int) -> bool:
         if self.forwards_signals and self.process.poll() is None:
@@ -86,7 +86,7 @@ class LauncherProcess:
         # On SIGTERM, srun and mpirun kill their ranks soon. The guards translate SIGUSR2, which srun forwards.
         if self._forward(signal.SIGUSR2) or self.process.poll() is not None:
             return
-        if not signal_guards_here(self.attempt, signal.SIGUSR2):
+        if not signal_guards_here(self.attempt, signal.SIGUSR2):  # mpirun then sends SIGTERM to all of them
             _signal_group(self.process, signal.SIGTERM)
 
     def kill(self) -> None:
@@ -145,8 +145,8 @@ class LocalRanks:
     def forward_stop(self) -> bool:
         return self._send(signal.SIGUSR2)
 
-    def ask_for_stacks(self, number: int) -> bool:
-        return self._send(number)
+    def ask_for_stacks(self) -> bool:
+        return self._send(signal.SIGUSR1)
 
     def _send(self, number: int) -> bool:
         for process in self.processes:  # these processes are the guards, which forward the signal

@@ -43,12 +43,18 @@ def last_step(attempt: AttemptDirectory) -> int | None:
     return max(steps, default=None)
 
 
-def state_of_files(pattern: str) -> dict[str, tuple[int, int]]:
-    """Return time and size of each file that `restart.progress` matches, relative to the working directory of the run."""
+def state_of_files(pattern: str, run: Path) -> dict[str, tuple[int, int]]:
+    """Return time and size of each file that `restart.progress` matches, relative to the working directory of the run.
+
+    Files of toolkit in the run directory `run` are excluded: logs always change.
+    """
     state = {}
     # Path.glob accepts no absolute pattern.
     names = glob.glob(str(Path(pattern).expanduser()), recursive=True) if pattern else []  # noqa: PTH207
+    own = [run.resolve() / name for name in ("attempts", "starts", "control")]
     for path in names:
+        if any(Path(path).resolve().is_relative_to(folder) for folder in own):
+            continue
         try:
             status = Path(path).stat()
         except OSError:  # removed meanwhile, as expired checkpoints are
@@ -75,7 +81,7 @@ def why_repeated(
         return ""
     if cause is Cause.WALLTIME and not tells_steps:
         blind = 1 + _blind_walltimes(earlier)
-        return f"{blind} consecutive walltimes without progress" if 0 <= blind_requeues <= blind else ""
+        return f"{blind} consecutive walltimes without progress" if 0 < blind_requeues <= blind else ""
     if not earlier or earlier[-1].cause is not cause:
         return ""
     if cause is Cause.LAUNCH_FAILED:  # Slurm may take a while to end an old step on a node
@@ -97,15 +103,15 @@ def is_import_failure(earlier: Sequence[AttemptRecord], end: AttemptEnd) -> bool
 def exception_of(end: AttemptEnd | AttemptRecord) -> tuple[str, str] | None:
     """Return the name of the exception that ended a rank, and the line that raised it; None if there is none.
 
-    A program reports both only in its last lines.
+    A program reports both only in its last lines: the exception is the last one, and makes Python exit with code 1.
     """
-    for lines in ([end.reason], [line.strip() for line in end.last_lines]):
-        found = [match["name"] for line in lines if (match := _EXCEPTION.match(line))]
-        names = found if lines == [end.reason] else [name for name in found if name.endswith(("Error", "Exception"))]
-        places = filter(None, map(_POSITION.search, lines))
-        if names:
-            last = [match["place"] or f"{match['file']}:{match['line']}" for match in places][-1:]
-            return names[-1], "".join(last)
+    lines = [line.strip() for line in end.last_lines if line.strip()]
+    has_traceback = end.exit_code == 1 and any(line.startswith('File "') for line in lines)
+    for shown in ([end.reason], lines if has_traceback else []):
+        match = _EXCEPTION.match(shown[-1]) if shown else None
+        if match is not None:
+            places = [one["place"] or f"{one['file']}:{one['line']}" for one in map(_POSITION.search, shown) if one]
+            return match["name"], "".join(places[-1:])
     return None
 
 

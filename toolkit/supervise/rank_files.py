@@ -42,13 +42,18 @@ def host_of(attempt: AttemptDirectory, rank: int) -> str | None:
 
 
 def signal_guards_here(attempt: AttemptDirectory, number: int) -> bool:
-    """Signal the guards on this host, as mpirun does not; return False if ranks run on other hosts."""
-    records = [rank_record(attempt, rank) for rank in begun_ranks(attempt)]
-    here = [one for one in records if one is not None and one["host"] == socket.gethostname() and _is_rank(one["pid"])]
+    """Signal the guards, as mpirun does not; return False if some run on other hosts, or the run directory is unreadable."""
+    try:
+        records = [one for rank in begun_ranks(attempt) if (one := rank_record(attempt, rank)) is not None]
+    except OSError as error:
+        say(f"cannot read the processes of the ranks: {error.strerror}")
+        return False
+    here = [one for one in records if one["host"] == socket.gethostname()]
     for one in here:
-        with suppress(ProcessLookupError):
-            os.kill(one["pid"], number)
-    return bool(here) and all(one is None or one["host"] == socket.gethostname() for one in records)
+        if _is_rank(one["pid"]):
+            with suppress(ProcessLookupError):
+                os.kill(one["pid"], number)
+    return bool(here) and len(here) == len(records)
 
 
 def _is_rank(pid: int) -> bool:

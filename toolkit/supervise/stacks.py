@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-from toolkit.rundir.files import write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.rank_files import named, signal_guards_here
@@ -21,12 +20,9 @@ def collect_stacks(
     attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks, *, is_unmanaged: bool = False
 ) -> list[str]:
     """Request stacks, wait for their files, and summarize in a few lines at which position each rank is."""
-    number = signal.SIGUSR1
-    if is_unmanaged:  # srun may deliver a signal to all processes of a rank, and only SIGUSR2 is ignored by programs
-        write_text(attempt.stack_request, "")
-        number = signal.SIGUSR2
-    if not running.ask_for_stacks(number):
-        signal_guards_here(attempt, number)
+    # srun would deliver the signal to all processes of a rank, and so to programs that handle it.
+    if is_unmanaged or not running.ask_for_stacks():
+        signal_guards_here(attempt, signal.SIGUSR1)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in ranks):
         time.sleep(0.1)

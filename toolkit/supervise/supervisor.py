@@ -72,6 +72,7 @@ class Supervisor:
     nodes_checked: bool = False
     staged: Staged | None = None
     secrets: dict[str, str] = field(default_factory=dict)  # secret values of the last attempt, by variable
+    launched_at: float = 0.0  # when the last launcher started
     is_unexplained: bool = False  # whether Slurm ends this job without reporting why
 
     @cached_property
@@ -114,8 +115,8 @@ class Supervisor:
 
     def why_not_started(self) -> str:
         """Return which other steps of the allocation run, because srun waits for their CPUs; "" if there are none."""
-        steps = ", ".join(other_steps(self.allocation))
-        return f"srun waits for CPUs that other steps of this allocation hold: {steps}" if steps else ""
+        steps = ", ".join(other_steps(self.allocation, self.launched_at))
+        return f"srun waits for CPUs that other steps of this allocation use: {steps}" if steps else ""
 
     def refuse_superseded(self) -> None:
         """Raise SupersededError if a newer start has taken over the run: this one must no longer write to it."""
@@ -237,7 +238,7 @@ class Supervisor:
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
         pattern = str(restart.get("progress") or "")
-        files = state_of_files(pattern)
+        files = state_of_files(pattern, self.run.whole.path)
         for _ in range(MOST_LAUNCHES):
             end = self._launch(watch, launcher, environment)
             if end.cause is not Cause.LAUNCH_FAILED or end.symptom != CONTROLLER_AWAY.word:
@@ -246,7 +247,7 @@ class Supervisor:
                 return self.retry.wait_for(watch.end_before_launch) or out_of_time(end)
             attempt.launcher_log.unlink(missing_ok=True)  # the next launch must be judged by its own messages
             self.nodes_checked = False
-        return replace(end, changed_files=state_of_files(pattern) != files) if pattern else end
+        return replace(end, changed_files=state_of_files(pattern, self.run.whole.path) != files) if pattern else end
 
     def _await_controller(self, end: AttemptEnd) -> bool:
         """Wait for slurmctld to respond after a failed launch, but keep the time that ranks need to save."""
@@ -266,6 +267,7 @@ class Supervisor:
                 return end
             python = self.staged.python if self.staged else sys.executable
             self.secrets = read_secrets(self.job, os.environ, self.request)
+            self.launched_at = time.time()
             ranks = launch(
                 launcher, self.job, self.shape, environment | self.secrets, attempt,
                 python=python, nodes=self.allocation.nodes_in_order(),

@@ -17,7 +17,7 @@ from toolkit.world.device import choose_device
 from toolkit.world.facts import World
 from toolkit.world.stop import StopWatch
 
-__all__ = ["discover"]
+__all__ = ["Place", "discover", "from_slurm", "in_slurm_step"]
 
 OPEN_MPI_LIBRARY = "libmpi.so.40"  # the soname of Open MPI 4 and 5
 

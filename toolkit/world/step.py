@@ -1,17 +1,21 @@
 """Report the steps of a script that does not use toolkit's training loop. Standard library only."""
 
+import atexit
+import operator
 import os
 from functools import cache
 from pathlib import Path
+from typing import SupportsIndex
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
+from toolkit.terminal.talk import say_beside
 from toolkit.world.stop import StopWatch
 
 __all__ = ["step"]
 
 
-def step(number: int) -> None:
+def step(number: SupportsIndex) -> None:
     """Report that the run has finished `number` steps; rank 0 records it at most once a second.
 
     Outside of a run, and on other ranks, it does nothing.
@@ -19,13 +23,20 @@ def step(number: int) -> None:
     Raises:
         ToolkitError: `number` is not a step number.
     """
-    if not isinstance(number, int) or number < 0:
+    try:
+        step_number = -1 if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        step_number = -1
+    if step_number < 0:
         raise ToolkitError(
             f"expected a step number, got {number!r}", where="toolkit.step", fix="pass an integer of at least 0"
         )
     watch = _watch_of_attempt()
     if watch is not None:
-        watch.beat(number)
+        try:
+            watch.report(step_number)
+        except OSError as error:  # a full disk must not end the script
+            _say_once(f"toolkit.step: cannot record the step: {error.strerror}")
 
 
 @cache
@@ -35,4 +46,11 @@ def _watch_of_attempt() -> StopWatch | None:
     if not folder or not attempt or os.environ.get("TOOLKIT_RANK") != "0":
         return None
     run = RunDirectory(Path(folder))
-    return StopWatch(run, run.attempt(int(attempt)), saves=False)
+    watch = StopWatch(run, run.attempt(int(attempt)), saves=False)
+    atexit.register(watch.tell_last_step)
+    return watch
+
+
+@cache
+def _say_once(message: str) -> None:
+    say_beside(message)

@@ -81,6 +81,11 @@ class StopWatch:
             except OSError as error:  # this failure must not change how the rank exits
                 say_beside(f"the run directory does not respond: {error}")
 
+    def report(self, step: int) -> None:
+        """Record a step that a script reports."""
+        self._step = step
+        self.beat(step)
+
     def time_left(self) -> float:
         """Return the seconds until the allocation ends, or infinity if it has no time limit."""
         now = time.monotonic()

@@ -75,7 +75,7 @@ _ENDS = {
     "preempted": "Slurm preempted it",
     "stopped": "it was asked to save and exit",
     "cancelled": "it was cancelled",
-    "environment": "a rank could not import its modules",
+    "environment": "a rank could not import a module or parse its script",
     "stalled": "no rank completed a step for too long",
     "node_lost": "a node failed",
     "supervisor_failed": "the supervisor could not continue",

@@ -90,7 +90,7 @@ def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanatio
 
 
 def _why_it_waits(attempt: AttemptDirectory) -> str:
-    """Return why the launcher has not started a rank, as far as the supervisor has found out."""
+    """Return the reason that the supervisor recorded for a launcher that has not started a rank; "" for none."""
     reasons = [str(line["reason"]) for line in read_lines(attempt.events) if line.get("event") == "waiting"]
     return reasons[-1] if reasons else ""
 
