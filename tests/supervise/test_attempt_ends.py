@@ -52,7 +52,7 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_that_the_others_started(super
     )
     assert job.wait() == 3
     assert time.monotonic() - began < 60
-    assert job.living() == []
+    assert eventually_gone(job)
     end = job.end()
     assert (end["rank"], end["reason"], end["exit_code"]) == (1, "exit code 3", 3)
     assert end["host"] and end["last_lines"] == ["a", "last words"]  # terminal escapes are gone
@@ -198,7 +198,7 @@ def test_a_signal_to_the_supervisor_ends_the_run(supervise, local_job, number, s
     job.process.send_signal(number)
     assert job.wait() == code
     assert (job.end()["state"], job.end()["final"]) == (state, True)
-    assert job.living() == []
+    assert eventually_gone(job)
 
 
 @pytest.mark.parametrize(("name", "state", "code"), [("stop", "stopped", 130), ("cancel", "cancelled", 143)])
@@ -233,7 +233,7 @@ def test_a_guard_killed_by_9_is_noticed_and_leaves_nothing(supervise, local_job)
     assert job.wait() == 137
     end = job.end()
     assert end["cause"] == "crashed" and "without reporting an error" in end["reason"]
-    assert job.living() == []
+    assert eventually_gone(job)
 
 
 def test_foreign_programs_do_not_die_of_usr2(supervise, local_job):
