@@ -23,6 +23,8 @@ def directives(text: str) -> list[str]:
 
 def test_a_script_runs_once_with_its_arguments(toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "of the shell")
+    for name in ("OMP_NUM_THREADS", "TOOLKIT_REQUIRE_CLUSTER"):  # those of the test run
+        monkeypatch.delenv(name, raising=False)
     script = write(
         tmp_path, 'echo "$# [$2] in $PWD, $KEPT"; echo problem >&2; env | grep -E "^(TOOLKIT_R|RANK|OMP)"; exit 3'
     )
