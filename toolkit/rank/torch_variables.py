@@ -53,7 +53,8 @@ def _variables(world: World, endpoint: Endpoint, *, has_store: bool) -> dict[str
     # Without this id, Lightning selects MPI outside of Slurm, and then a port without a listener. In an srun step it must
     # select Slurm, because only then does it save on SIGUSR1.
     if world.launcher != "srun":
-        variables["TORCHELASTIC_RUN_ID"] = world.run_dir.name if world.run_dir is not None else "toolkit"
+        own = world.run_dir.name if world.run_dir is not None else "toolkit"
+        variables["TORCHELASTIC_RUN_ID"] = os.environ.get("TORCHELASTIC_RUN_ID", own)  # [env] vars may set another one
     return {name: str(value) for name, value in variables.items()}
 
 
