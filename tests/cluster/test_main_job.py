@@ -112,7 +112,7 @@ def test_a_cancel_of_a_foreground_run_leaves_the_allocation(here: Site) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "reason"),
     [
-        ("test $RANK$SLURM_PROCID != 3 || { echo oh no; exit 9; }; sleep 60", 9, "exit code 9"),
+        ("test $RANK != 3 || { echo oh no; exit 9; }; sleep 60", 9, "exit code 9"),
         ("test $SLURM_PROCID != 3 || { echo oh no; kill -9 $$; }; sleep 60", 137, "killed by SIGKILL"),
     ],
 )
