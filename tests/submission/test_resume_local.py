@@ -280,8 +280,9 @@ def test_arguments_after_the_dashes_are_those_of_the_new_start(toolkit):
     for words, expected in ((["--", "--init_from=resume"], "--init_from=resume"), ([], "--init_from=resume")):
         toolkit.ok("resume", run.run_id, "--wait", *words)
         assert f"got config.py {expected}" in toolkit.ok("logs", run.run_id, "--rank", 0)
-    refused = toolkit("resume", run.run_id, "--init_from=other")
-    assert refused.code == 2
+    said = toolkit("resume", run.run_id, "--wait", "--", "--other")
+    assert "the arguments after `--` are now --other, no longer --init_from=resume" in said.err
+    assert toolkit("resume", run.run_id, "--init_from=other").code == 2
     assert "unexpected argument 'word'; write `--` before" in toolkit("resume", run.run_id, "word").err
     assert json.loads(run.record.read_text())["job"]["argv"] == ["--init_from=scratch"]
     assert json.loads(run.resumed(1).read_text())["job"]["argv"] == ["--init_from=resume"]

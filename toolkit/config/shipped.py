@@ -8,6 +8,7 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import typed_path
+from toolkit.slurm.batch_script import is_batch_script
 
 __all__ = ["find_job", "partitions_in", "shipped_jobs", "site_files"]
 
@@ -32,6 +33,11 @@ def find_job(name_or_path: str) -> Path:
 
     path = typed_path(name_or_path)
     if path.is_file():
+        if path.suffix == ".py" and not is_batch_script(path):
+            raise ToolkitError(
+                "expected a job file, got a Python script", where=str(path.absolute()),
+                fix=f'write entry = "{path.name}" into [job] of a job file',
+            )  # fmt: skip
         return path.absolute()
     if path.exists() and ("/" in name_or_path or name_or_path.endswith(".toml")):
         kind = "a folder" if path.is_dir() else "a device or a pipe"

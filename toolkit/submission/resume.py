@@ -4,6 +4,7 @@ A start is one execution of the run's script. The first submission is start 0; a
 """
 
 import os
+import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,11 @@ from typing import Any
 from toolkit.config.amend import amend_job, move_job
 from toolkit.config.document import Flag
 from toolkit.config.entry import files_of_entry
-from toolkit.config.resolved import ResolvedJob
+from toolkit.config.resolved import ResolvedJob, shown_arguments
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.bad_nodes import runs_of
-from toolkit.rundir.files import utc_now, write_json, write_text
+from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.find import array_in
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
@@ -43,6 +44,7 @@ from toolkit.submission.preflight.secrets import check_secrets
 from toolkit.submission.resume_checks import check_components, check_site, check_steps_left, check_tasks
 from toolkit.submission.script import NewCode, is_rerun, nodes_to_exclude, render_script
 from toolkit.submission.sweep.sweep import resolve_again
+from toolkit.supervise.launch import is_unmanaged
 from toolkit.terminal.talk import say
 
 __all__ = ["Changes", "NextStart", "prepare_resume", "undo_resume"]
@@ -189,6 +191,7 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
         _require_copy(run, recorded)
     elif not is_rerun(run):
         recorded = recorded.model_copy(update={"code_directory": None})
+    _report_differences(run, recorded, changes.argv)
     if changes.argv:
         recorded = recorded.model_copy(update={"argv": list(changes.argv)})
     check_site(run, recorded, changes.site)
@@ -216,6 +219,16 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
         if completed:
             _tell_of_completed(run, source)
     return job
+
+
+def _report_differences(run: RunDirectory, recorded: ResolvedJob, argv: Sequence[str]) -> None:
+    """Report other arguments, and another working directory, in which a script would not find its files."""
+    if argv and recorded.argv and list(argv) != recorded.argv:
+        new, old = (shlex.join(shown_arguments(list(one))) for one in (argv, recorded.argv))
+        say(f"the arguments after `--` are now {new}, no longer {old}; those of every start belong into job.argv")
+    folder = str(read_json(run.whole.record).get("working_directory") or "")
+    if folder and folder != str(Path.cwd()) and is_unmanaged(recorded.job.entry):
+        say(f"the ranks start in {Path.cwd()}; the first start of the run was in {folder}")
 
 
 def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:

@@ -83,6 +83,7 @@ class AttemptWatch:
     _is_signalled: bool = False
     _needs_file: bool = False
     _is_flagged: bool = False
+    _is_hurried: bool = False
     _term_at: float = float("inf")  # when SIGTERM follows the own signal of a program
     _is_wait_reported: bool = False
     _flag_tried_at: float = float("-inf")
@@ -189,6 +190,9 @@ class AttemptWatch:
             if self.has_own_signal:
                 self._term_at = now + max(grace_s / 2, grace_s - TERM_S)
             self.event("stop_requested", cause=cause.value)
+        if self.request.terminated and self._kill_at is not None and cause is not None and not self._is_hurried:
+            self._is_hurried = True  # Slurm kills the job itself after KillWait
+            self._kill_at = min(self._kill_at, now + self.reasons.grace_s(cause))
         if now > self._term_at:
             self._term_at = float("inf")
             ranks.terminate()

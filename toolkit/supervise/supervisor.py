@@ -106,8 +106,8 @@ class Supervisor:
 
     def grace_s(self, cause: Cause) -> float:
         """Return the seconds that ranks have to save."""
-        if cause is Cause.WALLTIME and self.request.terminated and self.shape.is_once:
-            return self.stop_grace_s  # unlike ranks, a script may get no signal before the walltime
+        if cause is Cause.WALLTIME and self.request.terminated:
+            return self.stop_grace_s  # Slurm ends the job: at its walltime, or because a script has requeued it
         # Only Slurm knows the site's grace time for preempted jobs, and it ends the job itself after that.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
@@ -186,9 +186,16 @@ class Supervisor:
                 self._let_old_steps_end()
 
     def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
-        """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`."""
-        may_be = self.shape.is_once and self.allocation.in_slurm and end.cause in (Cause.COMPLETED, Cause.CRASHED)
-        if not (may_be and b"requeue" in self.run.batch_script.read_bytes() and self.allocation.was_requeued()):
+        """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`.
+
+        Lightning does so on SIGUSR1. For other scripts Slurm is queried only if the text of the script names a requeue.
+        """
+        if not self.allocation.in_slurm or not is_unmanaged(self.job["job"]["entry"]):
+            return end
+        may_be = self.request.terminated and end.cause is Cause.WALLTIME
+        if self.shape.is_once and end.cause in (Cause.COMPLETED, Cause.CRASHED):
+            may_be = b"requeue" in self.run.batch_script.read_bytes()
+        if not (may_be and self.allocation.was_requeued()):
             return end
         return AttemptEnd(Cause.PREEMPTED, "the script requeued its job")
 
