@@ -13,7 +13,10 @@ from on_slurm import Site, wait_for
 pytestmark = pytest.mark.cluster
 
 # Variables whose values differ between any two jobs.
-OF_ONE_JOB = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_ARRAY_JOB_ID", "SLURM_TOPOLOGY_ADDR")
+OF_ONE_JOB = (
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_ARRAY_JOB_ID", "SLURM_TOPOLOGY_ADDR", "SLURM_JOB_START_TIME",
+    "SLURM_JOB_END_TIME",
+)  # fmt: skip
 
 
 def write(here: Site, name: str, lines: str) -> Path:
