@@ -72,6 +72,17 @@ def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_s
     assert float(attempt.ends_at.read_text()) == pytest.approx(end.timestamp(), abs=1)
 
 
+@pytest.mark.parametrize(("restarts", "cause"), [(1, Cause.PREEMPTED), (0, Cause.WALLTIME)])
+def test_a_script_that_requeues_its_job_at_the_walltime_keeps_its_progress(supervisor, slurm_says, restarts, cause):
+    """As Lightning does on SIGUSR1; Slurm then ends the job by TERM."""
+    slurm_says(f"echo {restarts}")
+    one = supervisor()
+    one.job["job"] = {"entry": "train.py"}
+    one.request.on_signal(signal.SIGTERM, None)
+    end = one._unless_requeued(AttemptEnd(Cause.WALLTIME, "", step=7, changed_files=True))
+    assert (end.cause, end.step, end.changed_files) == (cause, 7, True)
+
+
 @pytest.mark.parametrize("first", [None, signal.SIGTERM, signal.SIGUSR2])
 def test_ctrl_c_asks_and_the_second_one_kills_whatever_was_asked_before(supervisor, first):
     one = supervisor()

@@ -188,7 +188,7 @@ class Supervisor:
     def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
         """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`.
 
-        Lightning does so on SIGUSR1. For other scripts Slurm is queried only if the text of the script names a requeue.
+        Lightning does so on SIGUSR1. A batch script that exits is checked only if it contains the word `requeue`.
         """
         if not self.allocation.in_slurm or not is_unmanaged(self.job["job"]["entry"]):
             return end
@@ -197,7 +197,8 @@ class Supervisor:
             may_be = b"requeue" in self.run.batch_script.read_bytes()
         if not (may_be and self.allocation.was_requeued()):
             return end
-        return AttemptEnd(Cause.PREEMPTED, "the script requeued its job")
+        reason = "the script requeued its job"
+        return AttemptEnd(Cause.PREEMPTED, reason, step=end.step, changed_files=end.changed_files)
 
     def _let_old_steps_end(self) -> None:
         """Wait before launching the ranks again: Slurm may still be ending steps of an earlier start on a node.
