@@ -20,10 +20,9 @@ from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob, derive
 from toolkit.config.script_document import document_of_script
-from toolkit.config.shipped import find_job
+from toolkit.config.shipped import find_job, read_user_defaults
 from toolkit.config.site import DetectTable, PathsTable, Site, SiteIdentity
 from toolkit.config.texts import TABLES, read_text
-from toolkit.config.user_defaults import read_user_defaults
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import typed_path
 from toolkit.slurm.batch_script import is_batch_script
@@ -174,7 +173,7 @@ def resolve_job(
 
 def _document(path: Path) -> Document:
     """Return the values of a job file, or of a batch script as a job file."""
-    is_script = is_batch_script(path) or path.suffix in (".sh", ".bash", ".sbatch", ".slurm")
+    is_script = path.suffix in (".sh", ".bash", ".sbatch", ".slurm") or (path.suffix != ".toml" and is_batch_script(path))
     return document_of_script(path) if is_script else read_document(path)
 
 

@@ -1,4 +1,4 @@
-"""Find job files and site files, both those that ship with toolkit and those of the user."""
+"""Find job files and site files, those that ship with toolkit and those of the user; read the user's defaults."""
 
 import os
 import tomllib
@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+from toolkit.config.document import Document, dotted, leaves, read_document
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import typed_path
 from toolkit.slurm.batch_script import is_batch_script
 
-__all__ = ["find_job", "partitions_in", "shipped_jobs", "site_files"]
+__all__ = ["find_job", "partitions_in", "read_user_defaults", "shipped_jobs", "site_files"]
+
+# The keys of `~/.config/toolkit/config.toml`.
+_USER_KEYS = ("job.account", "job.partition", "job.qos", "notify.mail", "notify.mail_on")
 
 
 def shipped_jobs() -> dict[str, Path]:
@@ -87,3 +91,16 @@ def partitions_in(name_or_path: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return list(partitions) if isinstance(partitions, dict) else []
+
+
+def read_user_defaults(environ: Mapping[str, str]) -> Document | None:
+    """Return the user's defaults; None without a file. ToolkitError if the file sets a key that has no default."""
+    path = Path(environ.get("HOME", "/nonexistent")) / ".config/toolkit/config.toml"
+    if not path.is_file():
+        return None
+    document = read_document(path)
+    for key, _ in leaves(document.values):
+        if dotted(key) not in _USER_KEYS:
+            message = f"{dotted(key)!r} cannot have a default of the user"
+            raise ToolkitError(message, where=document.place(key), fix=f"use {', '.join(_USER_KEYS)}")
+    return document

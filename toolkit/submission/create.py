@@ -288,9 +288,15 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
         ToolkitError: the run directory cannot be written; nothing was submitted.
         UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
     """
+    try:
+        return _submit(run, job, start)
+    finally:  # also if toolkit cannot determine whether the job exists
+        record_folder(run.path.parents[1])
+
+
+def _submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
     from toolkit.submission.submitit_executors import LocalScriptExecutor  # submitit is slow to import
 
-    record_folder(run.path.parents[1])
     script = run.script(start)
     if not uses_slurm(job):
         executor = LocalScriptExecutor(run, script)
