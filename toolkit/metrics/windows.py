@@ -1,0 +1,95 @@
+"""Windows: statistics of the steps of one rank over an interval of time. Standard library only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "BACKWARD", "BYTES", "DATA", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER", "SAVE", "STEP",
+    "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
+]  # fmt: skip
+
+# Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
+STEP = "step_s"
+DATA = "data_s"
+FORWARD = "forward_s"
+BACKWARD = "backward_s"
+EXPOSED = "exposed_s"  # exposed communication: the rank waits for others
+OPTIMIZER = "optimizer_s"
+SAVE = "save_s"
+WORK = "work_s"  # the step without exposed communication and saves
+WORK_CPU = "work_cpu_s"  # CPU time of the step's thread during work
+SWITCHES = "switches"  # involuntary context switches
+FAULTS = "major_faults"
+BYTES = "bytes"  # bytes that the rank sent
+TOKENS = "tokens"
+LOSS = "loss"
+GRAD_NORM = "grad_norm"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The values of one metric in a window."""
+
+    mean: float
+    minimum: float
+    maximum: float
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps that one rank finished in an interval.
+
+    `began_s` is in seconds since the epoch, `seconds` the length of the interval. `first_step` is the number of the first
+    of `steps` steps.
+    """
+
+    rank: int
+    host: str
+    began_s: float
+    seconds: float
+    first_step: int
+    steps: int
+    metrics: Mapping[str, Statistics]
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a metric; 0 if the window does not have it."""
+        return self.metrics[name].mean if name in self.metrics else 0.0
+
+
+def statistics_of(values: Sequence[float]) -> Statistics:
+    """Return the statistics of at least one value; percentiles are the nearest ranks."""
+    ordered = sorted(values)
+    count = len(ordered)
+    return Statistics(
+        mean=sum(ordered) / count, minimum=ordered[0], maximum=ordered[-1], median=ordered[(count - 1) // 2],
+        p95=ordered[min(count - 1, round(0.95 * (count - 1)))],
+    )  # fmt: skip
+
+
+def merge(windows: Sequence[Window]) -> Window:
+    """Return consecutive windows of one rank as one.
+
+    Count, mean, minimum and maximum are exact. Median and 95th percentile are means of those of the windows, weighted by
+    steps.
+    """
+    first, last = windows[0], windows[-1]
+    names = {name: None for window in windows for name in window.metrics}
+    return Window(
+        first.rank, first.host, first.began_s, last.began_s + last.seconds - first.began_s, first.first_step,
+        sum(window.steps for window in windows), {name: _merged(name, windows) for name in names},
+    )  # fmt: skip
+
+
+def _merged(name: str, windows: Sequence[Window]) -> Statistics:
+    parts = [(window.metrics[name], window.steps) for window in windows if name in window.metrics]
+    steps = sum(count for _, count in parts)
+
+    def weighted(field: str) -> float:
+        return sum(getattr(part, field) * count for part, count in parts) / steps if steps else 0.0
+
+    return Statistics(
+        mean=weighted("mean"), minimum=min(part.minimum for part, _ in parts), maximum=max(part.maximum for part, _ in parts),
+        median=weighted("median"), p95=weighted("p95"),
+    )  # fmt: skip
