@@ -121,3 +121,13 @@ def test_explain_a_job_of_sbatch(here: Site) -> None:
     assert explained(held)["actions"] == [f"`scontrol release {held}`"]
     subprocess.run(["scancel", running], env=here.cluster.env, check=True)
     wait_for(lambda: explained(running)["state"] == "cancelled")
+
+
+def test_explain_a_job_of_salloc(here: Site) -> None:
+    """It has no log, and `tail` of none would mislead."""
+    granted = here.command(["salloc", "--no-shell", "-N1"])
+    job_id = granted.stderr.split("job allocation ")[1].split()[0]
+    explained = json.loads(here.ok("explain", job_id, "--json"))
+    here.command(["scancel", job_id])
+    assert explained["state"] == "running" and len(explained["evidence"]) == 1, explained
+    assert [action.split()[0] for action in explained["actions"]] == ["`scancel"]

@@ -62,3 +62,12 @@ def test_a_lost_terminal_ends_no_run(here, toolkit) -> None:
     gate.touch()
     assert toolkit("wait", "last").code == 0
     assert toolkit.ok("logs", "--rank", 0) == "up\nend\n"
+
+
+def test_term_cancels_the_run_and_explain_names_it(here, toolkit) -> None:
+    window = here.run("echo up; sleep 600")
+    window.until("up")
+    window.process.terminate()
+    assert window.wait() == 143
+    assert here.status()["state"] == "cancelled"
+    assert "why       requested by SIGTERM to `toolkit run` at 20" in toolkit("explain", "last").out

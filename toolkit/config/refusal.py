@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["refusal", "refuse"]
 
+ARGUMENTS_FIX = "pass arguments of a script after `--`, or use job.argv or --sweep argv.NAME=V1,V2"
 _COMPONENTS = ("component", "components", "hetjob")  # names that sbatch users may try for a heterogeneous job
 
 
@@ -138,6 +139,8 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> tuple[str, str]:
         field = field_named(owner, table)
         owner = (table_model(field.annotation) if field else None) or owner
     names = key_names(owner)
+    if path[0] == "argv":
+        return f"unknown table {path[0]!r}", ARGUMENTS_FIX
     if name in _COMPONENTS:
         return f"{name!r} is not a valid key: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX
     problem = f"unknown key {name!r} in [{'.'.join(tables)}]" if tables else f"unknown key or table {name!r}"

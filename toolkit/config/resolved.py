@@ -32,6 +32,7 @@ from toolkit.config.site import (
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.config.train import ParallelTable, TrainTable
 from toolkit.errors import ToolkitError
+from toolkit.slurm.times import meant_as_hours
 
 __all__ = [
     "ResolvedJob", "as_json", "is_elsewhere", "likely_secrets", "looks_secret", "shown", "shown_arguments",
@@ -224,7 +225,8 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
 
     Nothing is derived from a partition that the site does not list; `check_request` rejects such a partition.
     """
-    return derive_parallel(_derive_components(resolved, _derive_job(_derive_restart(resolved), site), site))
+    job = _derive_components(resolved, _derive_job(_derive_restart(resolved), site), site)
+    return derive_parallel(_derive_warning(job))
 
 
 def _derive_restart(resolved: ResolvedJob) -> ResolvedJob:
@@ -234,6 +236,18 @@ def _derive_restart(resolved: ResolvedJob) -> ResolvedJob:
     unset = [name for name in ("crashes", "walltimes") if f"restart.{name}" not in resolved.origins]
     origins = resolved.origins | {f"restart.{name}": Origin("derived", "job.once") for name in unset}
     restart = resolved.restart.model_copy(update=dict.fromkeys(unset, 0))
+    return resolved.model_copy(update={"restart": restart, "origins": origins})
+
+
+def _derive_warning(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with a later warning if its walltime is shorter than the default of `restart.warn_s`."""
+    time_s = resolved.job.time_s
+    # A plain number of minutes is left to the check, which asks whether hours were meant.
+    is_short = time_s is not None and time_s <= resolved.restart.warn_s and not meant_as_hours(resolved.job.time)
+    if not is_short or not resolved.has_warning or "restart.warn_s" in resolved.origins:
+        return resolved
+    restart = resolved.restart.model_copy(update={"warn_s": max(1, (time_s or 0) // 4)})
+    origins = resolved.origins | {"restart.warn_s": Origin("derived", "job.time")}
     return resolved.model_copy(update={"restart": restart, "origins": origins})
 
 

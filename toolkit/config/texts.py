@@ -6,7 +6,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from toolkit.config.document import KeyPath
-from toolkit.config.refusal import field_named, key_names, table_model
+from toolkit.config.refusal import ARGUMENTS_FIX, field_named, key_names, table_model
 from toolkit.config.resolved import JobFile
 from toolkit.config.table import form_of, nearest
 from toolkit.errors import ToolkitError
@@ -71,6 +71,8 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
 def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, where: str) -> ToolkitError:
     prefix = ".".join(path[:1]) + "." if len(path) > 1 and known is not TABLES else ""
     close = nearest(name, known)
+    if path[0] == "argv":
+        return ToolkitError(f"unknown key {'.'.join(path)!r}", where=where, fix=ARGUMENTS_FIX)
     fix = f"write {prefix}{close[0]}" if close else f"use one of {', '.join(prefix + one for one in known)}"
     return ToolkitError(f"unknown key {'.'.join(path)!r}", where=where, fix=fix)
 

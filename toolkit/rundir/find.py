@@ -19,6 +19,7 @@ from toolkit.rundir.index import RunName
 from toolkit.rundir.jobs import job_ids, start_of_job
 from toolkit.rundir.known import KnownRuns, is_over, known_runs
 from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.terminal.talk import say
 
 __all__ = [
     "NoRunError", "array_in", "find_run", "has_begun", "home_of", "listed", "newest_record", "parse_run_name",
@@ -57,6 +58,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        say(f"skipping the runs in {folder}: it cannot be read")
         return []
 
 

@@ -266,6 +266,9 @@ def _change_of(connection: sqlite3.Connection, runs: Path, job: str) -> _Change:
                 names.add(name)
     except FileNotFoundError:
         pass  # another process has just removed the last run of the job
+    except PermissionError:
+        say(f"skipping the runs in {runs / job}: it cannot be read")
+        return _Change(job, [], [], [])
     return _Change(
         job, sorted(names - known.keys()), sorted(known.keys() - names), [one for one in again & names if not known.get(one)]
     )  # fmt: skip

@@ -81,7 +81,7 @@ class Interrupts:
         signal.signal(signal.SIGTERM, self._before_term)
 
     def _cancel(self, number: int, _frame: FrameType | None) -> None:
-        write_text(self.run.control / "cancel", utc_now() + "\n")
+        write_text(self.run.control / "cancel", f"{utc_now()} by SIGTERM to `toolkit run`\n")
         if self.supervisor is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.supervisor.pid, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -49,6 +50,24 @@ def test_a_run_that_cannot_be_read_hides_no_other(toolkit, runs) -> None:
     for words in (("status", "--live"), ("gc", "--dry-run"), ("watch",)):
         said = typed(*words)
         assert said.returncode == 0 and "Permission" not in said.stderr, (words, said)
+
+
+@pytest.mark.parametrize("lacks_index", [False, True])
+def test_a_job_folder_that_cannot_be_read_hides_no_other(toolkit, runs, lacks_index) -> None:
+    seen, closed = runs
+    folder = closed.parent
+    if lacks_index:
+        shutil.rmtree(toolkit.runs / ".cache", ignore_errors=True)
+        (toolkit.runs / ".cache").touch()  # no folder for the index can be made
+    folder.chmod(0)
+    try:
+        for command in ("history", "explain"):
+            listed = typed(command)
+            assert listed.returncode == 0 and seen in listed.stdout, listed
+            assert f"skipping the runs in {folder}: it cannot be read" in listed.stderr
+    finally:
+        folder.chmod(0o700)
+    assert closed.name in typed("history").stdout
 
 
 @pytest.mark.parametrize("command", ["logs", "cancel", "explain", "resume"])

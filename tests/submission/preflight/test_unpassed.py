@@ -1,4 +1,4 @@
-"""Variables of the shell that a script reads, and that its ranks would not have."""
+"""Variables and arguments that a script would not receive."""
 
 import pytest
 
@@ -46,3 +46,20 @@ def test_a_program_and_a_script_of_another_python_are_not_read(warned, toolkit):
     assert warned(entry='["true"]') == []
     (toolkit.folder / "train.py").write_text("print 'python 2'; import os; os.environ['HF_HOME']")
     assert warned() == []
+
+
+@pytest.mark.parametrize("entry", ['"train.py"', '["true"]'])
+def test_args_of_a_script_have_no_effect(toolkit, entry):
+    (toolkit.folder / "train.py").touch()
+    job = toolkit.folder / "job.toml"
+    job.write_text(f"[job]\nentry = {entry}\n[args]\nlr = 0.1\n")
+    rendered = toolkit("render", job, "--site", "local")
+    assert "does not receive lr of [args]. Fix: pass arguments after `--`" in rendered.err
+    job.write_text(f"[job]\nentry = {entry}\nargv = ['--lr', '0.1']\n")
+    assert "[args]" not in toolkit("render", job, "--site", "local").err
+
+
+def test_a_table_argv_names_the_forms_of_arguments(toolkit):
+    job = toolkit.job("true")
+    refused = toolkit("render", job, "--site", "local", "--set", "argv.lr=3")
+    assert "unknown key 'argv.lr'. Fix: pass arguments of a script after `--`" in refused.err

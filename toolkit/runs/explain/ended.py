@@ -118,10 +118,11 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
     if run.is_asked("cancel"):
         # A request to a whole array applies to its tasks.
         asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
-        moment = asked.read_text(encoding="utf-8").strip()
+        line = asked.read_text(encoding="utf-8").strip()
+        moment, _, how = line.partition(" ")
         return Explanation(
-            "cancelled", f"requested with `toolkit cancel` at {moment}",
-            evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status),
+            "cancelled", f"requested {how or 'with `toolkit cancel`'} at {moment}",
+            evidence=[quote_file(run, asked, line)], actions=_next_steps(run, status),
         )  # fmt: skip
     job = _ask(run, status)
     left = _traces(run, status, job)

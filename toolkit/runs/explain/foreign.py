@@ -1,6 +1,8 @@
 """Explain a Slurm job that toolkit did not submit: from squeue, scontrol, sacct and the last lines of its log."""
 
+import os
 import shlex
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,12 +97,19 @@ def _shown(slurm: Slurm, job: JobFacts) -> dict[str, str]:
     return found | {"StdOut": f"{found.get('WorkDir', '')}/slurm-{job.job_id}.out"}
 
 
-def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
-    state, log = base_state(job.state), Path(shown.get("StdOut", ""))
+def _lines_of(log: Path) -> list[str]:
+    """Return the last lines of a log that are not empty; none of a device or a pipe."""
     try:
-        lines = [line for line in last_lines(log, LINES_READ, shown=str, unfinished=True).lines if line.strip()]
+        if not stat.S_ISREG(log.stat().st_mode):
+            return []
+        return [line for line in last_lines(log, LINES_READ, shown=str, unfinished=True).lines if line.strip()]
     except OSError as error:  # the log is on another file system, or Slurm has not created it
-        lines = [f"this host cannot read it: {error.strerror}"]
+        return [f"this host cannot read it: {error.strerror}"]
+
+
+def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
+    state, log = base_state(job.state), Path(shown.get("StdOut") or os.devnull)  # jobs of srun and salloc have no log
+    lines = _lines_of(log)
     match = match_symptom(lines)
     codes = f"ExitCode={shown.get('ExitCode', '?')}"
     evidence = [Evidence(job.source, " ".join(filter(None, [job.job_id, job.state, job.reason, codes])))]
@@ -108,10 +117,8 @@ def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
     if not run_state(job.state).final:
         why = f"it runs on {job.nodes or 'its nodes'} for {shown.get('RunTime', '?')} of {job.time_limit or '?'}"
         follows = f"it ends at {job.end_time or 'an unknown time'} at the latest"
-        actions = [
-            f"`tail -f {shlex.quote(str(log))}`",
-            with_cluster_option(f"`scancel {job.job_id}` ends it", job.cluster),
-        ]
+        actions = [f"`tail -f {shlex.quote(str(log))}`"] if log.is_file() else []
+        actions.append(with_cluster_option(f"`scancel {job.job_id}` ends it", job.cluster))
         why += f"; its log reports that {match.symptom.means}" if match is not None else ""
         return Explanation(match.symptom.word if match else "running", why, follows, actions, evidence)
     symptom, why, change = _ENDS.get(state, ("exit_code", f"Slurm reports {state}", ""))

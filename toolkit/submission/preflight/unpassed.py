@@ -1,4 +1,4 @@
-"""Warn about variables of the submitting shell that a script reads, but that do not reach its ranks."""
+"""Warn about variables and arguments that do not reach the script of a job."""
 
 import ast
 import fnmatch
@@ -9,6 +9,7 @@ from pathlib import Path
 from toolkit.config.entry import script_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.submission.script import KEPT
+from toolkit.supervise.launch import is_unmanaged
 from toolkit.terminal.talk import say
 
 # Variables that toolkit sets for every rank.
@@ -32,6 +33,16 @@ def warn_of_unpassed(job: ResolvedJob, environ: Mapping[str, str]) -> None:
         say(
             f"warning: the script reads {', '.join(names)}, set in this shell but not for the ranks. "
             f"Fix: write pass = [{listed}] into [env], or use [env.secrets] for a secret"
+        )
+
+
+def warn_of_args(job: ResolvedJob) -> None:
+    """Warn in one line if [args] is set for a script or program, which does not receive it."""
+    names = [key.removeprefix("args.") for key in job.origins if key.startswith("args.")]
+    if names and is_unmanaged(job.job.entry):
+        say(
+            f"warning: the entry is not a `file.py:function`, so it does not receive {', '.join(names)} of [args]. "
+            "Fix: pass arguments after `--`, or in job.argv"
         )
 
 
