@@ -33,9 +33,9 @@ def follow(cause, *, budgets=BUDGETS, spent=0, again=Next.REQUEUE, repeated=Fals
     )  # fmt: skip
 
 
-def assert_ends(verdict):
-    _, state, exit_code = EXPECTED[verdict.cause]
-    assert (verdict.next, verdict.final_state, verdict.exit_code) == (Next.END, state, exit_code)
+def assert_ends(decision):
+    _, state, exit_code = EXPECTED[decision.cause]
+    assert (decision.next, decision.final_state, decision.exit_code) == (Next.END, state, exit_code)
 
 
 def test_every_cause_has_a_row_and_an_expectation():
@@ -51,19 +51,19 @@ def test_every_final_state_is_reached():
 @every_cause
 @pytest.mark.parametrize("spent", [0, 1])
 def test_while_the_budget_lasts(cause, spent):
-    verdict = follow(cause, spent=spent)
-    assert (verdict.next, verdict.final_state, verdict.exit_code) == EXPECTED[cause]
-    if verdict.next is not Next.END:
-        assert f"{1 - spent} left" in verdict.reason
+    decision = follow(cause, spent=spent)
+    assert (decision.next, decision.final_state, decision.exit_code) == EXPECTED[cause]
+    if decision.next is not Next.END:
+        assert f"{1 - spent} left" in decision.reason
 
 
 @every_cause
 @pytest.mark.parametrize("spent", [2, 3])
 def test_a_spent_budget_ends_the_run(cause, spent):
-    verdict = follow(cause, spent=spent)
-    assert_ends(verdict)
+    decision = follow(cause, spent=spent)
+    assert_ends(decision)
     if ENDINGS[cause].budget:
-        assert verdict.reason == f"restart.{ENDINGS[cause].budget} = 2 is spent"
+        assert decision.reason == f"restart.{ENDINGS[cause].budget} = 2 is spent"
 
 
 @every_cause
@@ -73,8 +73,8 @@ def test_a_budget_of_none_ends_at_once(cause):
 
 @every_cause
 def test_an_unlimited_budget_is_never_spent(cause):
-    verdict = follow(cause, budgets=dict.fromkeys(BUDGETS, -1), spent=10_000)
-    assert verdict.next is EXPECTED[cause][0]
+    decision = follow(cause, budgets=dict.fromkeys(BUDGETS, -1), spent=10_000)
+    assert decision.next is EXPECTED[cause][0]
 
 
 @every_cause
@@ -86,10 +86,10 @@ def test_where_nobody_can_requeue_another_job_follows(cause):
 
 @every_cause
 def test_without_a_requeue_only_restarts_in_the_allocation_remain(cause):
-    verdict = follow(cause, again=None)
-    assert verdict.next is (Next.RESTART if EXPECTED[cause][0] is Next.RESTART else Next.END)
+    decision = follow(cause, again=None)
+    assert decision.next is (Next.RESTART if EXPECTED[cause][0] is Next.RESTART else Next.END)
     if EXPECTED[cause][0] in (Next.REQUEUE, Next.AWAIT):
-        assert "requeue is not allowed" in verdict.reason
+        assert "requeue is not allowed" in decision.reason
 
 
 @every_cause
@@ -103,8 +103,8 @@ def test_what_would_fail_alike_ends_the_run(cause):
 
 
 def test_a_crash_hands_on_the_ranks_exit_code_and_each_cause_its_own_budget():
-    verdict = decide(
+    decision = decide(
         Cause.CRASHED, budgets={"crashes": 1, "walltimes": 0, "preemptions": 0},
         spent={"walltimes": 9, "preemptions": 9}, again=Next.REQUEUE, rank_exit_code=3,
     )  # fmt: skip
-    assert (verdict.next, verdict.exit_code) == (Next.RESTART, 3)
+    assert (decision.next, decision.exit_code) == (Next.RESTART, 3)

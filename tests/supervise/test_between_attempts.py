@@ -55,8 +55,8 @@ def begun(run, *, start=0, end=""):
     attempt = claim_attempt(run)
     write_json(attempt.start_file, {"start": start, "job_id": "local-1", "nodes": 1, "ranks": 1, "time": utc_now()})
     if end == "crashed":
-        verdict = decide(Cause.CRASHED, budgets={"crashes": 1}, spent={}, again=None)
-        record_end(attempt, AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1"), verdict, 1.0, Retry(StopRequest(), 0))
+        decision = decide(Cause.CRASHED, budgets={"crashes": 1}, spent={}, again=None)
+        record_end(attempt, AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1"), decision, 1.0, Retry(StopRequest(), 0))
     elif end == "damaged":
         attempt.exit_file.write_text("{")
     return attempt
@@ -148,8 +148,8 @@ def test_a_pause_of_the_file_system_loses_no_end(run_directory, capsys):
     attempt.path.rename(away)
     timer = threading.Timer(1.5, partial(away.rename, attempt.path))
     timer.start()
-    verdict = decide(Cause.COMPLETED, budgets={}, spent={}, again=None)
-    record_end(attempt, AttemptEnd(Cause.COMPLETED, "every rank is done"), verdict, 1.0, Retry(StopRequest(), 30))
+    decision = decide(Cause.COMPLETED, budgets={}, spent={}, again=None)
+    record_end(attempt, AttemptEnd(Cause.COMPLETED, "every rank is done"), decision, 1.0, Retry(StopRequest(), 30))
     assert recorded_state(read_folder(run_directory))[0] is RunState.COMPLETED
     assert '"ended"' in attempt.events.read_text()
     assert "does not respond" in capsys.readouterr().out
@@ -232,9 +232,9 @@ def test_ranks_that_a_node_took_along_before_they_began_are_no_failed_launch(
 ):
     """srun says "Node failure on n2" before Slurm calls it down; either word is enough."""
     sinfo(nodes)
-    verdict = supervisor(in_slurm=True, nodes=2)._verdict(AttemptEnd(cause, "", 1, symptom=symptom))
-    assert verdict.cause is (cause if next_one is None else Cause.NODE_LOST)
-    assert next_one is None or verdict.next is next_one
+    decision = supervisor(in_slurm=True, nodes=2)._decision(AttemptEnd(cause, "", 1, symptom=symptom))
+    assert decision.cause is (cause if next_one is None else Cause.NODE_LOST)
+    assert next_one is None or decision.next is next_one
 
 
 def test_the_pause_after_a_failed_launch_ends_with_a_request_to_end(supervisor, run_directory, monkeypatch):
@@ -262,7 +262,7 @@ def test_a_preemption_that_slurm_did_not_confirm_says_so(supervisor, sinfo, run_
     cause = one.why_terminated()
     attempt = begun(run_directory)
     end = AttemptEnd(cause, f"ended on request ({cause.value})")
-    one._record(attempt, end, one._verdict(end), 1.0)
+    one._record(attempt, end, one._decision(end), 1.0)
     said = json.loads(attempt.exit_file.read_text())
     assert (said["cause"], said["next"]) == ("preempted", "await_slurm")
     assert said["reason"] == "ended on request (preempted); Slurm did not report why"

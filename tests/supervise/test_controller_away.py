@@ -53,8 +53,8 @@ def test_a_launch_waits_for_it_and_is_judged_by_its_own_words(supervisor, run_di
 
 def test_where_it_stays_away_until_the_walltime_is_near_the_next_start_goes_on(supervisor, run_directory):
     one = supervisor(left_s=WARN_S + 1, srun=f"echo '{UNCONFIRMED}'; exit 1", squeue=f"echo '{AWAY}' >&2; exit 1")
-    verdict = one._verdict(end := one._attempt(claim_attempt(run_directory)))
-    assert (end.symptom, verdict.cause, verdict.next) == ("controller_away", Cause.WALLTIME, Next.REQUEUE)
+    decision = one._decision(end := one._attempt(claim_attempt(run_directory)))
+    assert (end.symptom, decision.cause, decision.next) == ("controller_away", Cause.WALLTIME, Next.REQUEUE)
     assert (
         end.reason
         == "Slurm's controller did not respond, so srun could not start anything; toolkit retried until the walltime was near"

@@ -84,9 +84,9 @@ def test_only_the_last_job_ends_the_run_at_its_walltime(run_directory, number, f
     )  # fmt: skip
     assert one._next_start(Cause.WALLTIME) is follows
     if follows is None:
-        verdict = one._verdict(AttemptEnd(Cause.WALLTIME, "walltime"))
+        decision = one._decision(AttemptEnd(Cause.WALLTIME, "walltime"))
         assert (
-            verdict.reason
+            decision.reason
             == f"this was the last of 5 repeated jobs; `toolkit resume {run_directory.run_id}` submits 5 more"
         )
 

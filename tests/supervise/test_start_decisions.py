@@ -267,7 +267,7 @@ def test_a_preempted_job_that_slurm_requeues_gets_no_follow_up_job_beside_it(
         "job": {"requeue": True, "entry": "a.py:main"},
         "restart": budgets,
     }
-    assert one._verdict(AttemptEnd(cause, "")).next is follows
+    assert one._decision(AttemptEnd(cause, "")).next is follows
 
 
 def ended(run, cause, step, *, start=0, rank=None, reason=""):
@@ -298,8 +298,8 @@ def test_a_failure_that_comes_again_before_a_new_step_ends_the_run(run_directory
     for step in earlier:
         ended(run_directory, cause.value, step, rank=1, reason="ValueError")
     end = AttemptEnd(cause, "ValueError", rank=1, step=then)
-    verdict = judge(run_directory, UNLIMITED, 0, end, cause, Next.REQUEUE, tells_steps=True)
-    assert (verdict.next is Next.END) is ends
+    decision = judge(run_directory, UNLIMITED, 0, end, cause, Next.REQUEUE, tells_steps=True)
+    assert (decision.next is Next.END) is ends
 
 
 @pytest.mark.parametrize(
@@ -316,8 +316,8 @@ def test_a_failure_that_comes_again_before_a_new_step_ends_the_run(run_directory
 def test_an_end_of_another_kind_is_no_repetition(run_directory, before, now):
     cause, rank, reason = before
     ended(run_directory, cause, None, rank=rank, reason=reason)
-    verdict = judge(run_directory, UNLIMITED, 0, now, now.cause, Next.REQUEUE, tells_steps=False)
-    assert verdict.next is not Next.END
+    decision = judge(run_directory, UNLIMITED, 0, now, now.cause, Next.REQUEUE, tells_steps=False)
+    assert decision.next is not Next.END
 
 
 def test_steps_before_a_resume_count_no_more(run_directory):

@@ -158,11 +158,11 @@ def test_what_goes_wrong_is_said_and_holds_nothing_up(server, reference, run_dir
     table = reference(url, 0o644 if fault == "may be read by others" else 0o600)
     job = {"job": {"name": "bad"}, "notify": {"webhook": table.split('"')[1], "webhook_on": ["failure"]}}
     calls = webhook.Webhook(job, {})
-    verdict = decide(Cause.CRASHED, budgets={"crashes": 0}, spent={}, again=None)
+    decision = decide(Cause.CRASHED, budgets={"crashes": 0}, spent={}, again=None)
     attempt, end = claim_attempt(run_directory), AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1")
     began = time.monotonic()
     for _ in range(3):
-        calls.tell(attempt, end, verdict)
+        calls.tell(attempt, end, decision)
     calls.wait()
     said = capsys.readouterr().out
     assert time.monotonic() - began < 10  # the server would hang for 30 s

@@ -31,17 +31,17 @@ def warm(policy="skip", **given) -> LossGuard:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 50.0])
 def test_a_bad_loss_is_skipped_in_one_line(bad):
-    verdict = warm().judge(20, bad, range(80, 84))
-    assert verdict.action == "skip"
-    assert verdict.next_sample == 84
-    assert verdict.line.startswith("step 20: the loss is ")
-    assert verdict.line.endswith("(samples 80 to 83; bad step 1 of 10 allowed): skipping its update")
+    decision = warm().judge(20, bad, range(80, 84))
+    assert decision.action == "skip"
+    assert decision.next_sample == 84
+    assert decision.line.startswith("step 20: the loss is ")
+    assert decision.line.endswith("(samples 80 to 83; bad step 1 of 10 allowed): skipping its update")
 
 
 def test_a_roll_back_goes_on_past_the_samples():
-    verdict = warm("roll_back").judge(20, math.nan, range(80, 84))
-    assert (verdict.action, verdict.next_sample) == ("roll_back", 84)
-    assert verdict.line.endswith("rolling back to the last checkpoint and continuing from sample 84")
+    decision = warm("roll_back").judge(20, math.nan, range(80, 84))
+    assert (decision.action, decision.next_sample) == ("roll_back", 84)
+    assert decision.line.endswith("rolling back to the last checkpoint and continuing from sample 84")
 
 
 def test_nothing_is_judged_when_it_is_off_and_no_spike_is_seen_before_enough_losses():
@@ -94,8 +94,8 @@ def with_norms(guard: LossGuard, norms: list[float]) -> list[str]:
 def test_a_bad_norm_is_seen_where_the_loss_is_good(bad):
     guard = LossGuard("skip")
     assert set(with_norms(guard, [1.0, 1.3, 0.8, 1.1] * 5)) == {"go_on"}
-    verdict = guard.judge(20, 2.0, range(80, 84), bad)
-    assert verdict.action == "skip" and verdict.line.startswith("step 20: the gradient norm is ")
+    decision = guard.judge(20, 2.0, range(80, 84), bad)
+    assert decision.action == "skip" and decision.line.startswith("step 20: the gradient norm is ")
     assert guard.judge(21, 2.0, range(84, 88), 1.2).action == "go_on"
 
 

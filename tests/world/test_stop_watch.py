@@ -103,11 +103,11 @@ def test_outside_a_run_there_is_nothing_to_write():
 
 def test_a_world_notes_what_was_agreed():
     world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "test", stop_watch=StopWatch(asked=True))
-    assert not world.stop_watch.verdict
+    assert not world.stop_watch.stop_agreed
     assert world.should_stop(3)
-    assert world.stop_watch.verdict
+    assert world.stop_watch.stop_agreed
     assert not world.stop_agreed(0)
-    assert not world.stop_watch.verdict
+    assert not world.stop_watch.stop_agreed
 
 
 def test_a_save_is_asked_by_a_file_and_once(run_directory, watch, clock):

@@ -195,7 +195,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     finally:
         world.stop_watch.tell_last_step()
     _await_saves()
-    stopped = world.stop_watch.verdict
+    stopped = world.stop_watch.stop_agreed
     if world.rank == 0 and world.run_dir is not None and not stopped:
         store_result(RunDirectory(world.run_dir), value, world.attempt)
     if dist.is_initialized():  # `main` may have destroyed the group

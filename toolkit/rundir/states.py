@@ -6,7 +6,7 @@ The supervisor follows this table, and `docs/contract.md` contains it. `layout` 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["ENDINGS", "NEXT_START_BEGAN", "NO_REQUEUE", "Cause", "Next", "RunState", "Verdict", "decide"]
+__all__ = ["ENDINGS", "NEXT_START_BEGAN", "NO_REQUEUE", "Cause", "EndDecision", "Next", "RunState", "decide"]
 
 
 class RunState(StrEnum):
@@ -108,7 +108,7 @@ ENDINGS: dict[Cause, Ending] = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EndDecision:
     """The decision after the end of an attempt. `exit_code` is only valid if `next` is END."""
 
     cause: Cause
@@ -129,7 +129,7 @@ def decide(
     why_repeated: str = "",
     cannot_pass: bool = False,
     why_last: str = NO_REQUEUE,
-) -> Verdict:
+) -> EndDecision:
     """Decide what follows after one attempt has ended, according to the table.
 
     `budgets` are the `[restart]` limits (-1 is unlimited), `spent` counts how often each was used before this end.
@@ -141,8 +141,8 @@ def decide(
     row = ENDINGS[cause]
     exit_code = rank_exit_code if row.exit_code is None else row.exit_code
 
-    def end(reason: str) -> Verdict:
-        return Verdict(cause, Next.END, row.final_state, exit_code, reason)
+    def end(reason: str) -> EndDecision:
+        return EndDecision(cause, Next.END, row.final_state, exit_code, reason)
 
     if row.with_budget is Next.END:
         return end(row.when)
@@ -159,4 +159,4 @@ def decide(
     if 0 <= limit <= spent.get(row.budget, 0):
         return end(f"restart.{row.budget} = {limit} is spent")
     left = "unlimited" if limit < 0 else f"{limit - spent.get(row.budget, 0) - 1} left after this"
-    return Verdict(cause, follows, row.final_state, exit_code, f"restart.{row.budget}: {left}")
+    return EndDecision(cause, follows, row.final_state, exit_code, f"restart.{row.budget}: {left}")

@@ -9,7 +9,7 @@ from toolkit.errors import OWN_FAILURE, OwnFailureError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.files import append_line, utc_now
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
-from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, Verdict, decide
+from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, EndDecision, Next, decide
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import PROGRESS_FIX, is_import_failure, why_repeated
@@ -35,7 +35,7 @@ def judge(
     *,
     tells_steps: bool,
     why_last: str = NO_REQUEUE,
-) -> Verdict:
+) -> EndDecision:
     """Return the decision on what follows the end of an attempt of `start`.
 
     Args:
@@ -56,15 +56,15 @@ def judge(
         budget = ENDINGS[record.cause].budget
         if budget:
             spent[budget] += 1
-    verdict = decide(
+    decision = decide(
         cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
         rank_exit_code=end.exit_code or 1, why_repeated=repeated,
         cannot_pass=end.cannot_pass and end.cause is cause, why_last=why_last,
     )  # fmt: skip
     if cause is Cause.ENVIRONMENT:
-        return replace(verdict, fix=ENVIRONMENT_FIX)
+        return replace(decision, fix=ENVIRONMENT_FIX)
     is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
-    return replace(verdict, fix=PROGRESS_FIX) if is_blind else verdict
+    return replace(decision, fix=PROGRESS_FIX) if is_blind else decision
 
 
 def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
@@ -112,26 +112,28 @@ def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> N
         end.ending_the_run(decision, **changed).write(attempt)
 
 
-def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Retry) -> None:
+def record_end(
+    attempt: AttemptDirectory, end: AttemptEnd, decision: EndDecision, seconds: float, patience: Retry
+) -> None:
     """Write `exit.json`, and print its contents to the job's log."""
-    fix = verdict.fix or end.fix
+    fix = decision.fix or end.fix
     record = AttemptRecord(
-        verdict.cause, verdict.next, verdict.next is Next.END, verdict.final_state, verdict.exit_code, end.reason,
-        verdict.reason, end.rank, end.host, fix, end.last_lines, end.step, round(seconds, 3), utc_now(),
-        symptom=end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value, evidence=end.evidence,
+        decision.cause, decision.next, decision.next is Next.END, decision.final_state, decision.exit_code, end.reason,
+        decision.reason, end.rank, end.host, fix, end.last_lines, end.step, round(seconds, 3), utc_now(),
+        symptom=end.symptom if end.symptom and end.cause is decision.cause else decision.cause.value, evidence=end.evidence,
         changed_files=end.changed_files,
     )  # fmt: skip
-    event = {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value}
+    event = {"time": utc_now(), "event": "ended", "cause": decision.cause.value, "next": decision.next.value}
     try:
         patience.wait_for(lambda: record.write(attempt))
         patience.wait_for(lambda: append_line(attempt.events, event))
     except OSError as error:  # a full disk must not keep the run from its next start
         say(f"cannot write {attempt.exit_file}: {error.strerror}; its contents: {json.dumps(record.as_json())}")
     place = f" ({record.culprit})" if record.culprit else ""
-    say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {end.reason}")
+    say(f"attempt {attempt.number} ended: {decision.cause.value}{place}: {end.reason}")
     for line in end.last_lines:
         say(f"    | {line}")
     if fix:
         say(f"fix: {fix}")
-    if verdict.cause is not Cause.COMPLETED:
-        say(f"next: {verdict.next.value} ({verdict.reason})")
+    if decision.cause is not Cause.COMPLETED:
+        say(f"next: {decision.next.value} ({decision.reason})")

@@ -16,7 +16,7 @@ from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, keep_room
 from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
+from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, EndDecision, Next, RunState, decide
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
     Allocation,
@@ -148,15 +148,15 @@ class Supervisor:
         if attempt.exit_file.exists():
             recorded = AttemptRecord.read(attempt)
             if recorded is not None and not recorded.final:
-                decision = f"the supervisor could not continue: {end.reason}"
-                end_after_all(attempt, decision, state=RunState.FAILED, exit_code=OWN_FAILURE)
+                reason = f"the supervisor could not continue: {end.reason}"
+                end_after_all(attempt, reason, state=RunState.FAILED, exit_code=OWN_FAILURE)
             return
         if not attempt.start_file.exists():
             self._begin(attempt, choose_launcher(self.job, self.allocation))
         # Records of earlier attempts are not read here: a damaged one may be the cause of the failure.
-        verdict = decide(end.cause, budgets={}, spent={}, again=None)
-        record_end(attempt, end, verdict, 0.0, Retry(self.request, 0.0))
-        self.webhook.tell(attempt, end, verdict)
+        decision = decide(end.cause, budgets={}, spent={}, again=None)
+        record_end(attempt, end, decision, 0.0, Retry(self.request, 0.0))
+        self.webhook.tell(attempt, end, decision)
         self.webhook.wait()
 
     def _own_attempt(self) -> AttemptDirectory | None:
@@ -178,11 +178,11 @@ class Supervisor:
             began = time.monotonic()
             end = without_secrets(self._unless_requeued(self._attempt(attempt)), self.secrets.values())
             self.retry.wait_for(self.refuse_superseded)
-            verdict = self.retry.wait_for(partial(self._verdict, end))
-            self._record(attempt, end, verdict, time.monotonic() - began)
-            if verdict.next is not Next.RESTART:
-                return self._leave(attempt, verdict)
-            if verdict.cause is Cause.LAUNCH_FAILED and self.allocation.in_slurm:
+            decision = self.retry.wait_for(partial(self._decision, end))
+            self._record(attempt, end, decision, time.monotonic() - began)
+            if decision.next is not Next.RESTART:
+                return self._leave(attempt, decision)
+            if decision.cause is Cause.LAUNCH_FAILED and self.allocation.in_slurm:
                 self._let_old_steps_end()
 
     def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
@@ -310,7 +310,7 @@ class Supervisor:
             return unlaunched(error)
         return None
 
-    def _verdict(self, end: AttemptEnd) -> Verdict:
+    def _decision(self, end: AttemptEnd) -> EndDecision:
         cause = self._cause_in_slurm(end) if self.allocation.in_slurm else end.cause
         tells_steps = not is_unmanaged(self.job["job"]["entry"])
         again = self._next_start(cause)
@@ -354,53 +354,53 @@ class Supervisor:
         said = self._why_slurm_ends_us()
         return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
-    def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
-        if verdict.cause is Cause.NODE_LOST:
+    def _record(self, attempt: AttemptDirectory, end: AttemptEnd, decision: EndDecision, seconds: float) -> None:
+        if decision.cause is Cause.NODE_LOST:
             nodes = ", ".join(self.lost_nodes) or "a node"
             host = next(iter(self.lost_nodes), None)
             end = replace(end, reason=f"Slurm reports that {nodes} failed", rank=None, host=host)
-        elif verdict.cause is Cause.ENVIRONMENT:
-            end = replace(end, cause=verdict.cause, symptom="")
-        elif end.cause is not verdict.cause:
-            end = replace(end, reason=f"Slurm ended the attempt ({verdict.cause.value})", rank=None, host=None, fix="")
-        if verdict.cause is Cause.PREEMPTED and self.is_unexplained:
+        elif decision.cause is Cause.ENVIRONMENT:
+            end = replace(end, cause=decision.cause, symptom="")
+        elif end.cause is not decision.cause:
+            end = replace(end, reason=f"Slurm ended the attempt ({decision.cause.value})", rank=None, host=None, fix="")
+        if decision.cause is Cause.PREEMPTED and self.is_unexplained:
             end = replace(end, reason=f"{end.reason}; Slurm did not report why")
         retry = replace(self.retry, room_seconds=ROOM_S)  # wait until the user frees space for this record
-        record_end(attempt, end, verdict, seconds, retry)
-        self.webhook.tell(attempt, end, verdict)
+        record_end(attempt, end, decision, seconds, retry)
+        self.webhook.tell(attempt, end, decision)
 
-    def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
-        state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
+    def _leave(self, attempt: AttemptDirectory, decision: EndDecision) -> int:
+        state = decision.final_state.value if decision.next is Next.END else decision.next.value
         try:
-            self.retry.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=verdict.exit_code))
+            self.retry.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=decision.exit_code))
         except OSError as error:
             say(f"cannot record that this start has ended: {error.strerror}")
         self.webhook.wait()
         if self.staged is not None:
             unstage(self.staged, self.allocation, os.environ)
-        if self.allocation.task is not None and verdict.final_state is RunState.COMPLETED:
+        if self.allocation.task is not None and decision.final_state is RunState.COMPLETED:
             tidy_done_task(self.run, self.start, self.allocation.job_id)
         if self.turn is not None:
-            if verdict.next is Next.END:
+            if decision.next is Next.END:
                 cancel_later_turns(self.turn)
-            return verdict.exit_code  # the next repeated job starts when this one has ended
-        if verdict.next is Next.END:
-            return verdict.exit_code
+            return decision.exit_code  # the next repeated job starts when this one has ended
+        if decision.next is Next.END:
+            return decision.exit_code
         self.request.terminated = False  # this SIGTERM announced the end; the next one ends the job
         exclude = nodes_to_exclude(self.run, self.job)
         try:
-            if verdict.next is Next.FOLLOW_UP:
+            if decision.next is Next.FOLLOW_UP:
                 given = [*self.job["scheduler"].get("options", []), *self.job["job"].get("sbatch", [])]
                 submit_follow_up(
                     self.run, self.allocation, self.script, self.start + 1, exclude=exclude, given=given
                 )  # fmt: skip
-                return verdict.exit_code
+                return decision.exit_code
             # If this job exited by itself before the requeue, Slurm would treat it as finished.
-            if verdict.next is Next.AWAIT and await_end(self.request):
-                return verdict.exit_code
+            if decision.next is Next.AWAIT and await_end(self.request):
+                return decision.exit_code
             requeue(self.allocation, self.request, exclude=exclude)
         except (ToolkitError, OSError) as error:
             problem = f"cannot continue the run: {error.message if isinstance(error, ToolkitError) else error}"
             say(f"{problem}; run `toolkit resume {self.run.run_id}` to continue it")
             end_after_all(attempt, problem)
-        return verdict.exit_code
+        return decision.exit_code

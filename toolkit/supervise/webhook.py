@@ -16,7 +16,7 @@ from typing import Any
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import utc_now
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.rundir.states import Cause, Next, Verdict
+from toolkit.rundir.states import Cause, EndDecision, Next
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.secrets import read_url
@@ -26,11 +26,11 @@ _EVENTS = {Cause.STALLED: "stall", Cause.PREEMPTED: "preemption", Cause.NODE_LOS
 _PLAIN_ENDS = (Cause.COMPLETED, Cause.STOPPED, Cause.CANCELLED, Cause.WALLTIME)
 
 
-def event_of(verdict: Verdict) -> str:
+def event_of(decision: EndDecision) -> str:
     """Return the event in `webhook_on` for an attempt's end; "" for one such as walltime if the run continues."""
-    if verdict.cause in _PLAIN_ENDS:
-        return "end" if verdict.next is Next.END else ""
-    return _EVENTS.get(verdict.cause, "failure")
+    if decision.cause in _PLAIN_ENDS:
+        return "end" if decision.next is Next.END else ""
+    return _EVENTS.get(decision.cause, "failure")
 
 
 @dataclass
@@ -41,13 +41,13 @@ class Webhook:
     environ: Mapping[str, str]
     under_way: list[threading.Thread] = field(default_factory=list)
 
-    def tell(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict) -> None:
+    def tell(self, attempt: AttemptDirectory, end: AttemptEnd, decision: EndDecision) -> None:
         """Post the end of an attempt, if the job requests this event."""
         wanted = self.job.get("notify") or {}
-        event = event_of(verdict)
+        event = event_of(decision)
         if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
             return
-        document = _document(self.job, attempt, end, verdict, event)
+        document = _document(self.job, attempt, end, decision, event)
         thread = threading.Thread(target=self._post, args=(str(wanted["webhook"]), document), daemon=True)
         thread.start()
         self.under_way.append(thread)
@@ -82,17 +82,17 @@ class Webhook:
 
 
 def _document(
-    job: Mapping[str, Any], attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, event: str
+    job: Mapping[str, Any], attempt: AttemptDirectory, end: AttemptEnd, decision: EndDecision, event: str
 ) -> dict[str, Any]:
     """Return the document to post: chat services show its `text`."""
     name = job["job"].get("name", attempt.run.job_name)
-    is_final = verdict.next is Next.END
-    state = verdict.final_state.value if is_final else verdict.next.value
-    follows = "" if verdict.cause is Cause.COMPLETED else f": {end.reason}"
+    is_final = decision.next is Next.END
+    state = decision.final_state.value if is_final else decision.next.value
+    follows = "" if decision.cause is Cause.COMPLETED else f": {end.reason}"
     text = f"{name} {attempt.run.run_id}: {'' if is_final else 'continues, '}{state}{follows}"
     return {
         "text": text, "event": event, "job_name": name, "run_id": attempt.run.run_id, "attempt": attempt.number,
-        "cause": verdict.cause.value, "reason": end.reason, "next": verdict.next.value, "final": is_final,
-        "state": verdict.final_state.value if is_final else "running", "exit_code": verdict.exit_code if is_final else None,
+        "cause": decision.cause.value, "reason": end.reason, "next": decision.next.value, "final": is_final,
+        "state": decision.final_state.value if is_final else "running", "exit_code": decision.exit_code if is_final else None,
         "step": end.step, "time": utc_now(),
     }  # fmt: skip

@@ -18,7 +18,7 @@ _LEAST_STEPS = 8  # good steps before the first check for spikes
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepDecision:
     """The action to take after a backward pass. `line` is the full log message, `why` only the reason.
 
     `skip`: skip the update of this step and continue with the next samples. `roll_back`: load the last checkpoint and
@@ -31,13 +31,13 @@ class Verdict:
     why: str = ""
 
 
-GO_ON = Verdict("go_on")
+GO_ON = StepDecision("go_on")
 
 
 class LossGuard:
     """Judges loss and gradient norm at each step; pass it to `TrainingState(extra={"guard": ...})`.
 
-    All ranks pass the same numbers in the same order and reach the same verdict. A spike is `deviations` robust
+    All ranks pass the same numbers in the same order and reach the same decision. A spike is `deviations` robust
     standard deviations above the median of the last `window` good steps (Hampel, 1974: median and median absolute
     deviation, which earlier spikes do not shift); norms are compared by their logarithm. The training of PaLM rolled
     back and skipped the samples of a spike, too (Chowdhery et al., arXiv 2204.02311, section 5.1).
@@ -57,7 +57,7 @@ class LossGuard:
         self._losses: deque[float] = deque(maxlen=window)
         self._norms: deque[float] = deque(maxlen=window)
 
-    def judge(self, step: int, loss: float, samples: range | Sequence[int], norm: float | None = None) -> Verdict:
+    def judge(self, step: int, loss: float, samples: range | Sequence[int], norm: float | None = None) -> StepDecision:
         """Judge a step on these global samples, before its update.
 
         Args:
@@ -87,8 +87,8 @@ class LossGuard:
             f"step {step}: {why} (samples {first} to {after - 1}; bad step {self.bad_steps} of {self.limit} allowed)"
         )
         if self.policy == "skip":
-            return Verdict("skip", f"{which}: skipping its update", after, which)
-        return Verdict(
+            return StepDecision("skip", f"{which}: skipping its update", after, which)
+        return StepDecision(
             "roll_back",
             f"{which}: rolling back to the last checkpoint and continuing from sample {after}",
             after,

@@ -139,8 +139,8 @@ class Trainer:
                     log.write(record)
                 self._tell(record)
                 self._callbacks.on_step(state, record)
-            self._callbacks.on_end(state, stopped=bool(world.stop_watch.verdict))
-        if log and not world.stop_watch.verdict:
+            self._callbacks.on_end(state, stopped=bool(world.stop_watch.stop_agreed))
+        if log and not world.stop_watch.stop_agreed:
             self._draw(log)
 
     def _steps(self) -> Iterator[TrainRecord]:

@@ -21,7 +21,7 @@ END_PERIOD_S = 60.0
 
 @dataclass
 class StopWatch:
-    """The stop and save requests of one rank. `verdict` (stop) and `save_agreed` are what all ranks last agreed on.
+    """The stop and save requests of one rank. `stop_agreed` and `save_agreed` are what all ranks last agreed on.
 
     `save_asked` is why this rank requests a save: "asked" if `control/save` exists, or the reason from `ask_save`; ""
     if it requests none. `saves` is False for a script that reports steps, but does not accept stop and save requests.
@@ -31,7 +31,7 @@ class StopWatch:
     attempt: AttemptDirectory | None = None
     asked: bool = False
     save_asked: str = ""
-    verdict: bool = False
+    stop_agreed: bool = False
     save_agreed: bool = False
     saves: bool = True
     _ends_at: float | None = None
@@ -66,12 +66,12 @@ class StopWatch:
 
     def agree(self, total: int) -> bool:
         """Record the requests of all ranks, as their sum or maximum; return True if they must save now and return."""
-        self.verdict, self.save_agreed = total >= STOP, GO_ON < total < STOP
+        self.stop_agreed, self.save_agreed = total >= STOP, GO_ON < total < STOP
         if total:
             self.save_asked = ""
-        if self.verdict:
+        if self.stop_agreed:
             self.tell_last_step()
-        return self.verdict
+        return self.stop_agreed
 
     def tell_last_step(self) -> None:
         """Write rank 0's last step to the heartbeat file, whose content may be a second old."""

@@ -12,7 +12,7 @@ from toolkit.metrics.step_profile import OPTIMIZER
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
 from toolkit.train.average import WeightAverage
-from toolkit.train.guard import GO_ON, LossGuard, Verdict
+from toolkit.train.guard import GO_ON, LossGuard, StepDecision
 from toolkit.train.optim.adascale import AdaScale, PartGradients
 from toolkit.train.optim.precision import agree_found_inf
 from toolkit.train.optim.rate_scaling import LearningRate
@@ -27,7 +27,7 @@ class Stepped:
 
     `loss` is the mean over the global batch, `grad_norm` the 2-norm of the gradient before clipping, `rate` the
     learning rate. `asked` is the sum of the ranks' stop requests (`World.stop_asked`), `skipped` the sum of replaced
-    samples. `verdict` comes from the guard; unless it is "go_on", the weights are unchanged.
+    samples. `decision` comes from the guard; unless it is "go_on", the weights are unchanged.
     """
 
     loss: Tensor
@@ -35,7 +35,7 @@ class Stepped:
     skipped: Tensor
     grad_norm: Tensor
     rate: float
-    verdict: Verdict = GO_ON
+    decision: StepDecision = GO_ON
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,19 @@ class OptimizerStep:
         sums, exchange = self._accumulate(micro_batches, asked, skipped)
         with self.model.profile.phase(OPTIMIZER):
             norm = self._clipped()
-            verdict = GO_ON
+            decision = GO_ON
             if self.guard is not None:
                 exchange.wait()
                 said = self._norm_to_judge(norm)
-                verdict = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch), said)
+                decision = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch), said)
             if self.parts is not None and isinstance(self.schedule, AdaScale):
-                self._compare_parts(self.schedule, self.parts, len(micro_batches[0][0]), norm, keep=verdict is GO_ON)
+                self._compare_parts(self.schedule, self.parts, len(micro_batches[0][0]), norm, keep=decision is GO_ON)
             rate = self.schedule.rate()
-            self._update(rate, keep=verdict is GO_ON)
+            self._update(rate, keep=decision is GO_ON)
             self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
-        return Stepped(sums[0], sums[1], sums[2], norm, rate, verdict)
+        return Stepped(sums[0], sums[1], sums[2], norm, rate, decision)
 
     def _clipped(self) -> Tensor:
         """Clip the gradient of the step; return its norm before clipping, without the loss scale."""
@@ -105,7 +105,7 @@ class OptimizerStep:
         return self.model.clip(self.clip_norm)
 
     def _norm_to_judge(self, norm: Tensor) -> float | None:
-        """Return rank 0's norm, because the ranks sum in different orders but must reach the same verdict.
+        """Return rank 0's norm, because the ranks sum in different orders but must reach the same decision.
 
         Return None for an fp16 overflow: the scaler then skips the step and decreases the scale.
         """

@@ -13,7 +13,7 @@ from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
 from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import share, split
-from toolkit.train.guard import Verdict
+from toolkit.train.guard import StepDecision
 from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
 from toolkit.train.loop.step import OptimizerStep, Stepped
 from toolkit.train.loop.validations import Validations
@@ -71,7 +71,7 @@ def training_steps(
         stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
         if broken:
             broken.add(settings.batch, int(stepped.skipped))
-        if stepped.verdict.action != "go_on" and _goes_back(world, state, stepped.verdict, saves):
+        if stepped.decision.action != "go_on" and _goes_back(world, state, stepped.decision, saves):
             mark = _Mark(state.step)
             continue
         state.step += 1
@@ -94,21 +94,21 @@ def training_steps(
     profiled.end()
 
 
-def _goes_back(world: World, state: TrainingState, verdict: Verdict, saves: Saves | None) -> bool:
-    """Apply and log the guard's verdict; return True if the run went back to a checkpoint.
+def _goes_back(world: World, state: TrainingState, decision: StepDecision, saves: Saves | None) -> bool:
+    """Apply and log the guard's decision; return True if the run went back to a checkpoint.
 
     Raises:
-        ToolkitError: the verdict is to roll back, and there is no checkpoint.
+        ToolkitError: the decision is to roll back, and there is no checkpoint.
     """
-    line, goes_back = verdict.line, verdict.action == "roll_back"
+    line, goes_back = decision.line, decision.action == "roll_back"
     if goes_back:
-        if saves is None or not saves.roll_back(verdict.next_sample):
+        if saves is None or not saves.roll_back(decision.next_sample):
             raise ToolkitError(
-                f"{verdict.why}: no checkpoint to roll back to",
+                f"{decision.why}: no checkpoint to roll back to",
                 where="train.guard",
                 fix='save earlier, with a smaller checkpoint.every_steps, or set train.guard = "skip"',
             )
-        line = f"{verdict.why}: rolling back to the checkpoint of step {state.step} and continuing from sample {state.samples}"
+        line = f"{decision.why}: rolling back to the checkpoint of step {state.step} and continuing from sample {state.samples}"
     if world.rank == 0:
         sys.stderr.write(line + "\n")
     return goes_back
