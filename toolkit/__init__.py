@@ -9,10 +9,22 @@ if TYPE_CHECKING:
     from toolkit.submission.executor import AutoExecutor
     from toolkit.submission.public import list_runs, resume, run, submit
     from toolkit.submission.run_handle import Run, RunFailedError
+    from toolkit.world.record import record
     from toolkit.world.step import step
 
 __version__ = VERSION
-__all__ = ["AutoExecutor", "Run", "RunFailedError", "ToolkitError", "list_runs", "resume", "run", "step", "submit"]
+__all__ = [
+    "AutoExecutor",
+    "Run",
+    "RunFailedError",
+    "ToolkitError",
+    "list_runs",
+    "record",
+    "resume",
+    "run",
+    "step",
+    "submit",
+]
 
 # The module of each public name. It is imported on first use, so that `import toolkit` stays fast in every rank.
 _MODULES = {
@@ -21,6 +33,7 @@ _MODULES = {
     "RunFailedError": "toolkit.submission.run_handle",
     "ToolkitError": "toolkit.errors",
     "list_runs": "toolkit.submission.public",
+    "record": "toolkit.world.record",
     "resume": "toolkit.submission.public",
     "run": "toolkit.submission.public",
     "step": "toolkit.world.step",
@@ -34,7 +47,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_MODULES[name]), name)
+    found = getattr(import_module(_MODULES[name]), name)
+    if name in ("record", "step"):  # called in every step
+        globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

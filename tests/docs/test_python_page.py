@@ -17,6 +17,7 @@ from launch import launch, said_by
 from toolkit.config.document import Flag
 from toolkit.config.request import resolve_job
 from toolkit.metrics.training import read_train_log
+from toolkit.metrics.window_file import read_windows
 from toolkit.world.facts import World
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
@@ -52,6 +53,14 @@ def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, 
     assert (run.checkpoints / f"step-{stopped_at + 5:08}").is_dir()
     assert toolkit("resume", "last", "-n", 1, "--from", stopped_at, "--wait").code == 0
     assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
+
+
+def test_the_script_with_metrics_records_them_on_both_ranks(toolkit, examples) -> None:
+    submitted(toolkit, "watched.py")
+    (attempt,) = toolkit.runs.rglob("attempts/000")
+    windows = read_windows(attempt / "windows" / "rank-00000.bin")
+    assert {window.rank for window in windows} == {0, 1}
+    assert all({"step_s", "loss", "reward", "exposed_s", "work_s"} <= window.metrics.keys() for window in windows)
 
 
 def train(world, file: str, config) -> None:

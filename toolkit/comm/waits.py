@@ -16,15 +16,20 @@ __all__ = ["backward", "waits_noted"]
 
 
 @contextmanager
-def waits_noted(profile: Profile) -> Iterator[None]:
+def waits_noted(profile: Profile, *, functional: bool = True) -> Iterator[None]:
     """Within this context, record waits for collectives in torch's Python code as phase "communication" of `profile`.
 
     These are synchronous calls of torch.distributed, `wait` of asynchronous ones, FSDP2 on the CPU, and DTensor. All of
     them call one of the two functions that this context replaces. DDP waits in C++, at the end of `backward`.
+
+    Args:
+        functional: also replace the function of FSDP2 on the CPU and DTensor, which compiled modules contain: after each
+            change of it, torch would compile them again.
     """
     wait, wait_tensor = dist.Work.wait, _functional_collectives.wait_tensor
     dist.Work.wait = _noted(wait, profile)  # type: ignore[method-assign]
-    _functional_collectives.wait_tensor = _noted(wait_tensor, profile)
+    if functional:
+        _functional_collectives.wait_tensor = _noted(wait_tensor, profile)
     try:
         yield
     finally:

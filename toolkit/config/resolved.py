@@ -18,6 +18,7 @@ from toolkit.config.data import DataTable
 from toolkit.config.document import DEEPEST, Origin, OriginInComponent, leaves, no_json, parts
 from toolkit.config.env import EnvTable, NotifyTable, RestartTable
 from toolkit.config.job import JobTable, check_sbatch_options
+from toolkit.config.observe import ObserveTable
 from toolkit.config.site import (
     GpuTable,
     LauncherTable,
@@ -54,6 +55,7 @@ class JobFile(Table):
     container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
     notify: NotifyTable = key(None, "Whom to notify of events of a run.", default_factory=NotifyTable)
+    observe: ObserveTable = key(None, "What toolkit records of a run.", default_factory=ObserveTable)
     checkpoint: CheckpointTable = key(None, "When to save, and what to keep.", default_factory=CheckpointTable)
     data: DataTable = key(None, "The input data of the job.", default_factory=DataTable)
     train: TrainTable = key(None, "Hyperparameters and options of the training loop.", default_factory=TrainTable)
@@ -101,6 +103,7 @@ class ResolvedJob(BaseModel):
     container: JobContainerTable
     restart: RestartTable
     notify: NotifyTable = NotifyTable()
+    observe: ObserveTable = ObserveTable()
     checkpoint: CheckpointTable
     data: DataTable
     train: TrainTable

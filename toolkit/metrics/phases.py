@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["HostClock", "Profile"]
+__all__ = ["HostClock", "Profile", "sums_of"]
 
 SETTLED_AT_ONCE = 4096  # maximum entries of a thread's log
 STEP = "step"
@@ -117,6 +117,19 @@ class Lane(Generic[M]):
             self.spans.append(Span(phase.name, phase.began_ns, at_ns))
         else:
             self.lost += 1
+
+
+def sums_of(entries: Sequence[tuple[str | None, M]], clock: Clock[M]) -> dict[str, PhaseSum]:
+    """Return the sums of the phases in the log of a step; the rest of the step is the phase "step".
+
+    Return {} for the end of a log that was so long that its start was settled before.
+    """
+    if not entries or entries[0][0] != STEP:
+        return {}
+    lane = Lane("", clock, 0)
+    lane.log.extend(entries)
+    lane.settle()
+    return lane.sums
 
 
 @dataclass
@@ -220,6 +233,22 @@ class Profile:
         del sums[STEP]
         self.steps.append(StepTimes(self._step, total_ns, sums))
         self._step = None
+
+    def take_step(self) -> list[tuple[str | None, Any]]:
+        """End the step without reading its clock, and return its log for `sums_of`."""
+        assert self._step is not None and self._training is not None, "no step has begun"
+        self.phase(STEP).__exit__(None, None, None)
+        self.on, self._step = False, None
+        log = self._training.log
+        entries = log[:]
+        log.clear()
+        return entries
+
+    def use(self, clock: Clock[Any], most_spans: int) -> None:
+        """Measure the next steps with this clock; a change drops all steps. Call it only between steps."""
+        if clock is not self.clock or most_spans != self.most_spans:
+            self.forget()
+            self.clock, self.most_spans = clock, most_spans
 
     def beside(self) -> dict[str, dict[str, PhaseSum]]:
         """Return the phases of other threads, by thread and name."""

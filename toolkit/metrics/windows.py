@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "BACKWARD", "BYTES", "DATA", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER", "SAVE", "STEP",
-    "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
+    "BACKWARD", "BYTES", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER", "RSS", "SAVE",
+    "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
 ]  # fmt: skip
 
 # Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
@@ -24,6 +24,8 @@ BYTES = "bytes"  # bytes that the rank sent
 TOKENS = "tokens"
 LOSS = "loss"
 GRAD_NORM = "grad_norm"
+RSS = "rss_bytes"  # resident memory of the rank, in one step per second
+DEVICE = "device_bytes"  # memory that the rank allocated on its GPU, in one step per second
 
 
 @dataclass(frozen=True)

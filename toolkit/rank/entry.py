@@ -294,7 +294,7 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
 
 # The variables that toolkit adds for its own processes; users may set others, such as TOOLKIT_SITE.
 _OF_TOOLKIT = (
-    "ATTEMPT", "FOREIGN", "LAUNCHER", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
+    "ATTEMPT", "FOREIGN", "LAUNCHER", "LAUNCHER_PID", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
 )  # fmt: skip
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from types import FrameType
 
 from toolkit.errors import ToolkitError
+from toolkit.metrics.ring import rings_of
 from toolkit.rank.log import RankLog, ScriptLog
 from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.collecting import collection_of_node
 from toolkit.supervise.parent_death import signal_on_parent_death
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.usage import usage_of_node
@@ -66,6 +68,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     outputs = tuple(map(int, os.environ.get("TOOLKIT_OUTPUTS", "").split()))
     log = ScriptLog(attempt, outputs) if outputs else RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
+    os.environ["TOOLKIT_LAUNCHER_PID"] = str(os.getppid())  # the same for all ranks of a node
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
@@ -105,6 +108,9 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     usage = usage_of_node(attempt, rank, os.environ)
     if usage is not None:
         usage.start()
+    collection = collection_of_node(attempt, rank, os.environ)
+    if collection is not None:
+        collection.start()
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
@@ -115,6 +121,10 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
     if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
         usage.finish()
+    if collection is not None:
+        collection.finish()
+    for ring in rings_of(attempt.run.run_id, attempt.number, rank):  # a reader that has opened it can read on
+        ring.unlink(missing_ok=True)
     if foreign and received and not is_script:  # mpirun would kill the other ranks, which may still be saving
         return 0
     return 128 - code if code < 0 else code

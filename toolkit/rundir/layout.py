@@ -280,6 +280,19 @@ class AttemptDirectory:
         """One file per node with its CPU, memory and GPU usage, written by the guard process of its first rank."""
         return self.path / "usage"
 
+    @property
+    def windows(self) -> Path:
+        """One file per node with the statistics of its ranks' steps, written by the guard process of its first rank."""
+        return self.path / "windows"
+
+    def windows_file(self, first_rank: int) -> Path:
+        """Return the windows of the ranks on one node, named after the first rank on it."""
+        return self.windows / f"rank-{first_rank:05}.bin"
+
+    def node_state(self, first_rank: int) -> Path:
+        """Return the last state of one node's memory, GPUs and network devices, named after the first rank on it."""
+        return self.windows / f"rank-{first_rank:05}.json"
+
     def error_file(self, rank: int) -> Path:
         return self.errors / f"rank-{rank:05}.json"
 
@@ -311,7 +324,7 @@ class AttemptDirectory:
 
     def make_folders(self) -> None:
         """Make the folders of a newly claimed attempt."""
-        for folder in (self.errors, self.ranks, self.logs, self.usage):
+        for folder in (self.errors, self.ranks, self.logs, self.usage, self.windows):
             make_folder(folder)
 
 

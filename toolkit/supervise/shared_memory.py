@@ -1,4 +1,6 @@
-"""Remove shared memory that killed MPICH ranks leave on a node. It occupies 2 MiB or more until the node reboots.
+"""Remove shared memory that killed ranks leave on a node: rings of steps, and segments of MPICH.
+
+It occupies 2 MiB or more until the node reboots. A ring has a lock while its rank is running.
 
 MPICH unlinks its segment only in MPI_Finalize. Its name does not contain the job, so a segment is removed only if it
 belongs to the user, is newer than the launch of the ranks, and is not mapped by any process: no job can be using it.
@@ -10,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolkit.metrics.ring import unused_rings
+
 __all__ = ["remove_left_behind"]
 
 FOLDER = Path("/dev/shm")
@@ -18,8 +22,10 @@ CLOCK_S = 1.0  # the kernel's clock for file times lags by a few milliseconds
 LOOKS_S = 0.5  # between two checks: a rank maps its segment a moment after it has created it
 
 
-def remove_left_behind(since: float, folder: Path = FOLDER) -> list[str]:
-    """Remove segments of this user created after `since` (Unix time) that no process maps; return their names.
+def remove_left_behind(since: float, folder: Path | None = None) -> list[str]:
+    """Remove unused rings of this user, and segments created after `since` (Unix time) that no process maps.
+
+    Returns their names.
 
     Returns immediately if there are none.
     """
@@ -33,9 +39,10 @@ def remove_left_behind(since: float, folder: Path = FOLDER) -> list[str]:
     return sorted(path.name for path in left)
 
 
-def _unused(folder: Path, since: float) -> set[Path]:
+def _unused(folder: Path | None, since: float) -> set[Path]:
+    rings = unused_rings(folder) if folder else unused_rings()
     ours = {}
-    for path in folder.glob(_PATTERN):
+    for path in (folder or FOLDER).glob(_PATTERN):
         try:
             facts = path.lstat()
         except FileNotFoundError:
@@ -43,7 +50,7 @@ def _unused(folder: Path, since: float) -> set[Path]:
         if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_mtime >= since - CLOCK_S:
             ours[path] = facts.st_ino
     used = set(_mapped(_PATTERN.rstrip("*"))) if ours else set()
-    return {path for path, inode in ours.items() if inode not in used}
+    return rings | {path for path, inode in ours.items() if inode not in used}
 
 
 def _mapped(name: str) -> Iterator[int]:

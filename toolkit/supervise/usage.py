@@ -21,13 +21,13 @@ from typing import Any
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory
 
-__all__ = ["usage_of_node"]
+__all__ = ["DRIVER", "NvidiaGpus", "descendants", "is_first_of_node", "memory_of", "nvidia_gpus", "usage_of_node"]
 
 FIRST_S = 1.0
 PERIOD_S = 30.0
 _SHORTEST_S = 0.1
 _JOIN_S = 2.0  # time for a sample that hangs on the file system of the run directory
-_DRIVER = Path("/proc/driver/nvidia")
+DRIVER = Path("/proc/driver/nvidia")
 
 
 @dataclass
@@ -126,7 +126,7 @@ class NodeUsage:
     def _sample_until_over(self) -> None:
         # The thread that waits for the rank handles signals. NVML is queried here, as its driver may hang.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._gpus = nvidia_gpus(self.visible_gpus) if _DRIVER.exists() else None
+        self._gpus = nvidia_gpus(self.visible_gpus) if DRIVER.exists() else None
         pause_s = FIRST_S
         while not self._over.wait(pause_s):
             self.sample()
@@ -139,12 +139,12 @@ def usage_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, st
     Launchers fill one node after another. The ranks' guards are children of one process on each node: slurmstepd, the
     daemon of mpirun, or the supervisor.
     """
-    if not _is_first_of_node(rank, environ):
+    if not is_first_of_node(rank, environ):
         return None
     return NodeUsage(attempt.usage_file(rank), os.getppid(), rank, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
+def is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
     if environ.get("TOOLKIT_LAUNCHER") == "srun":  # components may have different ranks per node
         return environ.get("SLURM_LOCALID") == "0"
     per_node = environ.get("TOOLKIT_RANKS_PER_NODE", "")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toolkit.world.record import recorder_of_rank
 from toolkit.world.stop import StopWatch, largest
 
 __all__ = ["World"]
@@ -53,6 +54,9 @@ class World:
 
         Pass the sum, or the maximum, to `stop_agreed` on all ranks.
         """
+        recorder = recorder_of_rank()
+        if recorder is not None:
+            recorder.step(step)
         return self.stop_watch.look(step, rank=self.rank)
 
     def stop_agreed(self, total: int) -> bool:

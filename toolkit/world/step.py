@@ -10,33 +10,43 @@ from typing import SupportsIndex
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.terminal.talk import say_beside
+from toolkit.world.record import recorder_of_rank
 from toolkit.world.stop import StopWatch
 
 __all__ = ["step"]
 
 
 def step(number: SupportsIndex) -> None:
-    """Report that the run has finished `number` steps; rank 0 records it at most once a second.
+    """Report that the run has finished `number` steps.
 
-    Outside of a run, and on other ranks, it does nothing.
+    Each rank records the time of the step (docs/python.md); rank 0 writes the number to the heartbeat at most once a second.
+    Outside of a run, it does nothing.
 
     Raises:
         ToolkitError: `number` is not a step number.
     """
-    try:
-        step_number = -1 if isinstance(number, bool) else operator.index(number)
-    except TypeError:
-        step_number = -1
-    if step_number < 0:
-        raise ToolkitError(
-            f"expected a step number, got {number!r}", where="toolkit.step", fix="pass an integer of at least 0"
-        )
+    step_number = number if type(number) is int and number >= 0 else _checked(number)
+    recorder = recorder_of_rank()
+    if recorder is not None:
+        recorder.step(step_number)
     watch = _watch_of_attempt()
     if watch is not None:
         try:
             watch.report(step_number)
         except OSError as error:  # a full disk must not end the script
             _say_once(f"toolkit.step: cannot record the step: {error.strerror}")
+
+
+def _checked(number: SupportsIndex) -> int:
+    try:
+        found = -1 if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise ToolkitError(
+            f"expected a step number, got {number!r}", where="toolkit.step", fix="pass an integer of at least 0"
+        )
+    return found
 
 
 @cache

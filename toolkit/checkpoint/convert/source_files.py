@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
-from toolkit.world.health import memories
+from toolkit.metrics.memory_limits import memories
 
 FETCH_AGAIN = "copy or fetch the whole file again"
 LENGTH = struct.Struct("<Q")  # the length of the header of a safetensors file, which follows this field

@@ -88,15 +88,22 @@ class ProfiledSteps:
         self._overlap = OverlapMeter(step.model.passes)
         self._overlaps: list[float] = []
         self._passes = self._tokens = 0
+        self._has_step = False  # the recorder of the loop uses the profile in other steps
+
+    @property
+    def steps(self) -> range:
+        """The steps that are profiled, and the one in which the result is written."""
+        return range(self._first, self._behind + 1)
 
     def begin(self, number: int) -> None:
         """Start step `number`, which ends the previous one. Collective at the first step after the profiled ones."""
-        if self._profile.on:
+        if self._has_step:
             self._end_step()
         if self._first <= number < self._behind:
             if not self._profile.steps:
                 self._watch()
             self._profile.begin_step(number)
+            self._has_step = True
         elif self._profile.steps:
             self._write()
 
@@ -106,15 +113,15 @@ class ProfiledSteps:
 
     def end(self) -> None:
         """End the last step of the loop. Collective if profiled steps are not written yet."""
-        if self._profile.on:
+        if self._has_step:
             self._end_step()
         if self._profile.steps:
             self._write()
 
     def _watch(self) -> None:
         profile, device = self._profile, torch.device(self._world.device)
-        profile.clock = DeviceClock(self._world.device) if device.type == "cuda" else HostClock()
-        profile.most_spans = spans_of_a_rank(self._world.size)
+        clock = DeviceClock(self._world.device) if device.type == "cuda" else HostClock()
+        profile.use(clock, spans_of_a_rank(self._world.size))
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         self._watching.enter_context(waits_noted(profile))
@@ -122,6 +129,7 @@ class ProfiledSteps:
 
     def _end_step(self) -> None:
         self._profile.end_step()
+        self._has_step = False
         overlap_s = self._overlap.seconds()
         if overlap_s is not None and len(self._profile.steps) > 1:  # DDP reports the overlap of the previous step
             self._overlaps.append(overlap_s)

@@ -15,6 +15,7 @@ from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import share, split
 from toolkit.train.guard import StepDecision
 from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
+from toolkit.train.loop.recording import RecordedSteps
 from toolkit.train.loop.step import OptimizerStep, Stepped
 from toolkit.train.loop.validations import Validations
 from toolkit.train.optim.adascale import AdaScale
@@ -32,6 +33,7 @@ class LoopSettings(ProfileSettings, Protocol):
 
     steps: int
     log_every: int
+    compile: bool
 
 
 def training_steps(
@@ -57,12 +59,15 @@ def training_steps(
     """
     mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
     profiled = ProfiledSteps(world, settings, step)
+    recorded = RecordedSteps(world.device, profile, profiled.steps, is_compiled=settings.compile)
     while state.step < settings.steps and not _is_over(step.schedule, validations):
+        recorded.begin(state.step + 1)
         profiled.begin(state.step + 1)
         samples = share(state.samples, settings.batch, mesh.data_rank, mesh.data_size)
         with profile.phase(DATA):
             micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
-        profiled.took(len(micro_batches), settings.batch * _tokens(micro_batches[0][0]))
+        tokens = _tokens(micro_batches[0][0])
+        profiled.took(len(micro_batches), settings.batch * tokens)
         # Like `World.should_stop`, but the stop requests are reduced together with the loss: on shared cores, a
         # separate all-reduce costs more than everything else that this loop adds. A request is read at the start of a
         # step and takes effect at its end.
@@ -71,6 +76,8 @@ def training_steps(
         stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
         if broken:
             broken.add(settings.batch, int(stepped.skipped))
+        if stepped.decision.action != "go_on":
+            recorded.logged(len(samples) * tokens, float(stepped.loss), float(stepped.grad_norm))
         if stepped.decision.action != "go_on" and _goes_back(world, state, stepped.decision, saves):
             mark = _Mark(state.step)
             continue
@@ -78,19 +85,24 @@ def training_steps(
         state.samples += settings.batch
         last = state.step == settings.steps or _is_finished(step.schedule)
         if last or state.step % settings.log_every == 0:
-            yield _record(world, settings, state, stepped, _tokens(micro_batches[0][0]), mark)
+            record = _record(world, settings, state, stepped, tokens, mark)
+            recorded.logged(len(samples) * tokens, record.loss, record.grad_norm)
+            yield record
             mark = _Mark(state.step)
         if validations and validations.is_due(state.step):
             with profile.phase(VALIDATION):
                 last = validations.after_step(state) or last
             mark = _Mark(state.step)
         stop = world.stop_agreed(0 if last else int(stepped.asked))  # a run that completes does not count as stopped
+        began_s = time.perf_counter()
         with profile.phase(CHECKPOINT):
             saved = saves is not None and saves.after_step(stepped.loss, stop=stop, last=last)
         if saved:
+            recorded.saved(time.perf_counter() - began_s)
             mark = _Mark(state.step)
         if stop or last:
             break
+    recorded.close()
     profiled.end()
 
 

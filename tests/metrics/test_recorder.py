@@ -1,0 +1,134 @@
+"""The recorder: what a step contains, and in how many steps phases are measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from toolkit.metrics import recorder as recorder_module
+from toolkit.metrics.phases import PhaseSum
+from toolkit.metrics.recorder import PhaseSampling, Recorder
+from toolkit.metrics.ring import Ring, RingReader
+from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, FORWARD
+from toolkit.metrics.windows import EXPOSED, FAULTS, RSS, SAVE, STEP, SWITCHES, WORK, WORK_CPU
+from toolkit.metrics.windows import FORWARD as FORWARD_S
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    ring = Ring(tmp_path / "rank.ring", "run", 0, 0)
+    recorder = Recorder(ring)
+    recorder.begin(0)
+    yield recorder
+    ring.close()
+
+
+def rows(recorder: Recorder) -> list[dict[str, float]]:
+    recorder.write(is_last=True)
+    return list(RingReader(recorder._ring.path).last(4096).rows())
+
+
+def test_a_step_has_wall_time_cpu_time_switches_faults_and_memory(recorder):
+    time.sleep(0.05)
+    began = time.thread_time()
+    while time.thread_time() < began + 0.05:
+        pass
+    recorder.end(1)
+    (row,) = rows(recorder)
+    assert set(row) == {"ended_s", "step", STEP, WORK_CPU, SWITCHES, FAULTS, RSS}
+    assert (row["step"], row[STEP] >= 0.1, 0.05 <= row[WORK_CPU] < row[STEP]) == (1, True, True)
+    assert abs(row["ended_s"] - time.time()) < 5
+    assert row[RSS] > 1e6
+
+
+def test_steps_are_written_every_half_second_and_memory_is_read_once_a_second(recorder, monkeypatch):
+    now_ns = recorder._at_ns
+    monkeypatch.setattr(recorder_module, "perf_counter_ns", lambda: now_ns)
+    reader = RingReader(recorder._ring.path)
+    seen = []
+    for number in range(1, 401):
+        now_ns += 10_000_000
+        recorder.end(number)
+        seen.append(len(reader.new()))
+    assert sum(seen) > 340
+    assert sorted(set(seen)) == [0, 1, 50]  # the first step at once
+    found = reader.last(400)
+    assert found.values(STEP) == pytest.approx([0.01] * len(found))
+    assert len(found.values(RSS)) == 4
+
+
+def test_a_program_that_reports_some_steps_gets_their_mean(recorder, monkeypatch):
+    now_ns = recorder._at_ns
+    monkeypatch.setattr(recorder_module, "perf_counter_ns", lambda: now_ns)
+    recorder.step(10)  # starts the measurement
+    for number, seconds in ((20, 5), (20, 3), (5, 1)):
+        now_ns += seconds * 10**9
+        recorder.step(number)
+    assert [(row["step"], row[STEP]) for row in rows(recorder)] == [(20, 0.5), (5, 4.0)]
+
+
+def test_work_excludes_exposed_communication_and_saves(recorder, monkeypatch):
+    now_ns = recorder._at_ns
+    monkeypatch.setattr(recorder_module, "perf_counter_ns", lambda: now_ns)
+    recorder.noted.update({recorder.columns[EXPOSED]: 2.0, recorder.columns[SAVE]: 3.0})
+    now_ns += 10 * 10**9
+    recorder.end(1)
+
+    class Reader:
+        def phases(self, log):
+            return {FORWARD: PhaseSum(1, 10**9), COMMUNICATION: PhaseSum(3, 2 * 10**9), CHECKPOINT: PhaseSum(1, 5), "step": PhaseSum(1, 10**8)}  # fmt: skip
+
+    recorder.reader = Reader()
+    recorder.end(2, [("step", 1)])
+    first, second = rows(recorder)
+    assert (first[WORK], WORK_CPU in first) == (5.0, False)
+    assert (second[WORK], second[EXPOSED], second[FORWARD_S]) == (pytest.approx(1.1), 2.0, 1.0)
+
+
+def test_a_step_whose_phases_come_late_keeps_the_order_and_a_missing_device_does_not_stop_the_ring(recorder):
+    is_done = False
+
+    class Device:
+        def phases(self, log):
+            return {FORWARD: PhaseSum(1, 10**9)} if is_done else None
+
+    recorder.reader = Device()
+    reader = RingReader(recorder._ring.path)
+    recorder.end(1, [("step", 1)])
+    recorder.end(2)
+    recorder.write()
+    assert len(reader.new()) == 0
+    is_done = True
+    recorder.write()
+    assert [(row["step"], FORWARD_S in row) for row in reader.new().rows()] == [(1, True), (2, False)]
+    is_done = False
+    for number in range(3, 20):
+        recorder.end(number, [("step", 1)])
+    recorder.write()
+    assert reader.new().numbers() == list(range(3, 12))
+    recorder.write(is_last=True)
+    assert reader.new().numbers() == list(range(12, 20))
+
+
+def test_steps_that_another_thread_ends_have_no_cpu_time(recorder):
+    thread = threading.Thread(target=lambda: (recorder.end(1), recorder.write()))
+    thread.start()
+    thread.join()
+    (row,) = rows(recorder)
+    assert STEP in row and WORK_CPU not in row
+
+
+@pytest.mark.parametrize(("step_s", "entries"), [(0.001, 20), (0.01, 20), (0.1, 20), (0.1, 400), (10.0, 400)])
+def test_phases_are_measured_in_as_many_steps_as_the_budget_permits(step_s, entries):
+    sampling = PhaseSampling(1e-6)
+    measured = 0
+    for _ in range(100_000):
+        sampling.left -= 1
+        if sampling.left < 0:
+            measured += 1
+            sampling.measured(entries, step_s)
+    cost_s = measured * (recorder_module.SAMPLE_S + entries * (1e-6 + recorder_module.ENTRY_S)) / 100_000
+    assert cost_s <= 0.00105 * step_s
+    assert measured > 50

@@ -1,0 +1,202 @@
+"""Record the steps of one rank in its ring. Standard library only.
+
+The code between two steps runs with cold processor caches, which makes it about ten times slower than in a benchmark's loop
+(`benchmarks/recorder_cost.py`). So the end of a step only reads two clocks; all else happens every `PERIOD_NS`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from resource import RUSAGE_THREAD, getrusage
+from time import perf_counter_ns, thread_time_ns, time_ns
+from typing import Any, Protocol
+
+from toolkit.metrics import step_profile, windows
+from toolkit.metrics.phases import PhaseSum
+from toolkit.metrics.ring import ABSENT, COLUMNS, MOST_USER_METRICS, Ring
+
+__all__ = ["MEASURED", "PhaseReader", "PhaseSampling", "Recorder"]
+
+PERIOD_NS = 500_000_000
+MEMORY_PERIOD_NS = 1_000_000_000
+MOST_LATE = 8  # steps that wait for the phases of an earlier step before it is recorded without them
+# The budget of the recorder as a share of a step, and its costs: of each step, of a step with phases, and of each start or end
+# of a phase in it.
+SHARE = 0.001
+RECORD_S, SAMPLE_S, ENTRY_S = 20e-6, 60e-6, 6e-6
+
+_AT = {name: column for column, name in enumerate(COLUMNS)}
+_STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _SWITCHES, _FAULTS, _RSS, _DEVICE = (
+    _AT[name]
+    for name in (
+        windows.STEP, windows.EXPOSED, windows.SAVE, windows.WORK, windows.WORK_CPU, windows.SWITCHES, windows.FAULTS,
+        windows.RSS, windows.DEVICE,
+    )
+)  # fmt: skip
+_PHASES = {
+    step_profile.DATA: _AT[windows.DATA],
+    step_profile.FORWARD: _AT[windows.FORWARD],
+    step_profile.BACKWARD: _AT[windows.BACKWARD],
+    step_profile.COMMUNICATION: _EXPOSED,
+    step_profile.OPTIMIZER: _AT[windows.OPTIMIZER],
+}
+_NO_WORK = (step_profile.COMMUNICATION, step_profile.CHECKPOINT)
+# What the recorder measures itself; a program may record every other metric.
+MEASURED = frozenset(
+    (windows.STEP, windows.WORK, windows.WORK_CPU, windows.SWITCHES, windows.FAULTS, windows.RSS, windows.DEVICE)
+)
+_NOTHING = [ABSENT] * (len(COLUMNS) + MOST_USER_METRICS)
+
+Log = Sequence[tuple[str | None, Any]]  # of the phases of a step, from `Profile.take_step`
+
+
+class PhaseReader(Protocol):
+    """Reads the times of the phases of a step."""
+
+    def phases(self, log: Log) -> Mapping[str, PhaseSum] | None:
+        """Return the phases of a step; None if the device has not reached its end."""
+        ...
+
+
+class Recorder:
+    """Measures the steps of the thread that calls it. A step lasts from the end of the step before.
+
+    `noted` has the values that the program reports of the current step, by column. `is_driven` is True if toolkit's training
+    loop records the steps, so that `toolkit.step` must not.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self.is_driven = False
+        self.columns = {name: column for column, name in enumerate(ring.names) if name not in MEASURED}
+        self.reader: PhaseReader | None = None
+        self._ring = ring
+        self.noted: dict[int, float] = {}
+        self._ended: deque[tuple[int, int, int, dict[int, float], Log]] = (
+            deque()
+        )  # number, time, CPU time, values, phases
+        self._thread: int | None = None
+        self._reported: int | None = None  # the number of the last call of `step`
+        self._number = self._at_ns = self._cpu_ns = 0  # of the last step that is in the ring
+        self._switches = self._faults = 0
+        self._write_at_ns = self._memory_at_ns = 0
+        self._has_device = False
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+    def column(self, name: str) -> int | None:
+        """Return the column of a metric, a new one if there is none; None if all columns are in use."""
+        column = self._ring.column(name)
+        if column is not None:
+            self.columns[name] = column
+        return column
+
+    def begin(self, number: int) -> None:
+        """Start the step after step `number`; what happened since the last step does not count."""
+        self.write()
+        self._thread, self._number = threading.get_ident(), number
+        self._at_ns, self._cpu_ns = perf_counter_ns(), thread_time_ns()
+        self._count()
+
+    def end(self, number: int, log: Log = ()) -> int:
+        """End step `number`, and start the next one; return the time in nanoseconds."""
+        at_ns = perf_counter_ns()
+        self._ended.append((number, at_ns, thread_time_ns(), self.noted, log))
+        self.noted = {}
+        if at_ns >= self._write_at_ns:
+            self._write_at_ns = at_ns + PERIOD_NS
+            self.write()
+        return at_ns
+
+    def step(self, number: int) -> None:
+        """Record the end of a step of a program whose loop is not toolkit's. The first call only starts the measurement; a repeated one does nothing.
+
+        If a program reports only some of its steps, a record has the means of the steps since the last report.
+        """
+        if number == self._reported or self.is_driven:
+            return
+        if self._reported is None:
+            self.begin(number)
+        else:
+            self.end(number)
+        self._reported = number
+
+    def write(self, *, is_last: bool = False) -> None:
+        """Write the finished steps to the ring, the last ones also if the device has not reached their phases."""
+        if not self._ended:
+            return
+        is_same_thread = threading.get_ident() == self._thread
+        switches, faults = (count / len(self._ended) for count in self._count())
+        ahead_ns = time_ns() - perf_counter_ns()
+        memory = self._memory() if self._ended[-1][1] >= self._memory_at_ns else {}
+        while self._ended:
+            number, at_ns, cpu_ns, noted, log = self._ended[0]
+            phases: Mapping[str, PhaseSum] | None = {}
+            if log and self.reader is not None:
+                phases = self.reader.phases(log)
+                if phases is None and not is_last and len(self._ended) <= MOST_LATE:
+                    return
+            self._ended.popleft()
+            values = _NOTHING.copy()
+            for column, value in (memory | noted).items():
+                values[column] = value
+            memory = {}
+            scale = 1e-9 / max(1, number - self._number)
+            values[_STEP] = (at_ns - self._at_ns) * scale
+            _add_work(values, phases or {})
+            if is_same_thread:
+                values[_SWITCHES], values[_FAULTS] = switches, faults
+                # Saves use the processor, too. A thread that waits for a GPU keeps it busy, whatever its work is.
+                if _SAVE not in noted and not self._has_device:
+                    values[_WORK_CPU] = (cpu_ns - self._cpu_ns) * scale
+            self._number, self._at_ns, self._cpu_ns = number, at_ns, cpu_ns
+            self._ring.append((at_ns + ahead_ns) / 1e9, number, values)
+
+    def _count(self) -> tuple[int, int]:
+        """Return the involuntary switches and major faults of this thread since the last call."""
+        use, switches, faults = getrusage(RUSAGE_THREAD), self._switches, self._faults
+        self._switches, self._faults = use.ru_nivcsw, use.ru_majflt
+        return use.ru_nivcsw - switches, use.ru_majflt - faults
+
+    def _memory(self) -> dict[int, float]:
+        self._memory_at_ns = self._ended[-1][1] + MEMORY_PERIOD_NS
+        found = {_RSS: int(os.pread(self._statm, 128, 0).split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))}
+        # Not imported here: a program without torch must not load it.
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            self._has_device = True
+            found[_DEVICE] = float(cuda.memory_allocated())
+        return found
+
+
+def _add_work(values: list[float], phases: Mapping[str, PhaseSum]) -> None:
+    """Add the phases of a step, and its work: the time that is neither exposed communication nor a save."""
+    if phases:
+        for name, column in _PHASES.items():
+            values[column] = phases[name].own_ns / 1e9 if name in phases else 0.0
+        values[_WORK] = sum(phase.own_ns for name, phase in phases.items() if name not in _NO_WORK) / 1e9
+    elif values[_EXPOSED] != ABSENT:  # a script recorded it
+        values[_WORK] = values[_STEP] - values[_EXPOSED] - (values[_SAVE] if values[_SAVE] != ABSENT else 0.0)
+
+
+class PhaseSampling:
+    """Decides in which steps to measure phases: in as many as the budget of the recorder permits.
+
+    `left` is the number of steps before the next one. The distance between two such steps is random, since work that repeats every N steps would otherwise distort the phases.
+    """
+
+    def __init__(self, mark_s: float) -> None:
+        """`mark_s` is the cost of one reading of the clock."""
+        self._entry_s = mark_s + ENTRY_S
+        self.left = 0
+        self._random = random.Random(0)  # not the generator of the program, which training uses
+
+    def measured(self, entries: int, step_s: float) -> None:
+        """Choose the next step, after one that took `step_s` with this number of starts and ends of phases."""
+        spare_s = max(SHARE * step_s - RECORD_S, SHARE * step_s / 4, 1e-9)
+        every = math.ceil((SAMPLE_S + entries * self._entry_s) / spare_s)
+        self.left = self._random.randrange(2 * every - 1)

@@ -1,0 +1,123 @@
+"""Record the steps of the training loop on this rank; the phases of some steps, on a GPU by events read some steps later."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from time import perf_counter_ns, thread_time
+from typing import Any
+
+import torch
+
+from toolkit.comm.waits import waits_noted
+from toolkit.metrics.phases import HostClock, PhaseSum, Profile, sums_of
+from toolkit.metrics.recorder import PhaseSampling
+from toolkit.metrics.ring import COLUMNS
+from toolkit.metrics.windows import GRAD_NORM, LOSS, SAVE, TOKENS
+from toolkit.world.record import recorder_of_rank
+
+_MARKS = 32
+_TOKENS, _LOSS, _GRAD_NORM, _SAVE = map(COLUMNS.index, (TOKENS, LOSS, GRAD_NORM, SAVE))
+
+
+class _EventClock:
+    """Measures time with CUDA events, like `DeviceClock`, but never waits for the device."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def nanoseconds(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
+        """Return the times since the first of these events, which the device must have reached."""
+        return [int(marks[0].elapsed_time(mark) * 1e6) for mark in marks]
+
+
+class RecordedSteps:
+    """Records the steps of a loop that calls `begin` at the start of each step and `close` after the last one.
+
+    It does nothing if this process is not a rank of a run, or if the run records no steps.
+
+    Args:
+        profile: the phases of the model.
+        profiled: the steps in which `ProfiledSteps` uses `profile`.
+        is_compiled: whether `train.compile` is set.
+    """
+
+    def __init__(self, device: str, profile: Profile, profiled: range, *, is_compiled: bool) -> None:
+        self._recorder, self._profile, self._profiled = recorder_of_rank(), profile, profiled
+        self._is_compiled = is_compiled
+        self._watching = ExitStack()
+        self._phases_began_ns: int | None = None  # None in a step without phases
+        self._number: int | None = None
+        self._clock: _EventClock | HostClock = HostClock()
+        if self._recorder is not None:
+            if torch.device(device).type == "cuda":
+                self._clock = _EventClock()
+            self._recorder.is_driven, self._recorder.reader = True, self
+            self._sampling = PhaseSampling(_seconds_of_mark(self._clock))
+
+    def begin(self, number: int) -> None:
+        """Start step `number`, which ends the previous one."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        if self._phases_began_ns is not None:
+            self._end_with_phases()
+        elif self._number is not None:
+            recorder.end(self._number)
+        else:
+            recorder.begin(number - 1)
+        self._number = number
+        self._sampling.left -= 1
+        if self._sampling.left < 0 and number not in self._profiled:
+            self._begin_phases()
+
+    def close(self) -> None:
+        """End the last step, and write all steps."""
+        if self._recorder is not None and self._number is not None:
+            if self._phases_began_ns is not None:
+                self._end_with_phases()
+            else:
+                self._recorder.end(self._number)
+            self._number = None
+            self._recorder.write(is_last=True)
+
+    def logged(self, tokens: int, loss: float, grad_norm: float) -> None:
+        """Record values of this step: the number of tokens on this rank, and what the loop has read from the device."""
+        if self._recorder is not None:
+            noted = self._recorder.noted
+            noted[_TOKENS], noted[_LOSS], noted[_GRAD_NORM] = tokens, loss, grad_norm
+
+    def saved(self, seconds: float) -> None:
+        """Record the duration of a save in this step."""
+        if self._recorder is not None:
+            self._recorder.noted[_SAVE] = seconds
+
+    def _begin_phases(self) -> None:
+        assert self._number is not None
+        self._phases_began_ns = perf_counter_ns()
+        self._profile.use(self._clock, 0)
+        self._watching.enter_context(waits_noted(self._profile, functional=not self._is_compiled))
+        self._profile.begin_step(self._number)
+
+    def _end_with_phases(self) -> None:
+        assert self._recorder is not None and self._number is not None and self._phases_began_ns is not None
+        log = self._profile.take_step()
+        self._watching.close()
+        ended_ns = self._recorder.end(self._number, log)
+        self._sampling.measured(len(log), (ended_ns - self._phases_began_ns) / 1e9)
+        self._phases_began_ns = None
+
+    def phases(self, log: Sequence[tuple[str | None, Any]]) -> Mapping[str, PhaseSum] | None:
+        """Return the phases of a step; None if the GPU has not reached its end."""
+        if not all(not isinstance(mark, torch.cuda.Event) or mark.query() for _, mark in reversed(log)):
+            return None
+        return sums_of(log, self._clock)
+
+
+def _seconds_of_mark(clock: _EventClock | HostClock) -> float:
+    """Return the processor time of one reading of the clock."""
+    clock.mark()
+    began = thread_time()
+    for _ in range(_MARKS):
+        clock.mark()
+    return (thread_time() - began) / _MARKS
