@@ -1,0 +1,111 @@
+"""Detectors of whole jobs over blocks: throughput, starvation, imbalance, saves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from step_windows import STEP_S, block
+
+from toolkit.metrics.detectors.imbalance import ImbalanceDetector
+from toolkit.metrics.detectors.saves import SaveDetector
+from toolkit.metrics.detectors.starvation import StarvationDetector
+from toolkit.metrics.detectors.throughput import ThroughputDetector
+from toolkit.metrics.verdicts import Verdict, VerdictKind
+from toolkit.metrics.windows import DATA, EXPOSED, SAVE, STEP, WORK, WORK_CPU, Statistics
+
+
+def first_block(detector: ThroughputDetector, step_s: Callable[[int], float], blocks: int = 80) -> int | None:
+    found = (number for number in range(blocks) if detector.observe(block(number, 2, **{STEP: step_s(number)})))
+    return next(found, None)
+
+
+@pytest.mark.parametrize(("factor", "blocks"), [(1.1, 4), (1.2, 3), (1.5, 3)])
+def test_a_drop_is_found_after_a_few_blocks(factor: float, blocks: int) -> None:
+    assert first_block(ThroughputDetector(), lambda number: STEP_S * (factor if number >= 40 else 1)) == 39 + blocks
+
+
+def test_noise_a_slow_start_and_a_slow_block_are_not_a_drop() -> None:
+    draw = random.Random(1)
+    assert first_block(ThroughputDetector(), lambda number: STEP_S * draw.gauss(1, 0.02)) is None
+    assert first_block(ThroughputDetector(), lambda number: STEP_S * (3 if number < 15 else 1)) is None
+    assert first_block(ThroughputDetector(), lambda number: STEP_S * (3 if number % 20 == 15 else 1)) is None
+
+
+def test_the_cost_of_a_drop_is_the_time_beyond_the_best_steps_and_it_ends_with_the_drop() -> None:
+    detector = ThroughputDetector()
+    found: list[list[Verdict]] = [
+        detector.observe(block(number, 2, **{STEP: STEP_S * (1.25 if 20 <= number < 40 else 1)}))
+        for number in range(60)
+    ]
+    (verdict,) = found[39]
+    assert verdict.cost_s_per_hour == pytest.approx(720)
+    assert "250 ms instead of 200 ms" in verdict.message
+    assert not any(found[46:])
+
+
+def test_waiting_for_data_on_the_median_rank_is_starvation_and_on_one_rank_is_not() -> None:
+    for slow, is_found in (({0, 1, 2}, True), ({0}, False)):
+        detector = StarvationDetector()
+        changes = {rank: {DATA: 0.3 * STEP_S} for rank in slow}
+        found = [detector.observe(block(number, 4, changes, **{DATA: 0.01})) for number in range(5)]
+        assert bool(found[3]) is is_found
+    assert found[3] == []
+
+
+def uneven(rank: int, number: int, *, slowest: int | None) -> dict[str, float | Statistics]:
+    """Work that varies by a factor of 2 between steps; `slowest` has a higher mean in all blocks."""
+    mean = 0.12 + 0.01 * (rank == (number * 7 % 4 if slowest is None else slowest))
+    return {WORK: Statistics(mean, 0.08, 0.18, 0.12, 0.17), EXPOSED: Statistics(0.19 - mean, 0.004, 0.1, 0.06, 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cause"), [(Statistics(0.1, 0.06, 0.15, 0.1, 0.15), "work"), (Statistics(*[0.1] * 5), "neighbours")]
+)
+def test_work_that_varies_between_steps_is_imbalance_if_another_rank_is_last_each_time(
+    cpu: Statistics, cause: str
+) -> None:
+    detector = ImbalanceDetector()
+    for number in range(8):
+        found = detector.observe(
+            block(number, 4, {rank: uneven(rank, number, slowest=None) for rank in range(4)}, **{WORK_CPU: cpu})
+        )  # type: ignore[misc]
+    (verdict,) = found
+    assert verdict.kind is VerdictKind.IMBALANCE and verdict.cause == cause and verdict.ranks == ()
+
+
+def test_a_rank_that_is_always_last_and_a_slow_network_are_not_imbalance() -> None:
+    same_rank, network = ImbalanceDetector(), ImbalanceDetector()
+    for number in range(12):
+        assert same_rank.observe(block(number, 4, {rank: uneven(rank, number, slowest=2) for rank in range(4)})) == []  # type: ignore[misc]
+        waiting = Statistics(0.06, 0.004, 0.2, 0.05, 0.15)  # communication that varies, at steady work
+        assert network.observe(block(number, 4, **{EXPOSED: waiting})) == []
+
+
+def saved(number: int, longest_s: float) -> list[Verdict | object]:
+    return [block(number, 4, **{SAVE: Statistics(longest_s / 50, 0, longest_s, 0, 0)})]
+
+
+def test_a_save_is_slow_relative_to_the_previous_ones_and_normal_again_after_the_next() -> None:
+    detector = SaveDetector()
+    times = {10: 6.0, 20: 6.5, 30: 6.2, 40: 20.0, 50: 6.0}
+    kinds = [
+        [
+            one.kind
+            for one in detector.observe(
+                block(number, 4, **{SAVE: Statistics(times.get(number, 0) / 50, 0, times.get(number, 0), 0, 0)})
+            )
+        ]
+        for number in range(60)
+    ]
+    assert [number for number, found in enumerate(kinds) if found] == list(range(40, 50))
+
+
+def test_saves_that_use_more_than_a_twentieth_of_an_hour_are_reported_with_their_cost() -> None:
+    detector = SaveDetector()
+    for number in range(120):
+        found = detector.observe(block(number, 4, **{SAVE: Statistics(2 / 50, 0, 2, 0, 0)}))
+    (verdict,) = found
+    assert verdict.kind is VerdictKind.SAVE_SHARE and verdict.cost_s_per_hour == pytest.approx(240)
+    assert "checkpoint.every_steps" in verdict.change

@@ -1,0 +1,80 @@
+"""GPUs that are idle, hot or throttled, or that count memory errors: `gpu_idle`, `gpu_hot`, `gpu_throttled`, `gpu_ecc`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from toolkit.metrics.limits import limit
+from toolkit.metrics.samples import GpuSample
+from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, raise_verdict
+from toolkit.units import round_duration
+
+__all__ = ["GpuDetector"]
+
+
+@dataclass
+class _Gpu:
+    """What is known of one GPU; the counts are of consecutive samples."""
+
+    ecc_errors: int
+    busy_s: float  # when it was last busy
+    counts: dict[VerdictKind, int] = field(default_factory=dict)
+
+    def count(self, kind: VerdictKind, *, is_true: bool) -> bool:
+        """Return whether enough consecutive samples are true."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1 if is_true else 0
+        return self.counts[kind] >= limit("gpu.samples")
+
+
+class GpuDetector:
+    """Judges the samples of each GPU of the job."""
+
+    clear_after = 30  # samples
+
+    def __init__(self) -> None:
+        self._gpus: dict[tuple[str, int], _Gpu] = {}
+
+    def observe(self, sample: GpuSample, *, has_steps: bool) -> list[Verdict]:
+        """Return the faults of a GPU; it can be idle only while the ranks finish steps."""
+        key = (sample.host, sample.gpu)
+        known = self._gpus.setdefault(key, _Gpu(sample.ecc_errors, sample.time_s))
+        if sample.busy >= limit("gpu.busy") or not has_steps:
+            known.busy_s = sample.time_s
+        return list(_faults(known, sample))
+
+
+def _faults(known: _Gpu, sample: GpuSample) -> Iterator[Verdict]:
+    idle_s, errors = sample.time_s - known.busy_s, sample.ecc_errors - known.ecc_errors
+    if idle_s >= limit("gpu.idle_seconds"):
+        yield _verdict(
+            VerdictKind.GPU_IDLE, Severity.INFO, sample, f"was idle for {round_duration(idle_s)} while steps continued",
+            "request fewer GPUs, or check that each rank uses its own", idle_s=idle_s,
+        )  # fmt: skip
+    is_hot = 0 < sample.hot_c <= sample.temperature_c + limit("gpu.hot_margin")
+    if known.count(VerdictKind.GPU_HOT, is_true=is_hot):
+        yield _verdict(
+            VerdictKind.GPU_HOT, Severity.WARNING, sample, f"is at {sample.temperature_c:.0f} C",
+            f"report its cooling to the site, and exclude the node with --exclude {sample.host}",
+            temperature_c=sample.temperature_c, limit_c=sample.hot_c,
+        )  # fmt: skip
+    if known.count(VerdictKind.GPU_THROTTLED, is_true=bool(sample.throttle)):
+        yield _verdict(
+            VerdictKind.GPU_THROTTLED, Severity.WARNING, sample, f"lowers its clock: {', '.join(sample.throttle)}",
+            f"check it with nvidia-smi -q -d PERFORMANCE, or exclude the node with --exclude {sample.host}",
+            temperature_c=sample.temperature_c,
+        )  # fmt: skip
+    if errors > 0:  # stays raised: the counter does not fall before the driver is loaded again
+        yield _verdict(
+            VerdictKind.GPU_ECC, Severity.CRITICAL, sample, f"counted {errors} uncorrected memory errors",
+            f"exclude the node with --exclude {sample.host}, and report it to the site", errors=errors,
+        )  # fmt: skip
+
+
+def _verdict(
+    kind: VerdictKind, severity: Severity, sample: GpuSample, message: str, change: str, **evidence: float
+) -> Verdict:
+    device = f"gpu {sample.gpu}"
+    return raise_verdict(
+        kind, severity, f"{device} on node {sample.host} {message}", change, ranks=sample.ranks, host=sample.host,
+        device=device, cause=sample.throttle[0] if kind is VerdictKind.GPU_THROTTLED else "", evidence=evidence,
+        time_s=sample.time_s,
+    )  # fmt: skip

@@ -1,0 +1,206 @@
+"""A rank or node that works longer than the others in most blocks: `straggler`, `slow_node`.
+
+The rule judges work, never communication: while one rank is late, all others spend their time in communication. It
+judges CPU time of work in addition to wall time, because neighbours on a busy node disturb wall time only.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median_low
+
+from toolkit.metrics.blocks import StepBlock
+from toolkit.metrics.limits import limit
+from toolkit.metrics.robust import mad, median
+from toolkit.metrics.verdicts import Verdict, VerdictKind, names_of_ranks, raise_verdict, severity_of
+from toolkit.metrics.windows import BACKWARD, DATA, FAULTS, FORWARD, OPTIMIZER, SWITCHES, WORK, WORK_CPU, Window
+
+__all__ = ["StragglerDetector"]
+
+_BLOCKS, _STRICT_BLOCKS = 5, 6
+_ALSO_COMPARED = (WORK, WORK_CPU, DATA, SWITCHES, FAULTS, FORWARD, BACKWARD, OPTIMIZER)
+
+# By metric, ranks and host: a bit per block that exceeds the limits, the newest lowest.
+_Hits = dict[tuple[str, tuple[int, ...], str], int]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A rank, or the ranks of a node."""
+
+    windows: tuple[Window, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(window.rank for window in self.windows)
+
+    @property
+    def host(self) -> str:
+        return self.windows[0].host
+
+    def work(self, metric: str) -> tuple[float, float]:
+        """Return the median and the mean of work; a node has those of its median rank.
+
+        With 2 ranks, the lower one counts: a slow rank does not make its node slow.
+        """
+        if len(self.windows) == 1:
+            found = self.windows[0].metrics[metric]
+            return found.median, found.mean
+        values = [window.metrics[metric] for window in self.windows]
+        return median_low(one.median for one in values), median_low(one.mean for one in values)
+
+
+class StragglerDetector:
+    """Compares ranks with their peers: `peers` maps ranks to groups of equal work, such as pipeline stages."""
+
+    clear_after = 5
+
+    def __init__(self, peers: Mapping[int, int] | None = None) -> None:
+        self._peers = peers or {}
+        self._recent: deque[StepBlock] = deque(maxlen=_STRICT_BLOCKS)
+        self._hits: _Hits = {}
+
+    def observe(self, block: StepBlock) -> list[Verdict]:
+        self._recent.append(block)
+        groups: dict[int, list[Window]] = {}
+        for window in block.windows:
+            groups.setdefault(self._peers.get(window.rank, 0), []).append(window)
+        hits: _Hits = {}
+        verdicts = [verdict for group in groups.values() for verdict in self._judge(block, group, hits)]
+        self._hits = hits  # forgets the ranks that left
+        return verdicts
+
+    def _judge(self, block: StepBlock, group: list[Window], hits: _Hits) -> Iterator[Verdict]:
+        by_host: dict[str, list[Window]] = {}
+        for window in group:
+            by_host.setdefault(window.host, []).append(window)
+        slow_hosts = set()
+        if all(len(windows) > 1 for windows in by_host.values()):
+            for unit, counts in self._slow([_Unit(tuple(windows)) for windows in by_host.values()], hits):
+                if verdict := self._verdict(block, group, unit, counts, VerdictKind.SLOW_NODE):
+                    slow_hosts.add(unit.host)
+                    yield verdict
+        for unit, counts in self._slow([_Unit((window,)) for window in group], hits):
+            if unit.host not in slow_hosts and (
+                verdict := self._verdict(block, group, unit, counts, VerdictKind.STRAGGLER)
+            ):
+                yield verdict
+
+    def _slow(self, units: list[_Unit], hits: _Hits) -> Iterator[tuple[_Unit, dict[str, str]]]:
+        """Yield the units that exceed the limits in enough blocks: for each metric, the number such as "4 of 5"."""
+        is_strict = len(units) == 2 or len(units) >= limit("straggler.many")
+        blocks, needed = (_STRICT_BLOCKS, "strict_hits") if is_strict else (_BLOCKS, "hits")
+        slow: dict[int, dict[str, str]] = {}
+        for metric in (WORK, WORK_CPU):
+            if len(units) < 2 or any(metric not in window.metrics for unit in units for window in unit.windows):
+                continue
+            exceeding = _exceeding([unit.work(metric) for unit in units])
+            for index, unit in enumerate(units):
+                key = (metric, unit.ranks, unit.host)
+                mask = (self._hits.get(key, 0) << 1 | (index in exceeding)) & ((1 << blocks) - 1)
+                if mask:
+                    hits[key] = mask
+                if mask.bit_count() >= limit(f"straggler.{needed}"):
+                    slow.setdefault(index, {})[metric] = f"{mask.bit_count()} of {blocks}"
+        for index, counts in slow.items():
+            yield units[index], counts
+
+    def _verdict(
+        self, block: StepBlock, group: list[Window], unit: _Unit, counts: dict[str, str], kind: VerdictKind
+    ) -> Verdict | None:
+        others = [window.rank for window in group if window.rank not in unit.ranks]
+        own, usual, gain = self._compare(unit.ranks, others)
+        wall = _wall(own)
+        if own[wall] - usual[wall] < limit("straggler.wall_excess") * (usual[WORK] if WORK in own else block.step_s):
+            return None  # more CPU time that costs nothing, such as that of a rank that logs beside its GPU
+        metric = WORK if WORK in counts else WORK_CPU  # neighbours disturb the excess in wall time
+        excess = own[metric] / usual[metric] - 1 if usual[metric] else 0.0
+        cause, explanation, change = _cause(own, usual, is_computing=WORK_CPU in counts)
+        who = names_of_ranks(unit.ranks, unit.host) if kind is VerdictKind.STRAGGLER else f"node {unit.host}"
+        peers = "the other" if len(others) == 1 else "the others"
+        share = gain / block.step_s if block.step_s else 0.0
+        return raise_verdict(
+            kind, severity_of(share),
+            f"{who} {explanation.format(excess=f'{100 * excess:.0f} %', peers=peers)} ({counts[metric]} windows)",
+            change.format(host=unit.host), ranks=unit.ranks, host=unit.host, cause=cause, time_s=block.end_s,
+            evidence={
+                "excess": excess, "gain_s": gain, **{f"own_{name}": value for name, value in own.items()},
+                **{f"usual_{name}": usual[name] for name in own},
+            },
+            cost_s_per_hour=3600 * share, steps=(self._recent[0].steps[0], block.steps[1]),
+        )  # fmt: skip
+
+    def _compare(self, ranks: Sequence[int], others: Sequence[int]) -> tuple[dict[str, float], dict[str, float], float]:
+        """Return the means per step of the ranks, those of the median other rank, and the time per step to gain.
+
+        The gain is what the slowest rank takes longer than the slowest other one. All are means of as many blocks as
+        the rule needs hits, so that blocks before the fault do not count.
+        """
+        owns: list[dict[str, float]] = []
+        usuals: list[dict[str, float]] = []
+        gains = []
+        for block in list(self._recent)[-int(limit("straggler.hits")) :]:
+            mine = [block.by_rank[rank] for rank in ranks if rank in block.by_rank]
+            rest = [block.by_rank[rank] for rank in others if rank in block.by_rank]
+            if mine and rest:
+                names = [name for name in _ALSO_COMPARED if name in mine[0].metrics]
+                owns.append({name: median_low(window.mean(name) for window in mine) for name in names})
+                usuals.append({name: median(window.mean(name) for window in rest) for name in names})
+                wall = _wall(mine[0].metrics)
+                slowest_other = max(window.mean(wall) for window in block.windows if window.rank not in ranks)
+                gains.append(max(0.0, max(window.mean(wall) for window in mine) - slowest_other))
+        names = list(owns[-1])
+        own = {name: fmean(one.get(name, 0.0) for one in owns) for name in names}
+        return own, {name: fmean(one.get(name, 0.0) for one in usuals) for name in names}, fmean(gains)
+
+
+def _wall(metrics: Mapping[str, object]) -> str:
+    """Return the metric of the time that a rank loses: a script that reports only its steps has no wall time of work."""
+    return WORK if WORK in metrics else WORK_CPU
+
+
+def _exceeding(work: list[tuple[float, float]]) -> set[int]:
+    """Return the indexes of the units that exceed the limits in one block."""
+    if len(work) == 2:
+        factor = 1 + limit("straggler.pair_excess")
+        return {
+            index
+            for index, (own, other) in enumerate(((work[0], work[1]), (work[1], work[0])))
+            if own[0] > factor * other[0] or own[1] > factor * other[1]
+        }
+    exceeding: set[int] = set()
+    for number, excess in enumerate((limit("straggler.median_excess"), limit("straggler.mean_excess"))):
+        values = [one[number] for one in work]
+        center = median(values)
+        least = max(center * (1 + excess), center + limit("straggler.z") * mad(values, center))
+        exceeding.update(index for index, value in enumerate(values) if value > least)
+    return exceeding
+
+
+def _cause(own: Mapping[str, float], usual: Mapping[str, float], *, is_computing: bool) -> tuple[str, str, str]:
+    """Return the cause that the numbers show: its term, the explanation and what to change."""
+    more = {name: own[name] - usual[name] for name in own}
+    lost_s, share = more[_wall(own)], limit("straggler.explained")
+    longer, exclude = "works {excess} longer than {peers}", "or exclude it with --exclude {host}"
+    # Neighbours stretch wall time and CPU time of a busy node by different factors, so excesses are compared, not times.
+    cpu_excess = more[WORK_CPU] / usual[WORK_CPU] if usual.get(WORK_CPU) else 0.0
+    explains_cpu = cpu_excess >= share * lost_s / usual[_wall(usual)]
+    has_neighbours = more.get(SWITCHES, 0.0) >= limit("straggler.switches") * lost_s
+    if more.get(DATA, 0.0) >= share * lost_s and not has_neighbours:  # they also delay a rank that waits
+        return (
+            "data",
+            f"{longer}, waiting for data",
+            f"raise data.workers, check the file system of {{host}}, {exclude}",
+        )
+    if more.get(FAULTS, 0.0) >= limit("straggler.faults") * lost_s:
+        return "memory", f"{longer}, waiting for memory pages from disk", f"request more memory, {exclude}"
+    if explains_cpu or (is_computing and not has_neighbours):
+        phases = [name for name in (FORWARD, BACKWARD, OPTIMIZER) if more.get(name, 0.0) >= share * lost_s]
+        where = f", most of it in {max(phases, key=more.__getitem__).removesuffix('_s')}" if phases else ""
+        change = f"check its clock with nvidia-smi -q -d PERFORMANCE and the size of its samples, {exclude}"
+        return "own_work", f"computes {{excess}} longer than {{peers}}{where}", change
+    if has_neighbours:
+        change = f"request whole nodes with --set job.sbatch=--exclusive, {exclude}"
+        return "neighbours", f"{longer}, because other processes use its CPUs", change
+    change = f"check its GPU with nvidia-smi -q -d PERFORMANCE, stopped processes and slow files on {{host}}, {exclude}"
+    return ("paused", f"{longer} without using its CPU", change) if WORK_CPU in own else ("", longer, change)
