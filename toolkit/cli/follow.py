@@ -16,7 +16,7 @@ from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
 from toolkit.runs.named_runs import find, folders_of_runs, for_each, refuse_at_last
 from toolkit.terminal.ages import Moment
-from toolkit.terminal.talk import is_plain, print_table, say
+from toolkit.terminal.talk import is_plain, plain, print_table, say
 
 if TYPE_CHECKING:
     from toolkit.rundir.layout import RunDirectory
@@ -110,7 +110,20 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
         _table_of_tasks(found)
     else:
         _table(found)
+        _print_verdicts(found)
     refuse_at_last(refused)
+
+
+def _print_verdicts(found: Sequence[RunStatus]) -> None:
+    """Print the raised verdicts of running runs."""
+    from toolkit.metrics.verdicts import line_of_verdict
+    from toolkit.rundir.layout import RunDirectory
+    from toolkit.runs.verdicts import raised_verdicts
+
+    for one in found:
+        if one.state is RunState.RUNNING and one.path:
+            for verdict in raised_verdicts(RunDirectory(Path(one.path))):
+                click.echo(f"{one.run_id}  {plain(line_of_verdict(verdict))}")
 
 
 def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunStatus], list[ToolkitError]]:

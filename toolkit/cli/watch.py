@@ -94,7 +94,7 @@ def _print_lines(watched: Watch, *, as_json: bool) -> list[Progress]:
         for one in found:
             status = one.status
             new = (status.state, one.attempt)
-            changing = f"{status.reason} {one.step} {one.saved_step} {one.ranks_started} {one.last_line}"
+            changing = f"{status.reason} {one.step} {one.saved_step} {one.ranks_started} {one.last_line} {one.verdicts}"
             before, words, at = printed.get(status.run_id, (None, "", float("-inf")))
             if new == before and (changing == words or time.monotonic() - at < LINE_PERIOD_S):
                 continue

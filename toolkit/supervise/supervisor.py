@@ -35,6 +35,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_unmanaged, launch
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_exclude, unfit_nodes
+from toolkit.supervise.observation import Observation
 from toolkit.supervise.progress import state_of_files
 from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
 from toolkit.supervise.requests import StopRequest
@@ -282,6 +283,8 @@ class Supervisor:
             )  # fmt: skip
         except OwnFailureError as error:
             return unlaunched(error)
+        observation = Observation(attempt, self.allocation.left_s)
+        observation.start()
         try:
             return watch.follow(ranks)
         except SupersededError:
@@ -289,6 +292,7 @@ class Supervisor:
             raise
         finally:
             ranks.kill()  # no rank may outlive its attempt, even if the watch failed
+            observation.close()
             remove_left_behind(began)  # cleans up this node; on others, the rank guards of the next attempt do
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.errors import ToolkitError, counted
+from toolkit.metrics.verdicts import line_of_verdict
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
@@ -19,6 +20,7 @@ from toolkit.runs.record.job import recorded_job
 from toolkit.runs.record.parents import Parent, parents_of
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus, state_phrase
+from toolkit.runs.verdicts import raised_verdicts
 from toolkit.slurm.reasons import CanStart
 from toolkit.terminal.talk import clean
 
@@ -106,8 +108,21 @@ def explain_run(run: RunDirectory) -> Explanation:
         explanation = explain_waiting(run, status)
     else:
         explanation = explain_unfinished(run, status)
-    evidence = [*explanation.evidence, *_validated(run, status), *_guarded(run), *_rehearsals(run, status)]
+    evidence = [
+        *explanation.evidence,
+        *_verdicts(run, status),
+        *_validated(run, status),
+        *_guarded(run),
+        *_rehearsals(run, status),
+    ]
     return replace(explanation, status=status, events=last_events(run), evidence=evidence)
+
+
+def _verdicts(run: RunDirectory, status: RunStatus) -> list[Evidence]:
+    """Return the raised verdicts of a run or task."""
+    if status.state in (RunState.COMPLETED, RunState.PENDING):
+        return []
+    return [quote_file(run, run.metrics / "verdicts.jsonl", line_of_verdict(one)) for one in raised_verdicts(run)]
 
 
 def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:

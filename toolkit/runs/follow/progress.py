@@ -14,6 +14,7 @@ from toolkit.metrics.checkpoints import SaveRecord
 from toolkit.metrics.record_search import samples_of
 from toolkit.metrics.records import last_of
 from toolkit.metrics.training import TrainRecord
+from toolkit.metrics.verdicts import line_of_verdict
 from toolkit.rundir.files import tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, step_of
 from toolkit.rundir.states import RunState
@@ -21,6 +22,7 @@ from toolkit.rundir.tail import last_lines
 from toolkit.runs.logs.log_choice import LogChoice, choose_logs
 from toolkit.runs.logs.logs import for_terminal
 from toolkit.runs.status.state_table import RunStatus
+from toolkit.runs.verdicts import raised_verdicts
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.terminal.talk import clean
 
@@ -41,6 +43,7 @@ class Progress:
     saved_age_s: the time since the end of the last save.
     silent_s: the time since the last change of the heartbeat.
     last_line: the last output of a run that reports no steps.
+    verdicts: what is wrong now, the most severe first.
     """
 
     status: RunStatus
@@ -59,6 +62,7 @@ class Progress:
     ranks_failed: int = 0
     silent_s: float | None = None
     last_line: str = ""
+    verdicts: tuple[str, ...] = ()
 
     @property
     def spare_s(self) -> float | None:
@@ -95,6 +99,7 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
         status, attempt=attempt.number, step=status.step, ranks_started=_started(attempt, status.ranks),
         ranks_failed=sum(1 for _ in attempt.errors.glob("rank-*.json")), silent_s=_age_s(attempt, now),
         walltime_left_s=_left_s(facts, now) if not status.state.final else None, **_saved(run, now),
+        verdicts=() if status.state.final else tuple(map(line_of_verdict, raised_verdicts(run))),
     )  # fmt: skip
     recent = _recent(run)
     if not recent:

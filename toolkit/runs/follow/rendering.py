@@ -18,6 +18,7 @@ from toolkit.units import round_duration
 
 __all__ = ["line_of", "screen_of"]
 
+VERDICTS_SHOWN = 3
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {RunState.RUNNING: "green", RunState.COMPLETED: "green", RunState.PENDING: "yellow", RunState.FAILED: "red"}
 
@@ -28,6 +29,7 @@ def line_of(one: Progress) -> str:
     shown += [words for _, words in _shown(one)]
     if one.last_line:
         shown.append(f"last line: {one.last_line}")
+    shown += [clean(verdict) for verdict in one.verdicts[:1]]
     return f"{one.status.job_name} {one.status.state.value}: {', '.join(shown) or clean(one.status.reason)}"
 
 
@@ -102,6 +104,8 @@ def _one(one: Progress, *, unicode: bool) -> RenderableType:
         )
     if one.last_line:
         grid.add_row("log", Text(one.last_line, no_wrap=True, overflow=_cut(unicode=unicode)))
+    for verdict in one.verdicts[:VERDICTS_SHOWN]:
+        grid.add_row("fault", Text(clean(verdict)))
     if one.attempt is None or status.state is not RunState.RUNNING:
         grid.add_row("why", Text(clean(status.reason)))
     return Group(head, grid)

@@ -1,0 +1,100 @@
+"""The supervisor judges what nodes recorded, and commands show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from toolkit.metrics.verdicts import VerdictKind, read_verdicts
+from toolkit.metrics.window_file import WindowFile
+from toolkit.metrics.windows import EXPOSED, STEP, WORK, WORK_CPU, Statistics, Window
+from toolkit.rundir.claims import claim_attempt
+from toolkit.supervise.node_state import NodeState, samples_in
+from toolkit.supervise.observation import Observation
+
+SLOTS = 12
+
+
+def same(value: float) -> Statistics:
+    return Statistics(value, value, value, value, value)
+
+
+def window(rank: int, slot: int, work_s: float, *, began_s: float) -> Window:
+    """100 steps of 0.1 s; a rank waits for the slowest one."""
+    metrics = {STEP: same(0.1), WORK: same(work_s), WORK_CPU: same(work_s), EXPOSED: same(0.1 - work_s)}
+    return Window(rank, f"n{rank // 2}", began_s + 10 * slot, 10.0, 1 + 100 * slot, 100, metrics)
+
+
+@pytest.fixture
+def attempt(run_directory):
+    return claim_attempt(run_directory)
+
+
+def record(attempt, slow: int | None) -> None:
+    """Write the windows of four ranks on two nodes."""
+    began_s = time.time() // 10 * 10 - 10 * SLOTS
+    for first in (0, 2):
+        file = WindowFile(attempt.windows_file(first), f"n{first // 2}")
+        for slot in range(SLOTS):
+            file.append(
+                window(rank, slot, 0.09 if rank == slow else 0.05 + 0.0001 * rank, began_s=began_s)
+                for rank in (first, first + 1)
+            )
+
+
+def test_a_slow_rank_is_named_once_with_its_node_and_a_change(attempt):
+    record(attempt, slow=3)
+    observation = Observation(attempt, lambda: 3600.0)
+    observation.look()
+    observation.look()  # nothing new
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert (verdict.kind, verdict.ranks, verdict.host, verdict.attempt) == (VerdictKind.STRAGGLER, (3,), "n1", 0)
+    assert verdict.change and verdict.cost_s_per_hour > 600
+
+
+def test_equal_ranks_have_no_verdict_and_no_file(attempt):
+    record(attempt, slow=None)
+    Observation(attempt, lambda: float("inf")).look()
+    assert not (attempt.run.metrics / "verdicts.jsonl").exists()
+
+
+def test_a_loss_that_is_not_a_number_is_named_at_once(attempt):
+    line = {
+        "step": 5, "steps": 9, "loss": None, "loss_hex": "nan", "lr": 0.1, "grad_norm": None, "samples": 5, "tokens": 5,
+        "seconds": 0.1, "tokens_per_s": 1.0, "time": "2026-11-24T00:00:00.000+00:00", "attempt": 0, "world": 4,
+    }  # fmt: skip
+    (attempt.run.metrics / "train.jsonl").write_text(json.dumps(line) + '\n{"step": 6, "torn')
+    Observation(attempt, lambda: float("inf")).look()
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert (verdict.kind, verdict.last_step) == (VerdictKind.LOSS_NOT_FINITE, 5)
+
+
+def test_damaged_files_are_reported_once_and_end_nothing(attempt, capsys):
+    attempt.windows_file(0).write_bytes(b"something else")
+    attempt.node_state(2).write_text('{"host": 3}')
+    observation = Observation(attempt, lambda: 1.0)
+    for _ in range(3):
+        observation.look()
+        os.utime(attempt.node_state(2))
+    assert capsys.readouterr().out.count("not a file of windows") == 1
+
+
+def test_the_state_of_a_node_is_read_back_as_samples(attempt, tmp_path):
+    counters = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
+    counters.mkdir(parents=True)
+    (counters / "symbol_error").write_text("7\n")
+    (counters / "link_downed").write_text("1\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\n")
+    guard = os.getpid()
+    attempt.rank_file(0).write_text(json.dumps({"rank": 0, "host": "n0", "pid": guard, "time": "x"}))
+    NodeState(attempt, "n0", os.getppid(), 0, tmp_path).write(None)
+    by_kind = {type(one).__name__: one for one in samples_in(attempt.node_state(0))}
+    assert by_kind.keys() == {"MemorySample", "LinkSample", "ClockSample"}
+    link, memory = by_kind["LinkSample"], by_kind["MemorySample"]
+    assert (link.device, link.errors, link.downs) == ("mlx5_0/1", 7, 1)
+    assert (memory.rank, memory.free_bytes) == (0, 600 * 1024)
+    assert abs(by_kind["ClockSample"].offset_s) < 5

@@ -1,0 +1,139 @@
+"""Judge a running attempt: read what its nodes recorded, and write `metrics/verdicts.jsonl`. The supervisor does this."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.metrics.judge import Detectors
+from toolkit.metrics.samples import LossSample, Sample
+from toolkit.metrics.training import TrainRecord
+from toolkit.metrics.verdicts import Verdict, VerdictLog, line_of_verdict
+from toolkit.metrics.window_file import WindowReader
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.log import say
+from toolkit.supervise.node_state import samples_in
+
+__all__ = ["Observation"]
+
+PERIOD_S = 10.0
+JOIN_S = 5.0
+_MOST_NEW = 1 << 20  # bytes of new metrics read at once
+
+
+@dataclass
+class Observation:
+    """Looks at one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
+
+    `left_s` returns the seconds until the allocation ends.
+    """
+
+    attempt: AttemptDirectory
+    left_s: Callable[[], float]
+    _readers: dict[Path, WindowReader] = field(default_factory=dict)
+    _states: dict[Path, int] = field(default_factory=dict)
+    _losses: _NewLosses = field(init=False)
+    _detectors: Detectors = field(init=False)
+    _log: VerdictLog | None = None
+    _problems: set[str] = field(default_factory=set)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._detectors = Detectors(self.attempt.number)
+        self._losses = _NewLosses(self.attempt.run.metrics / "train.jsonl", self.attempt.number)
+
+    def start(self) -> None:
+        """Look until `close`."""
+        self._thread = threading.Thread(target=self._look_until_over, name="observation", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Judge the last windows. The end of the attempt waits for that at most `JOIN_S`."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+
+    def _look_until_over(self) -> None:
+        while not self._over.wait(PERIOD_S):
+            self.look()
+        self.look()
+        if self._log is not None:
+            self._log.close()
+
+    def look(self) -> None:
+        """Judge what is new."""
+        try:
+            self._record(self._judge())
+        except (ToolkitError, OSError) as error:
+            self._report(str(error))
+
+    def _judge(self) -> list[Verdict]:
+        windows = []
+        for path in sorted(self.attempt.windows.glob("rank-*.bin")):
+            windows += self._readers.setdefault(path, WindowReader(path)).new()
+        left_s = self.left_s()
+        return self._detectors.observe(
+            windows, [*self._new_samples(), *self._losses.read()], now_s=time.time(),
+            walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
+        )  # fmt: skip
+
+    def _new_samples(self) -> Iterator[Sample]:
+        for path in sorted(self.attempt.windows.glob("rank-*.json")):
+            written_ns = path.stat().st_mtime_ns
+            if self._states.get(path) != written_ns:
+                self._states[path] = written_ns
+                try:
+                    yield from samples_in(path)
+                except ToolkitError as error:
+                    self._report(str(error))
+
+    def _is_paused(self) -> bool:
+        """Return whether the ranks are saving: the draft of a checkpoint exists."""
+        return any(self.attempt.run.checkpoints.glob(f"step-*.part-{self.attempt.number}-*"))
+
+    def _record(self, verdicts: list[Verdict]) -> None:
+        for verdict in verdicts:
+            if self._log is None:
+                self._log = VerdictLog(self.attempt.run.metrics / "verdicts.jsonl")
+            self._log.write(verdict)
+            say(f"verdict: {line_of_verdict(verdict)}")
+
+    def _report(self, problem: str) -> None:
+        if problem not in self._problems:
+            self._problems.add(problem)
+            say(f"cannot judge the run: {problem}")
+
+
+@dataclass
+class _NewLosses:
+    """The lines that rank 0 has added to `train.jsonl` since the last call."""
+
+    path: Path
+    attempt: int
+    _offset: int = 0
+
+    def read(self) -> list[LossSample]:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                lines = stream.read(_MOST_NEW).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            self._offset += len(line)
+            try:
+                record = TrainRecord.from_line(line.decode())
+            except (ValueError, KeyError, TypeError):  # commands that read the file name the damaged line
+                continue
+            if record.attempt == self.attempt:
+                found.append(LossSample(time.time(), record.step, record.loss))
+        return found
