@@ -173,7 +173,9 @@ def resolve_job(
 
 def _document(path: Path) -> Document:
     """Return the values of a job file, or of a batch script as a job file."""
-    is_script = path.suffix in (".sh", ".bash", ".sbatch", ".slurm") or (path.suffix != ".toml" and is_batch_script(path))
+    is_script = path.suffix in (".sh", ".bash", ".sbatch", ".slurm") or (
+        path.suffix != ".toml" and is_batch_script(path)
+    )
     return document_of_script(path) if is_script else read_document(path)
 
 
