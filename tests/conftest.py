@@ -269,7 +269,7 @@ def note_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 def wait_until() -> Callable[..., None]:
     """Wait for a condition, at most `timeout_s`."""
 
-    def wait(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
+    def wait(condition: Callable[[], object], timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"

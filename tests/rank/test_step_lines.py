@@ -70,7 +70,7 @@ def test_rank_0_records_the_step_that_a_script_reports(in_rank, rank, step):
 
 def test_the_guard_leaves_the_heartbeat_of_a_training_loop_alone(run_directory):
     attempt = claim_attempt(run_directory)
-    write_json(attempt.heartbeat, {"step": 2, "saves": True})
+    write_json(attempt.heartbeat, {"step": 2, "time": "x"})
     attempt.log_file(0).write_text("toolkit: step 3\n")
     lines = StepLines(attempt, attempt.log_file(0))
     lines.start()

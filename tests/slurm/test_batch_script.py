@@ -70,3 +70,11 @@ def test_files_that_sbatch_rejects(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(ToolkitError):
         read_batch_script(path)
+
+
+@pytest.mark.parametrize("first", ["#!", "#! ", "#!\xe9", "echo"])
+def test_a_script_without_an_interpreter_is_refused(tmp_path, first):
+    path = tmp_path / "job.sh"
+    path.write_bytes(f"{first}\necho\n".encode("latin-1"))
+    with pytest.raises(ToolkitError, match="expected a script that starts with `#!` and a program"):
+        read_batch_script(path)

@@ -71,3 +71,10 @@ def test_term_cancels_the_run_and_explain_names_it(here, toolkit) -> None:
     assert window.wait() == 143
     assert here.status()["state"] == "cancelled"
     assert "why       requested by SIGTERM to `toolkit run` at 20" in toolkit("explain", "last").out
+
+
+def test_a_batch_script_without_a_signal_ends_at_its_time_and_not_before(toolkit) -> None:
+    script = toolkit.folder / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --time=0:03\necho hello; sleep 60; echo too late\n")
+    ended = toolkit("run", script)
+    assert ended.code == 140 and "hello" in ended.out and "too late" not in ended.out, ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -32,8 +33,8 @@ def test_directives_lines_and_launch_become_tables(tmp_path: Path) -> None:
             "time": "1-0", "signal": "USR1", "sbatch": ["--exclusive"], "entry": "train.py", "argv": ["--lr", "3e-4", "--name", "my run"],
         },
         "env": {
-            "modules": ["cuda/12", "nccl"], "setup": ["source env/bin/activate", "export TAG=$SLURM_JOB_ID"],
-            "vars": {"HF_HOME": "/scratch/hf"},
+            "modules": ["cuda/12", "nccl"],
+            "setup": ["source env/bin/activate", "export HF_HOME=/scratch/hf", "export TAG=$SLURM_JOB_ID", "LR=3e-4"],
         },
         "restart": {"warn_s": 300},
         "notify": {"mail": ["me@example.org"], "mail_on": ["END"]},
@@ -67,7 +68,7 @@ def test_launches(tmp_path: Path, launch: str, expected: dict) -> None:
     [
         ("for i in 1 2; do\n srun python train.py\ndone", "line 3 needs a shell"),
         ("python train.py > log", "line 3 needs a shell"),
-        ("srun python a.py\nsrun python b.py", "line 4 needs a shell"),
+        ("srun python a.py\nsrun python b.py", "line 4 follows the launch"),
         ("srun python a.py --task $SLURM_ARRAY_TASK_ID", "only a shell can evaluate"),
         ("accelerate launch --config_file c.yaml a.py", "--config-file has no key"),
         ("python train.py", "line 3 starts no ranks"),
@@ -120,3 +121,69 @@ def test_an_imported_script_runs(toolkit, tmp_path: Path, monkeypatch: pytest.Mo
     assert "wrote job.toml" in toolkit.ok("import", "job.sh", "-o", "job.toml")
     assert "it ran" in toolkit.ok("run", "job.toml")
     assert toolkit("import", "job.sh", "-o", "job.toml").code == 2
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "srun -n4 --multi-prog conf.txt", "srun --het-group=0 ./a : --het-group=1 ./b", "mpirun -np 1 ./a : -np 3 ./b",
+        "mpirun --map-by socket -np 4 ./a.out", "mpirun -np 4 --mca btl tcp,self ./a.out", "srun --mpi pmix ./a.out",
+        "srun --export=ALL,A=1 ./a.out", "NP=$((2*4))\nsrun -n $NP ./a.out", "srun -N 1-2 ./a.out",
+        "torchrun --nproc_per_node=gpu a.py", "accelerate launch --num_processes=3 a.py", "srun ./a.out {1,2}.txt",
+        "srun ./a.out ~/x", "A=1; B=2\nsrun ./a.out", "srun ./a.out\nexport A=1", "exit 0\nsrun ./a.out",
+        "set -a\nsource .env\nsrun ./a.out", "mkdir results\nsrun ./a.out", "MSG=\"it's\"\nsrun ./a.out '$MSG",
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_stays_a_script(tmp_path: Path, launch: str) -> None:
+    tables, notes = imported(tmp_path, f"#SBATCH -N2\n{launch}")
+    assert tables["job"].get("once") is True and "line " in notes[-1], tables
+
+
+@pytest.mark.parametrize(
+    "directive", ["--mail-type=TIME_LIMIT_50 --mail-user=a@b", "--chdir=/scratch", "-n6 --ntasks-per-node=4"]
+)
+def test_directives_that_a_job_file_cannot_express_keep_the_script(tmp_path: Path, directive: str) -> None:
+    tables, _ = imported(tmp_path, f"#SBATCH -N2 {directive}\nsrun ./a.out")
+    assert tables["job"].get("once") is True
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"source /cluster/software/environments/2024/production/login/login.sh hf_{22 * 'a'}\nsrun ./a.out",
+        "srun env WANDB_API_KEY=0123456789abcdef0123 python train.py",
+        "srun python train.py --wandb-api-key 0123456789abcdef0123", "./a.out --password=hunter2x",
+        "source login.sh --password=hunter2x\nsrun ./a.out", "export DB_URL=postgres://me:hunter2x@host/db\nsrun ./a.out",
+        'eval "$(conda shell.bash hook)" && export WANDB_API_KEY=0123456789abcdef0123\nsrun ./a.out',
+        "srun --export=ALL,WANDB_API_KEY=0123456789abcdef0123 ./a.out", "echo WANDB_API_KEY=0123456789abcdef0123\nsrun ./a.out",
+        "WANDB_API_KEY=0123456789abcdef0123\nexport WANDB_API_KEY\nsrun ./a.out",
+    ],
+)  # fmt: skip
+def test_no_secret_is_written_or_printed(tmp_path: Path, lines: str) -> None:
+    tables, notes = imported(tmp_path, f"#SBATCH -N1\n{lines}")
+    assert not any(secret in f"{tables}{notes}" for secret in ("0123456789abcdef", "hunter2x", 22 * "a"))
+
+
+def test_lines_of_the_environment_keep_their_order(tmp_path: Path) -> None:
+    lines = ["module use /apps", "VER=12", "module load cuda/$VER", "export DATA=/data", "export PATH=$DATA/bin:$PATH"]
+    tables, _ = imported(tmp_path, "\n".join([*lines, 'srun ./a.out x # the "fast" mode', "module purge"]))
+    assert tables["env"] == {"setup": lines}
+    assert tables["job"]["entry"] == ["./a.out", "x"] or tables["job"]["entry"][1:] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("'a \"b\"'", 'a "b"'),
+        ("\"it's $X isn't\"", "it's 1 isn't"),
+        ("a\\ b", "a b"),
+        ('"$M"', 'say "hi"'),
+        ("${X}2", "12"),
+    ],
+)
+def test_arguments_are_those_of_the_shell(tmp_path: Path, argument: str, value: str) -> None:
+    tables, _ = imported(tmp_path, f"X=1\nM='say \"hi\"'\nsrun /a.out {argument}")
+    shell = subprocess.run(
+        ["bash", "-c", f"X=1; M='say \"hi\"'; printf %s {argument}"], capture_output=True, text=True, check=True
+    )
+    assert tables["job"]["entry"][1] == value == shell.stdout

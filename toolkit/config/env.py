@@ -217,11 +217,9 @@ class RestartTable(Table):
     )
     preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(
-        120,
-        "Seconds before the walltime at which Slurm tells the ranks to save; unset, a quarter of a shorter walltime.",
-        ge=1,
-        le=65535,
-    )
+        120, "Seconds before the walltime at which Slurm tells the ranks to save; less if the walltime is this short.",
+        ge=1, le=65535,
+    )  # fmt: skip
     stall_s: int = key(900, "Seconds without a completed step after which an attempt counts as stalled.", ge=1)
     collective_timeout_s: int = key(
         1800,

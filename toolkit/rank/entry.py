@@ -309,12 +309,12 @@ def run_batch_script(script: Path, argv: Sequence[str], options: Sequence[str]) 
     if "SLURM_TASK_PID" in environment:
         environment["SLURM_TASK_PID"] = str(os.getpid())
     with script.open("rb") as stream:
-        interpreter, *rest = stream.readline().removeprefix(b"#!").strip().decode().split(maxsplit=1)
+        interpreter, *rest = stream.readline().removeprefix(b"#!").strip().split(maxsplit=1)
     try:
-        os.execve(interpreter, [interpreter, *rest, str(script), *argv], environment)
+        os.execve(interpreter, [interpreter, *rest, os.fsencode(script), *map(os.fsencode, argv)], environment)
     except OSError as error:
         raise ToolkitError(
-            f"cannot run {interpreter}: {error.strerror}",
+            f"cannot run {os.fsdecode(interpreter)!a}: {error.strerror}",
             where=f"{script}:1",
             fix="correct the `#!` line of the script",
         ) from error

@@ -46,7 +46,8 @@ class StepLines:
     def _record_new(self) -> None:
         try:
             step = self._read_new()
-            if step is not None and (read_json_or_none(self._attempt.heartbeat) or {}).get("saves") is not True:
+            beat = read_json_or_none(self._attempt.heartbeat)
+            if step is not None and (beat is None or not beat.get("saves", True)):  # not that of world.should_stop
                 beat = {"step": step, "time": utc_now(), "saves": False}
                 write_json(self._attempt.heartbeat, beat, durable=False)
         except (OSError, ToolkitError) as error:  # a file server that does not respond must not end the guard

@@ -86,9 +86,14 @@ def read_batch_script(path: Path) -> BatchScript:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise _refusal(f"cannot read the script: {error.strerror}", str(path), "make it readable") from error
-    if not text.startswith("#!"):
-        raise _refusal("expected a script that starts with `#!`", f"{path}:1", 'add a first line such as "#!/bin/bash"')
+        fix = "specify the path of a script" if isinstance(error, FileNotFoundError) else "make it readable"
+        raise _refusal(f"cannot read the script: {error.strerror}", str(path), fix) from error
+    if not re.match(r"#![ \t]*[!-~]", text):
+        raise _refusal(
+            "expected a script that starts with `#!` and a program",
+            f"{path}:1",
+            'add a first line such as "#!/bin/bash"',
+        )
     if "\r\n" in text:
         raise _refusal("the script has Windows line endings", str(path), f"sed -i 's/\\r$//' {path}")
     lines = [*enumerate(text.split("\n"), start=1)]

@@ -1,13 +1,13 @@
 """Translate the line of a script that starts its ranks: srun, torchrun, accelerate, mpirun or python."""
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from toolkit.config.resolved import shown_arguments
+from toolkit.config.resolved import looks_secret, shown_arguments
 
-__all__ = ["WORD", "NoTranslationError", "expand", "keys_of_launch"]
+__all__ = ["WORD", "NoTranslationError", "expand", "is_secret", "keys_of_launch"]
 
 # A word of a shell command, with its quotes and substitutions.
 WORD = re.compile(r"""(?:[^\s"'`$\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\$)+""")
@@ -20,6 +20,15 @@ _REPLACED = re.compile(
     r"|main-process-(ip|port))"
 )
 _SWITCHES = frozenset({"--standalone", "--multi-gpu", "--same-network", "--use-env"})
+# Options of srun that change what it prints or where ranks run, but not the ranks.
+_SRUN_SWITCHES = frozenset({"-l", "--label", "-u", "--unbuffered", "-v", "--verbose", "-Q", "--quiet", "--exclusive"})
+_SRUN_OPTIONS = frozenset({
+    "--mpi", "--cpu-bind", "--cpu_bind", "--gpu-bind", "--mem-bind", "--distribution", "--kill-on-bad-exit", "--output",
+    "--error", "--job-name", "--hint",
+})  # fmt: skip
+# The job's own counts, which the directives set.
+_OWN_COUNT = re.compile(r'"?\$\{?SLURM_(?:NTASKS|NPROCS|NNODES|JOB_NUM_NODES|NTASKS_PER_NODE|CPUS_PER_TASK)\}?"?')
+_PASSWORD_IN_URL = re.compile(r"://[^/\s:]+:[^@\s]+@")
 # The options of srun and mpirun that set keys.
 _COUNTS = {
     "-n": "ranks", "-np": "ranks", "--ntasks": "ranks", "-N": "nodes", "--nodes": "nodes",
@@ -32,14 +41,40 @@ class NoTranslationError(Exception):
 
 
 def expand(raw: str, known: Mapping[str, str]) -> str | None:
-    """Return the value of a shell word with its known variables; None if only a shell can evaluate it."""
-    parts = re.split(r"('[^']*')", raw)
-    literal = "".join(part for part in parts if not part.startswith("'"))
-    names = {match[1] or match[2] for match in _VARIABLE.finditer(literal)}
-    if "$" in _VARIABLE.sub("", literal) or re.search(r"[`*?]|^~", literal) or not names <= known.keys():
-        return None
-    filled = [one if one[:1] == "'" else _VARIABLE.sub(lambda match: known[match[1] or match[2]], one) for one in parts]
-    return " ".join(shlex.split("".join(filled)))
+    """Return the value of a shell argument with its known variables; None if only a shell can evaluate it."""
+    value, quote, at = "", "", 0
+    while at < len(raw):
+        character = raw[at]
+        if character == (quote or character) and character in "\"'":
+            quote = "" if quote else character
+        elif quote == "'":
+            value += character
+        elif character == "\\":
+            at += 1
+            value += raw[at : at + 1] if not quote or raw[at : at + 1] in '"\\$`' else raw[at - 1 : at + 1]
+        elif character == "$":
+            match = _VARIABLE.match(raw, at)
+            name = (match[1] or match[2]) if match else ""
+            if match is None or name not in known:
+                return None
+            value += known[name]
+            at = match.end() - 1
+        elif character == "`" or (not quote and character in "*?[{~"):
+            return None
+        else:
+            value += character
+        at += 1
+    return None if quote else value
+
+
+def is_secret(words: Sequence[str]) -> bool:
+    """Return whether an argument looks like a secret by its value, or by its name: NAME=V, --name=V or --name V."""
+    if shown_arguments(list(words)) != list(words) or any(_PASSWORD_IN_URL.search(word) for word in words):
+        return True
+    pairs = [re.fullmatch(r"-*([A-Za-z_][\w-]*)=(.*)", word, re.DOTALL) for word in words]
+    named = [(pair[1], pair[2]) for pair in pairs if pair]
+    named += [(one.lstrip("-"), other) for one, other in pairwise(words) if one.startswith("--")]
+    return any(looks_secret(f"env.vars.{name.replace('-', '_')}", value.strip("\"'")) for name, value in named)
 
 
 def keys_of_launch(
@@ -53,8 +88,7 @@ def keys_of_launch(
     if is_parallel:
         words = _after_srun(words, known, nodes, keys, notes, where)
     if match := _TORCHRUN.match(" ".join(words) + " "):
-        words, each = _after_torchrun(words[len(match[0].split()) :], known, nodes, where)
-        each = each or job.get("gpus_per_node", 1)
+        words, each = _after_torchrun(words[len(match[0].split()) :], known, job, notes, where)
         keys |= {"ranks_per_node": each} | ({"cpus_per_rank": max(1, cpus // each)} if "cpus_per_rank" in job else {})
         words = ["python", *_values(words, known, where)]
     else:
@@ -75,8 +109,8 @@ def _values(words: Sequence[str], known: Mapping[str, str], where: str) -> list[
     for word in words[:-1] if words and words[-1] in ('"$@"', "$@", '"${@}"') else words:
         if (value := expand(word, known)) is None:
             raise NoTranslationError(f"{where} uses {word}, which only a shell can evaluate")
-        values += [value] if re.search(r"['\"]", word) else value.split()  # the shell splits unquoted variables
-    if shown_arguments(values) != values:
+        values += [value] if re.search(r"['\"\\]", word) else value.split()  # the shell splits unquoted variables
+    if is_secret(values):
         raise NoTranslationError(f"{where} has an argument that looks like a secret")
     return values
 
@@ -90,35 +124,62 @@ def _after_srun(
         option, equals, raw = rest.pop(0).partition("=")
         short = re.fullmatch(r"(-[nNc])(\d+)", option)
         key = _COUNTS.get(short[1] if short else option)
-        if not equals and not short and (key or not option.startswith("--")) and rest and rest[0][0] != "-":
-            equals, raw = " ", rest.pop(0)
-        value = expand(short[2] if short else raw, known) or ""
-        if key and value.isdecimal():
-            keys[key] = int(value)
+        if key and not equals and not short:
+            raw = rest.pop(0) if rest else ""
+        if key and not _OWN_COUNT.fullmatch(raw):
+            keys[key] = _count(short[2] if short else raw, known, option, where)
+        elif key is None and option not in _SRUN_SWITCHES and (not equals or option not in _SRUN_OPTIONS):
+            raise NoTranslationError(f"{where}: {option} of {program} has no key")
         elif key is None:
             notes.append(
-                f"{where}: omitted {option}{equals}{raw} of {program}; `[launcher] options` of the site sets srun's"
+                f"{where}: omitted {option}{equals}{raw} of {program}; `job.launcher_options` sets options of the launcher"
             )
     ranks, nodes = keys.pop("ranks", 0), keys.get("nodes", nodes)
     if ranks and (not isinstance(nodes, int) or ranks % nodes):
         raise NoTranslationError(f"{where}: {ranks} ranks are not divisible by the nodes")
     if ranks:
         keys.setdefault("ranks_per_node", ranks // int(nodes))
-    if not rest:
-        raise NoTranslationError(f"{where} names no program")
+    if not rest or ":" in rest:
+        raise NoTranslationError(f"{where} names {'several programs' if rest else 'no program'}")
     return rest
 
 
-def _after_torchrun(words: list[str], known: Mapping[str, str], nodes: int | str, where: str) -> tuple[list[str], int]:
-    """Return the script of torchrun or accelerate with its arguments, and the ranks per node; 0 if they are not set."""
-    each = 0
+def _count(raw: str, known: Mapping[str, str], option: str, where: str) -> int:
+    value = expand(raw, known)
+    if value is None or not value.isdecimal():
+        raise NoTranslationError(f"{where}: only a shell can evaluate {option} {raw}")
+    return int(value)
+
+
+def _after_torchrun(
+    words: list[str], known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str
+) -> tuple[list[str], int]:
+    """Return the script of torchrun or accelerate with its arguments, and the ranks per node."""
+    nodes, each = job.get("nodes", 1), 1
     while words and words[0].startswith("-"):
-        option, equals, raw = words.pop(0).replace("_", "-").partition("=")
+        option, equals, raw = words.pop(0).partition("=")
+        option = option.replace("_", "-")
         if not _REPLACED.fullmatch(option) and option not in _SWITCHES:
             raise NoTranslationError(f"{where}: {option} has no key")
-        value = "" if option in _SWITCHES else expand(raw if equals or not words else words.pop(0), known) or ""
-        if value.isdecimal() and option in ("--nproc-per-node", "--num-processes"):
-            each = int(value) // (1 if "nproc" in option or not isinstance(nodes, int) else nodes)
+        if option not in _SWITCHES and not equals:
+            raw = words.pop(0) if words else ""
+        if option in ("--nproc-per-node", "--num-processes"):
+            each = _ranks_of_gpus(raw, job) or _count(raw, known, option, where)
+        if option == "--num-processes":
+            if not isinstance(nodes, int) or each % nodes:
+                raise NoTranslationError(f"{where}: {each} processes are not divisible by the nodes")
+            each //= nodes
+        if option == "--max-restarts":
+            notes.append(f"{where}: omitted {option}; `restart.crashes` limits restarts")
     if not words:
         raise NoTranslationError(f"{where} starts no Python file")
     return words, each
+
+
+def _ranks_of_gpus(raw: str, job: Mapping[str, Any]) -> int:
+    """Return the GPUs per node if torchrun starts a rank on each; 0 for any other number."""
+    return (
+        int(job.get("gpus_per_node", 0))
+        if raw.strip('"') in ("gpu", "$SLURM_GPUS_ON_NODE", "${SLURM_GPUS_ON_NODE}")
+        else 0
+    )

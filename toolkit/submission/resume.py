@@ -41,6 +41,7 @@ from toolkit.submission.preflight.beginning import (
     check_whole,
 )
 from toolkit.submission.preflight.secrets import check_secrets
+from toolkit.submission.preflight.unpassed import warn_of_args
 from toolkit.submission.resume_checks import check_components, check_site, check_steps_left, check_tasks
 from toolkit.submission.script import NewCode, is_rerun, nodes_to_exclude, render_script
 from toolkit.submission.sweep.sweep import resolve_again
@@ -207,6 +208,7 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     check_bench(job)
     check_guard(job, has_checkpoint=source is not None or _has_checkpoints(run))
     check_secrets(job, os.environ)
+    warn_of_args(job)
     if source is None:
         if job.checkpoint.source != recorded.checkpoint.source or not _has_checkpoints(run):
             check_source(job, changes.sbatch)

@@ -84,7 +84,7 @@ def render_script(
             *map(_pattern, job.env.passed),
             *map(_variable, [*job.env.secrets_of_shell, *_webhook_variable(job)]),
         ],
-        modules=bool(job.site_env.modules or job.env.modules) and not job.job.once,
+        modules=_uses_modules(job) and not job.job.once,
         site_lines=[] if job.job.once else site_lines(job),
         is_once=job.job.once,
         python=shlex.quote(sys.executable),
@@ -207,6 +207,14 @@ def quote_directive(option: str) -> str:
         return option  # in `-p main` or `-D "/my data/x=1"`, the user has already quoted the value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'{name}="{escaped}"'
+
+
+def _uses_modules(job: ResolvedJob) -> bool:
+    """Return whether the script must define the command `module`, which batch shells may lack."""
+    setup = [*job.site_env.setup, *job.env.setup]
+    return bool(job.site_env.modules or job.env.modules) or any(
+        line.split()[:1] in (["module"], ["ml"]) for line in setup
+    )
 
 
 def site_lines(job: ResolvedJob) -> list[str]:

@@ -28,7 +28,7 @@ _MOST_NEW = 1 << 20  # bytes of new metrics read at once
 
 @dataclass
 class Observation:
-    """Looks at one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
+    """Judges one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
 
     `left_s` returns the seconds until the allocation ends.
     """

@@ -1,6 +1,7 @@
 """The progress of a run: the last step of an attempt, changed files, and whether a failure recurred without progress."""
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,8 @@ def state_of_files(pattern: str, run: Path) -> dict[str, tuple[int, int]]:
     names = glob.glob(str(Path(pattern).expanduser()), recursive=True) if pattern else []  # noqa: PTH207
     own = [run.resolve() / name for name in ("attempts", "starts", "control")]
     for path in names:
-        if any(Path(path).resolve().is_relative_to(folder) for folder in own):
+        # Path.resolve raises an error for a loop of links.
+        if any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in own):
             continue
         try:
             status = Path(path).stat()

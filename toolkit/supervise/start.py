@@ -12,6 +12,7 @@ from toolkit.errors import NotFoundError, OwnFailureError, counted
 from toolkit.rundir.claims import SupersededError, claim_start, process_start_ticks
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
+from toolkit.rundir.states import Cause
 from toolkit.rundir.sweep import in_words, values_of_task
 from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.times import parse_slurm_time
@@ -80,15 +81,22 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
 
 
 def _limit_local_run(allocation: Allocation, job: Mapping[str, Any], request: StopRequest) -> None:
-    """End a run without Slurm at `job.time`, with the same warning before it."""
+    """End a run without Slurm at `job.time`, with the warning that Slurm would send before it."""
     limit_s = parse_slurm_time(str(job["job"].get("time") or "0"))
     if not limit_s:
         return
     allocation.ends_at = time.time() + limit_s
-    warn_s = float(job["restart"]["warn_s"])
-    timer = threading.Timer(max(0.0, limit_s - warn_s), request.on_signal, (signal.SIGUSR2, None))
-    timer.daemon = True
-    timer.start()
+    restart, is_script = job["restart"], bool(job["job"].get("once"))
+    has_warning = not is_script or restart["walltimes"] != 0 or "restart.warn_s" in job.get("origins", {})
+    timers = []
+    if has_warning:
+        after_s = max(0.0, limit_s - float(restart["warn_s"]))
+        timers.append(threading.Timer(after_s, request.on_signal, (signal.SIGUSR2, None)))
+    if is_script:  # its warning requests nothing of toolkit
+        timers.append(threading.Timer(limit_s, request.ask, (Cause.WALLTIME,)))
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
 
 
 def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:

@@ -107,7 +107,7 @@ class Supervisor:
 
     def grace_s(self, cause: Cause) -> float:
         """Return the seconds that ranks have to save."""
-        if cause is Cause.WALLTIME and self.request.terminated:
+        if cause is Cause.WALLTIME and (self.request.terminated or self.allocation.left_s() <= 0):
             return self.stop_grace_s  # Slurm ends the job: at its walltime, or because a script has requeued it
         # Only Slurm knows the site's grace time for preempted jobs, and it ends the job itself after that.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
