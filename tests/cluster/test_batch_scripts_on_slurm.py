@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_slurm import Site, wait_for
+from on_slurm import Site, mpi_of, wait_for
 
 pytestmark = pytest.mark.cluster
 
 # Variables whose values differ between any two jobs.
 OF_ONE_JOB = (
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_ARRAY_JOB_ID", "SLURM_TOPOLOGY_ADDR", "SLURM_JOB_START_TIME",
-    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_END_TIME", "SLURM_JOB_SLUID",
 )  # fmt: skip
 
 
@@ -56,9 +56,11 @@ def test_the_environment_is_that_of_sbatch(here: Site, directives: str) -> None:
 
 
 def test_srun_and_mpirun_start_ranks_in_a_script(here: Site) -> None:
+    mpi, _ = mpi_of(here.cluster.layout)
+    rank = "PMI_RANK" if mpi == "pmi2" else "PMIX_RANK"
     script = write(
         here, "job.sh",
-        "#SBATCH -N2 --ntasks-per-node=2 -t 5\nsrun --mpi=pmix sh -c 'echo srun $PMIX_RANK $SLURM_PROCID'\n"
+        f"#SBATCH -N2 --ntasks-per-node=2 -t 5\nsrun --mpi={mpi} sh -c 'echo srun ${rank} $SLURM_PROCID'\n"
         "mpirun --allow-run-as-root -n 4 sh -c 'echo mpirun $OMPI_COMM_WORLD_RANK'",
     )  # fmt: skip
     here.ok("submit", script, "--wait")
