@@ -36,7 +36,7 @@ from toolkit.errors import ToolkitError
 from toolkit.slurm.times import meant_as_hours
 
 __all__ = [
-    "ResolvedJob", "as_json", "is_elsewhere", "likely_secrets", "looks_secret", "shown", "shown_arguments",
+    "JobFile", "ResolvedJob", "as_json", "is_elsewhere", "likely_secrets", "looks_secret", "shown", "shown_arguments",
     "shown_job", "shown_origin", "shown_tables",
 ]  # fmt: skip
 

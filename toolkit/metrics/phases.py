@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["HostClock", "Profile", "sums_of"]
+__all__ = ["HostClock", "PhaseSum", "Profile", "sums_of"]
 
 SETTLED_AT_ONCE = 4096  # maximum entries of a thread's log
 STEP = "step"
