@@ -202,7 +202,7 @@ class _Body:
     def _command(self, command: str, job: dict[str, Any], where: str) -> None:
         if not command or re.fullmatch(r'cd "?\$\{?SLURM_SUBMIT_DIR\}?"?', command):
             return
-        needs_shell = _OPERATORS.search(re.sub(r"'[^']*'|\"[^\"]*\"|\$\([^()]*\)", "", command))
+        needs_shell = _OPERATORS.search(re.sub(r"'[^']*'|\"[^\"]*\"|\$\((?:[^()]|\([^()]*\))*\)", "", command))
         has_secret = is_secret(WORD.findall(command))
         shown = f"{command.split()[0]} ..." if has_secret else command[:60]
         if WORD.sub("", command).strip():  # a quote that ends on another line

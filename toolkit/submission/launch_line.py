@@ -128,7 +128,11 @@ def _after_srun(
             raw = rest.pop(0) if rest else ""
         if key and not _OWN_COUNT.fullmatch(raw):
             keys[key] = _count(short[2] if short else raw, known, option, where)
-        elif key is None and option not in _SRUN_SWITCHES and (not equals or option not in _SRUN_OPTIONS):
+        elif (
+            key is None
+            and option not in _SRUN_SWITCHES
+            and (option not in _SRUN_OPTIONS or not equals or expand(raw, known) is None)
+        ):
             raise NoTranslationError(f"{where}: {option} of {program} has no key")
         elif key is None:
             notes.append(
