@@ -6,7 +6,6 @@ The code between two steps runs with cold processor caches, which makes it about
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import sys
@@ -26,10 +25,9 @@ __all__ = ["MEASURED", "PhaseReader", "PhaseSampling", "Recorder"]
 PERIOD_NS = 500_000_000
 MEMORY_PERIOD_NS = 1_000_000_000
 MOST_LATE = 8  # steps that wait for the phases of an earlier step before it is recorded without them
-# The budget of the recorder as a share of a step, and its costs: of each step, of a step with phases, and of each start or end
-# of a phase in it.
-SHARE = 0.001
-RECORD_S, SAMPLE_S, ENTRY_S = 20e-6, 60e-6, 6e-6
+# The share of the time that phases may cost, and what they cost in one step, and for each start or end of a phase in it.
+PHASES_SHARE = 0.0005
+SAMPLE_S, ENTRY_S = 60e-6, 6e-6
 
 _AT = {name: column for column, name in enumerate(COLUMNS)}
 _STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _SWITCHES, _FAULTS, _RSS, _DEVICE = (
@@ -95,12 +93,13 @@ class Recorder:
             self.columns[name] = column
         return column
 
-    def begin(self, number: int) -> None:
-        """Start the step after step `number`; what happened since the last step does not count."""
+    def begin(self, number: int) -> int:
+        """Start the step after step `number`, without what happened since the last step; return the time."""
         self.write()
         self._thread, self._number = threading.get_ident(), number
         self._at_ns, self._cpu_ns = perf_counter_ns(), thread_time_ns()
         self._count()
+        return self._at_ns
 
     def end(self, number: int, log: Log = ()) -> int:
         """End step `number`, and start the next one; return the time in nanoseconds."""
@@ -184,19 +183,18 @@ def _add_work(values: list[float], phases: Mapping[str, PhaseSum]) -> None:
 
 
 class PhaseSampling:
-    """Decides in which steps to measure phases: in as many as the budget of the recorder permits.
+    """Decides in which steps to measure phases: from `due_ns` on, and then in as many as the budget permits.
 
-    `left` is the number of steps before the next one. The distance between two such steps is random, since work that repeats every N steps would otherwise distort the phases.
+    The time between two such steps is random, since work that repeats every N steps would otherwise distort the phases.
     """
 
     def __init__(self, mark_s: float) -> None:
         """`mark_s` is the cost of one reading of the clock."""
+        self.due_ns = 0
         self._entry_s = mark_s + ENTRY_S
-        self.left = 0
         self._random = random.Random(0)  # not the generator of the program, which training uses
 
-    def measured(self, entries: int, step_s: float) -> None:
-        """Choose the next step, after one that took `step_s` with this number of starts and ends of phases."""
-        spare_s = max(SHARE * step_s - RECORD_S, SHARE * step_s / 4, 1e-9)
-        every = math.ceil((SAMPLE_S + entries * self._entry_s) / spare_s)
-        self.left = self._random.randrange(2 * every - 1)
+    def measured(self, entries: int, at_ns: int) -> None:
+        """Choose the next step, after one with this number of starts and ends of phases that ended at `at_ns`."""
+        pause_s = (SAMPLE_S + entries * self._entry_s) / PHASES_SHARE
+        self.due_ns = at_ns + int(pause_s * self._random.uniform(0.5, 1.5) * 1e9)

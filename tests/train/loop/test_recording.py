@@ -15,6 +15,7 @@ from launch import job, launch
 from torch.distributed import _functional_collectives
 
 from toolkit.jobs import train_lm
+from toolkit.metrics import recorder
 from toolkit.metrics.ring import COLUMNS, RingReader, rings_of
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.windows import BYTES, DATA, DEVICE, EXPOSED, GRAD_NORM, LOSS, SAVE, STEP, TOKENS, WORK, WORK_CPU
@@ -28,6 +29,7 @@ def train_as_rank_of_a_run(world: Any, config: Any, record: bool = True, late_ra
     resolved.write_text(json.dumps({"observe": {"record": record}}))
     run = {"RUN_DIR": str(world.run_dir), "ATTEMPT": "0", "RANK": str(world.rank), "RESOLVED_JOB": str(resolved)}
     os.environ.update({f"TOOLKIT_{name}": value for name, value in run.items()})
+    recorder.PHASES_SHARE = 1.0  # phases in every step
     take = train_lm.Windows.take
 
     def slow(self: Any, *given: Any) -> Any:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from time import perf_counter_ns, thread_time
+from time import thread_time
 from typing import Any
 
 import torch
 
 from toolkit.comm.waits import waits_noted
 from toolkit.metrics.phases import HostClock, PhaseSum, Profile, sums_of
-from toolkit.metrics.recorder import PhaseSampling
+from toolkit.metrics.recorder import PhaseSampling, Recorder
 from toolkit.metrics.ring import COLUMNS
 from toolkit.metrics.windows import GRAD_NORM, LOSS, SAVE, TOKENS
 from toolkit.world.record import recorder_of_rank
@@ -46,7 +46,7 @@ class RecordedSteps:
         self._recorder, self._profile, self._profiled = recorder_of_rank(), profile, profiled
         self._is_compiled = is_compiled
         self._watching = ExitStack()
-        self._phases_began_ns: int | None = None  # None in a step without phases
+        self._has_phases = False  # of the current step
         self._number: int | None = None
         self._clock: _EventClock | HostClock = HostClock()
         if self._recorder is not None:
@@ -60,24 +60,18 @@ class RecordedSteps:
         recorder = self._recorder
         if recorder is None:
             return
-        if self._phases_began_ns is not None:
-            self._end_with_phases()
-        elif self._number is not None:
-            recorder.end(self._number)
-        else:
-            recorder.begin(number - 1)
+        at_ns = recorder.begin(number - 1) if self._number is None else self._end(recorder, self._number)
         self._number = number
-        self._sampling.left -= 1
-        if self._sampling.left < 0 and number not in self._profiled:
-            self._begin_phases()
+        if at_ns >= self._sampling.due_ns and number not in self._profiled:
+            self._has_phases = True
+            self._profile.use(self._clock, 0)
+            self._watching.enter_context(waits_noted(self._profile, functional=not self._is_compiled))
+            self._profile.begin_step(number)
 
     def close(self) -> None:
         """End the last step, and write all steps."""
         if self._recorder is not None and self._number is not None:
-            if self._phases_began_ns is not None:
-                self._end_with_phases()
-            else:
-                self._recorder.end(self._number)
+            self._end(self._recorder, self._number)
             self._number = None
             self._recorder.write(is_last=True)
 
@@ -92,20 +86,16 @@ class RecordedSteps:
         if self._recorder is not None:
             self._recorder.noted[_SAVE] = seconds
 
-    def _begin_phases(self) -> None:
-        assert self._number is not None
-        self._phases_began_ns = perf_counter_ns()
-        self._profile.use(self._clock, 0)
-        self._watching.enter_context(waits_noted(self._profile, functional=not self._is_compiled))
-        self._profile.begin_step(self._number)
-
-    def _end_with_phases(self) -> None:
-        assert self._recorder is not None and self._number is not None and self._phases_began_ns is not None
+    def _end(self, recorder: Recorder, number: int) -> int:
+        """End a step; return the time in nanoseconds."""
+        if not self._has_phases:
+            return recorder.end(number)
+        self._has_phases = False
         log = self._profile.take_step()
         self._watching.close()
-        ended_ns = self._recorder.end(self._number, log)
-        self._sampling.measured(len(log), (ended_ns - self._phases_began_ns) / 1e9)
-        self._phases_began_ns = None
+        at_ns = recorder.end(number, log)
+        self._sampling.measured(len(log), at_ns)
+        return at_ns
 
     def phases(self, log: Sequence[tuple[str | None, Any]]) -> Mapping[str, PhaseSum] | None:
         """Return the phases of a step; None if the GPU has not reached its end."""
