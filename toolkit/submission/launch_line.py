@@ -23,7 +23,7 @@ _SWITCHES = frozenset({"--standalone", "--multi-gpu", "--same-network", "--use-e
 # Options of srun that change what it prints or where ranks run, but not the ranks.
 _SRUN_SWITCHES = frozenset({"-l", "--label", "-u", "--unbuffered", "-v", "--verbose", "-Q", "--quiet", "--exclusive"})
 _SRUN_OPTIONS = frozenset({
-    "--mpi", "--cpu-bind", "--cpu_bind", "--gpu-bind", "--mem-bind", "--distribution", "--kill-on-bad-exit", "--output",
+    "--mpi", "--distribution", "--kill-on-bad-exit", "--output",
     "--error", "--job-name", "--hint",
 })  # fmt: skip
 # The job's own counts, which the directives set.
