@@ -47,7 +47,7 @@ def test_a_launch_waits_for_it_and_is_judged_by_its_own_words(supervisor, run_di
     end = one._attempt(attempt)
     assert (end.cause, end.symptom, end.last_lines) == (Cause.LAUNCH_FAILED, "", ["srun: error: something else"])
     said = capfd.readouterr().out
-    assert f"Slurm's controller does not respond ({UNCONFIRMED}); retrying for up to 3" in said
+    assert f"Slurm's controller does not respond ({UNCONFIRMED}); retrying for up to 35" in said
     assert said.count("Slurm's controller") == 2 and re.search(r"Slurm's controller responds again after \d+ s", said)
     assert [line["event"] for line in read_lines(attempt.events)] == ["started"]
 
