@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
@@ -11,7 +12,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, json_reason, tail_text
 from toolkit.terminal.talk import say_beside
 
-__all__ = ["last_of", "read_records"]
+__all__ = ["RecordTail", "last_of", "read_records"]
 
 
 class Record(Protocol):
@@ -21,6 +22,7 @@ class Record(Protocol):
 
 
 MOST_WAITING = 10_000  # lines kept while the disk is full; the oldest are dropped first
+_MOST_NEW = 1 << 22  # bytes that a tail reads at once
 
 
 class OfStep(Protocol):
@@ -135,3 +137,32 @@ def last_of(path: Path, from_line: Callable[[str], T]) -> T | None:
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             return from_line(line)
     return None
+
+
+@dataclass
+class RecordTail(Generic[T]):
+    """The records that a writer has added to a file since the last call.
+
+    A damaged line is skipped: commands that read the whole file name it (`read_records`).
+    """
+
+    path: Path
+    from_line: Callable[[str], T]
+    _offset: int = 0
+
+    def new(self) -> list[T]:
+        """Return the new records, [] if there is no file. Call again for the rest of a long file."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                lines = stream.read(_MOST_NEW).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            self._offset += len(line)
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                found.append(self.from_line(line.decode()))
+        return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.judge import Detectors
+from toolkit.metrics.records import RecordTail
 from toolkit.metrics.samples import LossSample, Sample
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Verdict, VerdictLog, line_of_verdict
@@ -23,7 +24,6 @@ __all__ = ["Observation"]
 
 PERIOD_S = 10.0
 JOIN_S = 5.0
-_MOST_NEW = 1 << 20  # bytes of new metrics read at once
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Observation:
     left_s: Callable[[], float]
     _readers: dict[Path, WindowReader] = field(default_factory=dict)
     _states: dict[Path, int] = field(default_factory=dict)
-    _losses: _NewLosses = field(init=False)
+    _train: RecordTail[TrainRecord] = field(init=False)
     _detectors: Detectors = field(init=False)
     _log: VerdictLog | None = None
     _problems: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class Observation:
 
     def __post_init__(self) -> None:
         self._detectors = Detectors(self.attempt.number)
-        self._losses = _NewLosses(self.attempt.run.metrics / "train.jsonl", self.attempt.number)
+        self._train = RecordTail(self.attempt.run.metrics / "train.jsonl", TrainRecord.from_line)
 
     def start(self) -> None:
         """Look until `close`."""
@@ -79,7 +79,7 @@ class Observation:
             windows += self._readers.setdefault(path, WindowReader(path)).new()
         left_s = self.left_s()
         return self._detectors.observe(
-            windows, [*self._new_samples(), *self._losses.read()], now_s=time.time(),
+            windows, [*self._new_samples(), *self._new_losses()], now_s=time.time(),
             walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
         )  # fmt: skip
 
@@ -92,6 +92,10 @@ class Observation:
                     yield from samples_in(path)
                 except ToolkitError as error:
                     self._report(str(error))
+
+    def _new_losses(self) -> list[LossSample]:
+        new = (record for record in self._train.new() if record.attempt == self.attempt.number)
+        return [LossSample(time.time(), record.step, record.loss) for record in new]
 
     def _is_paused(self) -> bool:
         """Return whether the ranks are saving: the draft of a checkpoint exists."""
@@ -108,32 +112,3 @@ class Observation:
         if problem not in self._problems:
             self._problems.add(problem)
             say(f"cannot judge the run: {problem}")
-
-
-@dataclass
-class _NewLosses:
-    """The lines that rank 0 has added to `train.jsonl` since the last call."""
-
-    path: Path
-    attempt: int
-    _offset: int = 0
-
-    def read(self) -> list[LossSample]:
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                lines = stream.read(_MOST_NEW).splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        found = []
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            self._offset += len(line)
-            try:
-                record = TrainRecord.from_line(line.decode())
-            except (ValueError, KeyError, TypeError):  # commands that read the file name the damaged line
-                continue
-            if record.attempt == self.attempt:
-                found.append(LossSample(time.time(), record.step, record.loss))
-        return found
