@@ -27,7 +27,9 @@ def step_in(attempt):
         ("\r 20%|##   | 1/5toolkit: step 7\n", 7),  # a progress bar does not end its line
         ("toolkit: step 7 of 9\n", None),
         ("toolkit: step seven\ntoolkit: step -1\n", None),
-        ("toolkit: step 7", None),  # the line is not finished
+        ("toolkit: step 7 / 9\ntoolkit: step 8/9\n", 8),
+        ("toolkit: step 7", 7),  # the last line of a rank that has exited
+        ("toolkit: step 7\ntoolkit: step 8", 8),
         ("x" * 3_000_000 + "\ntoolkit: step 8\n", 8),
     ],
 )
@@ -39,6 +41,19 @@ def test_the_last_whole_line_counts(run_directory, text, step):
     lines.start()
     lines.finish()
     assert step_in(attempt) == step
+
+
+def test_a_line_that_is_being_written_does_not_count_yet(run_directory):
+    attempt = claim_attempt(run_directory)
+    log = attempt.log_file(0)
+    log.write_text("toolkit: step 7\ntoolkit: step 1")
+    lines = StepLines(attempt, log)
+    lines._record_new()
+    assert step_in(attempt) == 7
+    with log.open("a") as stream:
+        stream.write("2\n")
+    lines._record_new()
+    assert step_in(attempt) == 12
 
 
 def test_only_rank_0_counts_in_a_shared_log(run_directory):

@@ -38,6 +38,17 @@ def test_a_script_runs_once_with_its_arguments(toolkit, tmp_path: Path, monkeypa
     assert run.batch_script.read_bytes() == script.read_bytes() and not run.job_file.exists()
 
 
+def test_a_script_runs_in_the_folder_of_chdir(toolkit, tmp_path: Path) -> None:
+    (folder := tmp_path / "data set").mkdir()
+    script = write(tmp_path, f'#SBATCH --chdir="{folder}"\necho "in $PWD"; env | grep CHDIR')
+    assert toolkit("run", script).code == 1  # grep finds no variable of toolkit
+    (run,) = toolkit.runs.glob("job.sh/2*")
+    assert RunDirectory(run).attempt(0).log_file(0).read_text() == f"in {folder}\n"
+    folder.rmdir()
+    failed = toolkit("run", script)
+    assert failed.code and f"cannot change to the folder {folder}: No such file or directory" in failed.err
+
+
 def test_a_script_of_python(toolkit, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text("#!/usr/bin/env python3\n#SBATCH --ntasks=1\nimport sys; print(sys.argv[1:])\n")

@@ -308,6 +308,8 @@ def run_batch_script(script: Path, argv: Sequence[str], options: Sequence[str]) 
         environment.pop("SLURM_OPEN_MODE", None)
     if "SLURM_TASK_PID" in environment:
         environment["SLURM_TASK_PID"] = str(os.getpid())
+    if folder := environment.pop("TOOLKIT_CHDIR", ""):
+        _change_folder(folder, script)
     with script.open("rb") as stream:
         interpreter, *rest = stream.readline().removeprefix(b"#!").strip().split(maxsplit=1)
     try:
@@ -317,4 +319,13 @@ def run_batch_script(script: Path, argv: Sequence[str], options: Sequence[str]) 
             f"cannot run {os.fsdecode(interpreter)!a}: {error.strerror}",
             where=f"{script}:1",
             fix="correct the `#!` line of the script",
+        ) from error
+
+
+def _change_folder(folder: str, script: Path) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot change to the folder {folder}: {error.strerror}", where=f"{script}, --chdir", fix="create the folder"
         ) from error

@@ -1,4 +1,4 @@
-"""Read the steps that rank 0 of a script prints, as lines `toolkit: step N`, from its log."""
+"""Read the steps that rank 0 of a script prints, as lines `toolkit: step N` or `toolkit: step N / M`, from its log."""
 
 import os
 import re
@@ -22,7 +22,7 @@ class StepLines:
         label = label_of(0) if is_shared(log) else ""
         # A progress bar may precede the words on the same line.
         self._pattern = re.compile(
-            rb"^" + re.escape(label.encode()) + rb"[^\n]*toolkit: step (\d{1,15})\s*$", re.MULTILINE
+            rb"^" + re.escape(label.encode()) + rb"[^\n]*toolkit: step (\d{1,15})(?: ?/ ?\d+)?\s*$", re.MULTILINE
         )
         self._attempt, self._log = attempt, log
         self._offset = 0
@@ -41,11 +41,11 @@ class StepLines:
     def _follow(self) -> None:
         while not self._over.wait(PERIOD_S):
             self._record_new()
-        self._record_new()
+        self._record_new(is_over=True)
 
-    def _record_new(self) -> None:
+    def _record_new(self, *, is_over: bool = False) -> None:
         try:
-            step = self._read_new()
+            step = self._read_new(is_over=is_over)
             beat = read_json_or_none(self._attempt.heartbeat)
             if step is not None and (beat is None or not beat.get("saves", True)):  # not that of world.should_stop
                 beat = {"step": step, "time": utc_now(), "saves": False}
@@ -53,12 +53,16 @@ class StepLines:
         except (OSError, ToolkitError) as error:  # a file server that does not respond must not end the guard
             say_beside(f"cannot record the step of rank 0: {error}")
 
-    def _read_new(self) -> int | None:
-        """Return the last step in the lines written since the previous call; None if they contain none."""
+    def _read_new(self, *, is_over: bool) -> int | None:
+        """Return the last step in the lines written since the previous call; None if they contain none.
+
+        The last line counts without a newline only if the rank `is_over`.
+        """
         step = None
         with self._log.open("rb") as log:
             while chunk := os.pread(log.fileno(), CHUNK_BYTES, self._offset):
-                whole = chunk.rpartition(b"\n")[0] or (chunk if len(chunk) == CHUNK_BYTES else b"")
+                is_whole = is_over or len(chunk) == CHUNK_BYTES
+                whole = chunk.rpartition(b"\n")[0] or (chunk if is_whole else b"")
                 if not whole:
                     break
                 found = self._pattern.findall(whole)

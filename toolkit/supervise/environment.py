@@ -11,6 +11,7 @@ from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.slurm.batch_script import shell_signal
+from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.shape import Shape
 
@@ -35,6 +36,7 @@ def rank_environment(
         for name, value in base.items()
         if is_script or _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
     }
+    is_started_here = any(base.get(name) for name in ("TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"))  # not by sbatch
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
         environment.pop(name, None)  # for the supervisor only; `toolkit submit` inside a rank must not read them
     if first_task := int(environment.pop("TOOLKIT_FIRST_TASK", "0")):
@@ -49,6 +51,8 @@ def rank_environment(
         "TOOLKIT_SIGNAL": _signal_of(job),
     }
     if is_script:  # `rank.entry` removes the variables above
+        folder = last_value_of(job["job"]["sbatch"], "chdir", "D") if is_started_here else ""
+        environment |= {"TOOLKIT_CHDIR": folder} if folder else {}
         return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     environment |= {
         "PYTHONUNBUFFERED": "1",

@@ -16,8 +16,8 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 
 PROGRESS_FIX = (
-    "report progress in one of three ways: call toolkit.step(N) in the script; print a line `toolkit: step N`; or set "
-    'restart.progress to a pattern such as "out/*.pt" for files that the script writes. Else raise job.time, or set '
+    "report progress in one of three ways: print a line `toolkit: step N`; call toolkit.step(N) if the entry is a Python file; "
+    'or set restart.progress to a pattern such as "out/*.pt" for files that the script writes. Else raise job.time, or set '
     "restart.blind_requeues = -1"
 )
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
