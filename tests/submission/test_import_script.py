@@ -123,6 +123,19 @@ def test_an_imported_script_runs(toolkit, tmp_path: Path, monkeypatch: pytest.Mo
     assert toolkit("import", "job.sh", "-o", "job.toml").code == 2
 
 
+@pytest.mark.parametrize("first", ["#!/bin/bash -l", "#!/usr/bin/env python3", "#!/bin/csh"])
+def test_a_script_that_is_not_plain_bash_stays_a_script(tmp_path: Path, first: str) -> None:
+    (path := tmp_path / "job.sh").write_text(f"{first}\n#SBATCH -N2\nsrun ./a.out\n")
+    text, notes = import_script(path, tmp_path)
+    assert "once = true" in text and f"its first line is '{first}'" in notes[-1]
+
+
+def test_tasks_without_nodes_are_named(tmp_path: Path) -> None:
+    tables, notes = imported(tmp_path, "#SBATCH -n 128\nsrun ./a.out")
+    assert tables["job"]["ranks_per_node"] == 128 and "the job file requests one: set job.nodes" in notes[0]
+    assert imported(tmp_path, "#SBATCH -n 128 -N 1\nsrun ./a.out")[1] == []
+
+
 @pytest.mark.parametrize(
     "launch",
     [

@@ -282,6 +282,9 @@ def test_arguments_after_the_dashes_are_those_of_the_new_start(toolkit):
         assert f"got config.py {expected}" in toolkit.ok("logs", run.run_id, "--rank", 0)
     said = toolkit("resume", run.run_id, "--wait", "--", "--other")
     assert "the arguments after `--` are now --other, no longer --init_from=resume" in said.err
+    cleared = toolkit("resume", run.run_id, "--wait", "--")
+    assert "the arguments after `--` are now none, no longer --other" in cleared.err
+    assert toolkit.ok("logs", run.run_id, "--rank", 0).splitlines()[-1].endswith("got config.py")
     assert toolkit("resume", run.run_id, "--init_from=other").code == 2
     assert "unexpected argument 'word'; write `--` before" in toolkit("resume", run.run_id, "word").err
     assert json.loads(run.record.read_text())["job"]["argv"] == ["--init_from=scratch"]

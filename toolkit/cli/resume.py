@@ -47,7 +47,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Continue RUN from its newest checkpoint as a new job, optionally with another number of ranks.
 
-    Arguments after `--` replace those after the `--` of the previous start.
+    Arguments after `--` replace those after the `--` of the previous start; a `--` alone removes them.
 
     \b
     toolkit resume last
@@ -58,11 +58,14 @@ def resume(
     """
     from toolkit.submission.next_start import prepare_next, submit_next
 
-    if argv and "--" not in sys.argv:
+    has_arguments = "--" in sys.argv
+    if argv and not has_arguments:
         raise click.UsageError(f"unexpected argument {argv[0]!r}; write `--` before the arguments of the script")
     if here and after:
         raise click.UsageError("--after cannot be combined with --here, which starts immediately")
-    request = request_of(run, values, settings=settings, site=site, runs=runs, after=after, argv=argv)
+    request = request_of(
+        run, values, settings=settings, site=site, runs=runs, after=after, argv=argv if has_arguments else None
+    )
     prepared = prepare_next(request, checkpoint=checkpoint, same_code=same_code, job_gone=job_gone, here=here)
     if here:
         live_here(prepared.part.whole, prepared.job, prepared.number)

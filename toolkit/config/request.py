@@ -40,16 +40,16 @@ class JobRequest:
 
     `job` is a job file, the name of a shipped job or, for `resume` and `rerun`, the name of a run. `flags` set keys such as
     "job.nodes". `settings` are `table.key=value` strings, as in --set. `ranks` is the total number of ranks (-n).
-    `sbatch_options` apply to this submission only. `argv` contains the arguments after `--`, `site` a site name or file,
-    and `runs` the folder of all runs. `sweeps`, `grid` and `after` are the options of the same names. `calls` describes
-    the function and the arguments of each task of an executor.
+    `sbatch_options` apply to this submission only. `argv` contains the arguments after `--`, and is None without a `--`.
+    `site` is a site name or file, `runs` the folder of all runs. `sweeps`, `grid` and `after` are the options of the same
+    names. `calls` describes the function and the arguments of each task of an executor.
     """
 
     job: str
     settings: tuple[str, ...] = ()
     flags: Mapping[str, Flag] = field(default_factory=dict)
     ranks: int | None = None
-    argv: tuple[str, ...] = ()
+    argv: tuple[str, ...] | None = None
     site: str | None = None
     runs: Path | None = None
     sweeps: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def resolve(
     request = with_rank_flags(request, environ)
     return resolve_job(
         find_job(request.job), site=site, environ=environ, settings=request.settings, flags=request.flags,
-        argv=request.argv, limits=limits,
+        argv=request.argv or (), limits=limits,
     )  # fmt: skip
 
 

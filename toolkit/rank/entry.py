@@ -327,5 +327,7 @@ def _change_folder(folder: str, script: Path) -> None:
         os.chdir(folder)
     except OSError as error:
         raise ToolkitError(
-            f"cannot change to the folder {folder}: {error.strerror}", where=f"{script}, --chdir", fix="create the folder"
+            f"cannot change to the folder {folder}: {error.strerror}",
+            where=f"{script}, --chdir",
+            fix="create the folder",
         ) from error

@@ -9,7 +9,10 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
 
-__all__ = ["BatchScript", "Directive", "is_batch_script", "read_batch_script", "shell_signal"]
+__all__ = [
+    "BatchScript", "Directive", "is_batch_script", "other_interpreter", "read_batch_script", "shell_signal",
+    "signal_in",
+]  # fmt: skip
 
 # The options of sbatch with a value, with an optional value and without one, each with its short option.
 _REQUIRED = """
@@ -62,14 +65,23 @@ class BatchScript:
     commands: Sequence[tuple[int, str]]
 
 
-def shell_signal(options: Iterable[str]) -> tuple[int, int] | None:
-    """Return the signal of --signal=B:..., which Slurm sends to the batch shell, and the seconds before the walltime."""
+def signal_in(options: Iterable[str], *, only_shell: bool = False) -> tuple[str, int] | None:
+    """Return the signal of --signal, a name without SIG or a number, and the seconds before the walltime.
+
+    With `only_shell`, return only that of --signal=B:..., which Slurm sends to the batch shell.
+    """
     match = _SIGNAL.fullmatch(last_value_of(options, "signal"))
-    if match is None or "B" not in match[1].upper():
+    if match is None or (only_shell and "B" not in match[1].upper()):
         return None
-    known = {one.name: one.value for one in signal.Signals}
-    number = int(match[2]) if match[2].isdecimal() else known.get(f"SIG{match[2].upper()}", 0)
-    return (number, int(match[3] or 60)) if number else None
+    return match[2].upper(), int(match[3] or 60)
+
+
+def shell_signal(options: Iterable[str]) -> tuple[int, int] | None:
+    """Return the number of the signal that Slurm sends to the batch shell, and the seconds before the walltime."""
+    found = signal_in(options, only_shell=True)
+    known = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
+    number = int(found[0]) if found and found[0].isdecimal() else known.get(found[0], 0) if found else 0
+    return (number, found[1]) if found and number else None
 
 
 def is_batch_script(path: Path) -> bool:
@@ -79,6 +91,13 @@ def is_batch_script(path: Path) -> bool:
             return stream.read(2) == b"#!"
     except OSError:
         return False
+
+
+def other_interpreter(path: Path) -> str:
+    """Return the `#!` line of a script unless it names a plain bash or sh; "" if it does."""
+    with path.open("rb") as stream:
+        line = stream.readline().decode(errors="replace").strip()
+    return "" if re.fullmatch(r"#! *(/usr)?/bin/((env )?(ba)?sh)( -[eu]+)?", line) else line
 
 
 def read_batch_script(path: Path) -> BatchScript:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.resolved import JobFile, looks_secret
 from toolkit.config.script_document import WITHOUT_EFFECT, document_of_script
-from toolkit.slurm.batch_script import read_batch_script
+from toolkit.slurm.batch_script import other_interpreter, read_batch_script, signal_in
 from toolkit.slurm.sbatch_options import last_value_of, memory_mib
 from toolkit.submission.launch_line import WORD, NoTranslationError, expand, is_secret, keys_of_launch
 
@@ -29,7 +29,6 @@ _ARRAY = re.compile(r"(?:declare -a )?(\w+)=\(.*\)$")
 _MODULES = re.compile(
     r"(?:module load|module add|ml(?! +(?:use|purge|unload|swap|list|avail|restore|reset|save|show|spider)\b))\s+([\w./+ ]+)"
 )
-_SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?(?P<name>[A-Z]+\d*)(?:@(?P<seconds>\d+))?", re.IGNORECASE)
 _SIGNALS = get_args(JobTable.model_fields["signal"].annotation)
 _OPERATORS = re.compile(r"[|&;<>()]")
 # The variables that toolkit sets for each rank.
@@ -58,7 +57,13 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
     try:
         if "component" in values:
             raise NoTranslationError("a heterogeneous script has no translation")
+        if other := other_interpreter(path):
+            raise NoTranslationError(f"its first line is {other!r}, and only lines of bash or sh have a translation")
         job = _keys(values["job"])
+        if job.get("ranks_per_node", 1) > 1 and "nodes" not in job:
+            body.notes.append(
+                "without --nodes Slurm chose the number of nodes; the job file requests one: set job.nodes"
+            )
         job |= _relative(body.read(script.commands, job), folder)
         translated = {"job": job, "env": body.environment(), **_others(values, body.notes)}
         _check(translated)
@@ -81,7 +86,7 @@ def _check(tables: Mapping[str, Any]) -> None:
 def _others(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return [restart] and [notify]."""
     options = values["job"].get("sbatch", [])
-    restart, own = dict(values.get("restart", {})), _signal_in(options)
+    restart, own = dict(values.get("restart", {})), signal_in(options)
     if own is not None:
         restart["warn_s"] = own[1]
         if own[0] not in _SIGNALS:
@@ -108,7 +113,7 @@ def _keys(table: dict[str, Any]) -> dict[str, Any]:
         job.setdefault("ranks_per_node", int(ranks) // nodes)
     if ranks.isdecimal() and isinstance(nodes, int) and job.get("ranks_per_node", 0) * nodes != int(ranks):
         raise NoTranslationError(f"{ranks} tasks do not fill {nodes} nodes")
-    if (own := _signal_in(options)) is not None and own[0] in _SIGNALS:
+    if (own := signal_in(options)) is not None and own[0] in _SIGNALS:
         job["signal"] = own[0]
     each = job.get("ranks_per_node", 1)
     for name, times, over in (("gres", 1, 1), ("gpus-per-node", 1, 1), ("gpus-per-task", each, 1), ("gpus", 1, nodes)):
@@ -124,12 +129,6 @@ def _keys(table: dict[str, Any]) -> dict[str, Any]:
             except ValueError:
                 raise NoTranslationError(f"{option} has no key") from None
     return job | ({"sbatch": kept} if kept else {})
-
-
-def _signal_in(options: Sequence[str]) -> tuple[str, int] | None:
-    """Return the signal that a script requests, and the seconds before the walltime."""
-    match = _SIGNAL.fullmatch(last_value_of(options, "signal"))
-    return (match["name"].upper(), int(match["seconds"] or 60)) if match else None
 
 
 def _relative(keys: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def request_of(job: str | Path, options: JobOptions | Mapping[str, Any], **field
         for key, values in (given.get("sweep") or {}).items()
     )
     return JobRequest(
-        str(job), settings, flags, given.get("n"), tuple(map(str, given.get("args") or ())),
+        str(job), settings, flags, given.get("n"), tuple(map(str, given["args"])) if "args" in given else None,
         None if given.get("site") is None else str(given["site"]),
         sweeps=sweeps, after=tuple(map(_name_of, [after] if isinstance(after, str | Run) else after)), sbatch_options=tuple(given.get("sbatch") or ()),
         runs=_path(given.get("runs")), grid=_path(given.get("grid")), **fields,

@@ -71,8 +71,8 @@ class Changes:
     `settings` and `flags` replace recorded values, as for a submit. `sbatch` are options for this submission only.
     `checkpoint` is a step number, a folder name or a path, None for the newest valid one. `site` is another site, or
     the same one with its current file. `same_code` uses the code of the last start, not the current job folder. `after`
-    are the runs that this start follows. `argv` replaces the arguments after `--` unless it is empty. `job_gone` is the user's statement that the old job ended with its cluster,
-    which can no longer be queried.
+    are the runs that this start follows. `argv` replaces the arguments after `--` unless it is None. `job_gone` is the
+    user's statement that the old job ended with its cluster, which can no longer be queried.
     """
 
     settings: Sequence[str] = ()
@@ -83,7 +83,7 @@ class Changes:
     same_code: bool = False
     after: Sequence[Parent] = ()
     job_gone: bool = False
-    argv: Sequence[str] = ()
+    argv: Sequence[str] | None = None
 
 
 def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
@@ -193,7 +193,7 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     elif not is_rerun(run):
         recorded = recorded.model_copy(update={"code_directory": None})
     _report_differences(run, recorded, changes.argv)
-    if changes.argv:
+    if changes.argv is not None:
         recorded = recorded.model_copy(update={"argv": list(changes.argv)})
     check_site(run, recorded, changes.site)
     check_components(run, recorded, [*changes.flags, *(setting.partition("=")[0] for setting in changes.settings)])
@@ -223,11 +223,13 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     return job
 
 
-def _report_differences(run: RunDirectory, recorded: ResolvedJob, argv: Sequence[str]) -> None:
+def _report_differences(run: RunDirectory, recorded: ResolvedJob, argv: Sequence[str] | None) -> None:
     """Report other arguments, and another working directory, in which a script would not find its files."""
-    if argv and recorded.argv and list(argv) != recorded.argv:
+    if argv is not None and recorded.argv and list(argv) != recorded.argv:
         new, old = (shlex.join(shown_arguments(list(one))) for one in (argv, recorded.argv))
-        say(f"the arguments after `--` are now {new}, no longer {old}; those of every start belong into job.argv")
+        say(
+            f"the arguments after `--` are now {new or 'none'}, no longer {old}; those of every start belong into job.argv"
+        )
     folder = str(read_json(run.whole.record).get("working_directory") or "")
     if folder and folder != str(Path.cwd()) and is_unmanaged(recorded.job.entry):
         say(f"the ranks start in {Path.cwd()}; the first start of the run was in {folder}")

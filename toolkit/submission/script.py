@@ -1,5 +1,6 @@
 """Render the sbatch script of a start, and copy the code that its ranks run."""
 
+import glob
 import json
 import os
 import re
@@ -363,7 +364,7 @@ class NewCode:
             raise
         if isinstance(snapshot, Snapshot):
             self.job = job.model_copy(update={"code_directory": self.folder})
-            _tell_edits(run, start, snapshot)
+            _tell_edits(run, start, snapshot, job.restart.progress)
         self.record = recorded_code(self.job, snapshot)
 
     def put_in_place(self) -> None:
@@ -377,10 +378,12 @@ class NewCode:
         remove_snapshot(self.draft)
 
 
-def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot) -> None:
-    """Report the files that changed since the previous start."""
+def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot, outputs: str) -> None:
+    """Report the files that changed since the previous start, without `outputs`, the pattern `restart.progress`."""
     copies = [copy for number in reversed(range(start)) if (copy := read_snapshot(run.code(number)))]
-    edits = differences(copies[0], snapshot) if copies else {}
+    written = set(glob.glob(outputs, root_dir=snapshot.source, recursive=True)) if outputs else set()  # noqa: PTH207  an absolute pattern is accepted
+    found = differences(copies[0], snapshot) if copies else {}
+    edits = {name: what for name, what in found.items() if name not in written}
     if edits:
         told = [f"{name} was {what}" for name, what in list(edits.items())[:MOST_TOLD]]
         told += [f"and {len(edits) - MOST_TOLD} more files"] if len(edits) > MOST_TOLD else []

@@ -122,6 +122,16 @@ def test_a_program_from_elsewhere_has_no_code_there(toolkit) -> None:
     assert "names no file" in json.loads(run.record.read_text())["code"]["snapshot_left_out"]
 
 
+def test_the_outputs_of_a_script_are_not_reported_as_edits(toolkit, project: Path) -> None:
+    (project / "work.toml").write_text('[job]\nentry = ["./train.sh"]\n[restart]\nprogress = "out/*.pt"\n')
+    script = project / "train.sh"
+    script.write_text(f"#!/bin/sh\nmkdir -p {project}/out; date >>{project}/out/ckpt.pt; date >>{project}/log.csv\n")
+    script.chmod(0o755)
+    toolkit.submit(project / "work.toml", "--wait")
+    said = toolkit("resume", "last", "--wait")
+    assert "since the last start, log.csv was added; start 1" in said.err
+
+
 def test_a_resume_takes_the_folder_as_it_is_and_says_so(toolkit, project: Path) -> None:
     (project / "work.toml").write_text('[job]\nentry = ["./train.sh"]\n')
     script = project / "train.sh"

@@ -62,7 +62,11 @@ class ForeignJob:
 
 
 def explain_job(name: str) -> ForeignJob | None:
-    """Explain the job of a Slurm job id; None if `name` is not a job id, or Slurm does not know the job."""
+    """Explain the job of a Slurm job id; None if `name` is not a job id, or Slurm does not respond.
+
+    Raises:
+        NotFoundError: Slurm does not know the job.
+    """
     parts = parse_run_name(name)
     slurm = slurm_here(parts.cluster) if parts is not None and parts.job_id else None
     if parts is None or slurm is None:
@@ -72,7 +76,12 @@ def explain_job(name: str) -> ForeignJob | None:
         job = slurm.jobs([job_id]).get(job_id)
     except NotFoundError:
         return None
-    if job is None or not job.state or job.comment.startswith("toolkit:"):  # its run is in another folder
+    if job is None or not job.state:
+        raise NotFoundError(
+            f"Slurm does not know job {job_id}, and no run has it", where="squeue and sacct",
+            fix="`squeue --me` and `sacct` list your jobs, `toolkit history` your runs",
+        )  # fmt: skip
+    if job.comment.startswith("toolkit:"):  # its run is in another folder
         return None
     shown = _shown(slurm, job)
     is_pending = run_state(job.state) is RunState.PENDING
