@@ -28,6 +28,10 @@ ON_CPU = {"layers": 2, "width": 64, "heads": 4, "context": 64}
 PASSED = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_DEVICE_ORDER", "CC", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH")
 
 
+class SkippedRowError(Exception):
+    """What a row needs and this machine lacks."""
+
+
 class FailedRowError(Exception):
     """A row whose result is not as expected; the message states both."""
 
@@ -140,7 +144,7 @@ def binding_row(place: Place) -> Values:
 def nvml_row(place: Place) -> Values:
     import torch
 
-    from toolkit.supervise.usage import nvidia_gpus
+    from toolkit.supervise.gpus import nvidia_gpus
     from toolkit.topology.sources.nvml import ask_nvml, pci_address
 
     claims = ask_nvml().claims
@@ -156,6 +160,8 @@ def nvml_row(place: Place) -> Values:
     kept = torch.ones(GIB, dtype=torch.uint8, device=place.device)
     used = nvidia_gpus(None)
     expect(used is not None, "usage of GPUs from NVML", used)
+    if any(mode == "Enabled" for (mode,) in smi("mig.mode.current")):
+        raise SkippedRowError("a partitioned GPU (MIG) reports no utilization; its facts agree with nvidia-smi")
     sampled = {one.uuid: one.memory_peak_bytes for one in used.sample()}  # type: ignore[union-attr]
     for uuid, used_mib in smi("uuid", "memory.used"):
         # NVML's first function also counts the memory that the driver reserves, nvidia-smi does not.
@@ -205,6 +211,8 @@ def train_row(place: Place) -> Values:
 
 
 def compile_row(place: Place) -> Values:
+    if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))):
+        raise SkippedRowError("torch.compile needs a C compiler: gcc and clang are not on PATH")
     run = place.train({"train.steps": 24, "train.compile": True, "train.deterministic": False})
     records = steps_of(run)
     seconds = statistics.median(record["seconds"] for record in records[12:])
@@ -281,7 +289,7 @@ class Row:
 
 
 ROWS = (
-    Row("nvml", nvml_row, 40, needs_gpu=True),
+    Row("nvml", nvml_row, 70, needs_gpu=True),  # the first row, which reads torch from a cold disk
     Row("topo", topo_row, 40),
     Row("nccl", nccl_row, 90),
     Row("binding", binding_row, 60, needs_gpu=True),
@@ -302,6 +310,8 @@ def main() -> None:
         result = {"passed": True, **row.check(Place(device, Path(folder)))}
     except FailedRowError as failure:
         result = {"passed": False, "why": str(failure)}
+    except SkippedRowError as reason:
+        result = {"passed": None, "why": str(reason)}
     print(json.dumps({"row": name, "device": device} | result))
 
 

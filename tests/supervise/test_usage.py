@@ -11,7 +11,9 @@ import pytest
 
 from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.supervise.usage import NodeUsage, Process, descendants, memory_of, nvidia_gpus, usage_of_node
+from toolkit.supervise.collecting import collection_of_node
+from toolkit.supervise.gpus import nvidia_gpus
+from toolkit.supervise.usage import NodeUsage, Process, descendants, memory_of
 
 # A launcher with two ranks, of which the first has had a child that worked, and has one that holds memory; a line tells
 # it to end.
@@ -82,15 +84,15 @@ def test_a_disk_that_takes_nothing_ends_no_rank(tmp_path):
     ("rank", "per_node", "samples"), [(0, "4", True), (4, "4", True), (3, "4", False), (0, "", False)]
 )
 def test_the_first_rank_of_a_node_samples(tmp_path, rank, per_node, samples):
-    usage = usage_of_node(AttemptDirectory(tmp_path), rank, {"TOOLKIT_RANKS_PER_NODE": per_node})
-    assert (usage is not None) == samples
-    assert usage is None or usage.path.name == f"rank-{rank:05}.json"
+    found = collection_of_node(AttemptDirectory(tmp_path), rank, {"TOOLKIT_RANKS_PER_NODE": per_node})
+    assert (found is not None) == samples
+    assert found is None or found.first_rank == rank
 
 
 @pytest.mark.parametrize(("local_rank", "samples"), [("0", True), ("1", False)])
 def test_under_srun_the_nodes_need_not_have_as_many_ranks(tmp_path, local_rank, samples):
     environ = {"TOOLKIT_LAUNCHER": "srun", "SLURM_LOCALID": local_rank, "TOOLKIT_RANKS_PER_NODE": "1,4"}
-    assert (usage_of_node(AttemptDirectory(tmp_path), 5, environ) is not None) == samples
+    assert (collection_of_node(AttemptDirectory(tmp_path), 5, environ) is not None) == samples
 
 
 class Nvml:
@@ -131,6 +133,77 @@ def test_gpus_as_nvml_tells_them():
     }
     assert list(nvidia_gpus("1", Nvml()).handles) == list(nvidia_gpus("GPU-1", Nvml()).handles) == ["GPU-1abc"]
     assert nvidia_gpus(None, Nvml(broken=True)) is None
+
+
+class Hopper(Nvml):
+    """A GPU with GPM on which two ranks have memory, and a process of another user."""
+
+    NVML_TEMPERATURE_GPU = NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = (
+        NVML_VOLATILE_ECC
+    ) = 0
+    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 5
+
+    def __init__(self, **answers):
+        super().__init__()
+        self.answers, self.freed = answers, []
+
+    nvmlDeviceGetCount = staticmethod(lambda: 1)
+    nvmlDeviceGetTemperature = staticmethod(lambda handle, kind: 61)
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(total=80, used=30, free=50))
+    nvmlGpmSampleAlloc = staticmethod(object)
+    nvmlGpmSampleGet = staticmethod(lambda handle, sample: sample)
+
+    def __getattr__(self, name):
+        if name in self.answers:
+            return lambda *_: self.answers[name]
+        if name.startswith("nvml"):
+            return self._not_supported
+        raise AttributeError(name)
+
+    def _not_supported(self, *_):
+        raise self.NVMLError
+
+    def c_nvmlGpmMetricsGet_t(self):
+        return SimpleNamespace(metrics=[SimpleNamespace()])
+
+    def nvmlGpmMetricsGet(self, request):
+        assert (request.numMetrics, request.metrics[0].metricId) == (1, 5) and request.sample1 is not request.sample2
+        request.metrics[0].value = 37.5
+
+    def nvmlGpmSampleFree(self, sample):
+        self.freed.append(sample)
+
+
+def process(pid, memory):
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
+
+
+def test_the_state_of_a_gpu_names_its_ranks_and_their_memory():
+    nvml = Hopper(
+        nvmlDeviceGetComputeRunningProcesses=[process(11, 20), process(12, 5), process(13, 3), process(99, 7)],
+        nvmlGpmQueryDeviceSupport=SimpleNamespace(isSupportedDevice=1),
+        nvmlDeviceGetTemperatureThreshold=90, nvmlDeviceGetCurrentClocksThrottleReasons=8 | 64,
+    )  # fmt: skip
+    gpus = nvidia_gpus(None, nvml)
+    ((first, _),) = gpus.states("n1", 5.0, {11: 3, 12: 4, 13: 3})
+    ((second, memory),) = gpus.states("n1", 6.0, {11: 3, 12: 4, 13: 3})
+    assert (first.ranks, first.throttle, first.hot_c, first.ecc_errors) == (
+        (3, 4),
+        ("hw_slowdown", "hw_thermal"),
+        90.0,
+        0,
+    )
+    assert (first.tensor, second.tensor, len(nvml.freed)) == (None, 0.375, 1)
+    assert [(one.rank, one.pool, one.used_bytes, one.free_bytes) for one in memory] == [
+        (3, "gpu 0", 23, 50),
+        (4, "gpu 0", 5, 50),
+    ]
+
+
+def test_a_gpu_without_these_counters_has_a_state_without_them():
+    ((state, memory),) = nvidia_gpus(None, Hopper()).states("n1", 5.0, {11: 3})
+    assert (state.temperature_c, state.ranks, state.tensor, memory) == (61.0, (), None, [])
+    assert list(nvidia_gpus("1", Nvml()).states("n1", 5.0, {})) == []  # partitioned (MIG)
 
 
 def test_a_run_leaves_one_file_a_node(toolkit):

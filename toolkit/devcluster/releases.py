@@ -31,6 +31,8 @@ APT::Sandbox::User "root";
 APT::Install-Recommends "false";
 APT::Update::Error-Mode "any";
 Acquire::Languages "none";
+Acquire::http::Timeout "60";
+Acquire::Retries "2";
 """
 
 

@@ -30,6 +30,7 @@ class GpuSample:
     hot_c: the temperature at which the driver lowers the clock; 0 if unknown.
     throttle: the hardware and thermal reasons for a lower clock, such as "hw_thermal"; power caps do not count.
     ecc_errors: uncorrected memory errors since the driver was loaded.
+    tensor: share of time with active tensor cores, 0 to 1; None before Hopper.
     """
 
     time_s: float
@@ -41,6 +42,7 @@ class GpuSample:
     hot_c: float = 0.0
     throttle: tuple[str, ...] = ()
     ecc_errors: int = 0
+    tensor: float | None = None
 
 
 @dataclass(frozen=True)

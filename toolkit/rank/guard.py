@@ -24,7 +24,6 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
 from toolkit.supervise.parent_death import signal_on_parent_death
 from toolkit.supervise.shared_memory import remove_left_behind
-from toolkit.supervise.usage import usage_of_node
 from toolkit.terminal.talk import say_beside
 
 STACKS_PATIENCE_S = 2.0
@@ -105,9 +104,6 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     if not is_script:
         signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
-    usage = usage_of_node(attempt, rank, os.environ)
-    if usage is not None:
-        usage.start()
     collection = collection_of_node(attempt, rank, os.environ)
     if collection is not None:
         collection.start()
@@ -119,9 +115,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         steps.finish()
     code = os.waitstatus_to_exitcode(status)
     _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
-    if usage is not None:  # after the end is recorded, so that it does not delay readers of the record
-        usage.finish()
-    if collection is not None:
+    if collection is not None:  # after the end is recorded, so that it does not delay readers of the record
         collection.finish()
     for ring in rings_of(attempt.run.run_id, attempt.number, rank):  # a reader that has opened it can read on
         ring.unlink(missing_ok=True)

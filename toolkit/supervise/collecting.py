@@ -1,4 +1,4 @@
-"""Collect the steps of one node's ranks into a file of windows. The guard of the node's first rank does this."""
+"""Observe one node: its usage, its state, and the windows of its ranks' steps. The guard of its first rank does this."""
 
 import math
 import os
@@ -15,19 +15,21 @@ from toolkit.metrics.collector import Collector
 from toolkit.metrics.ring import RingReader, rings_of
 from toolkit.metrics.window_file import WindowFile
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.gpus import nvidia_gpus
 from toolkit.supervise.node_state import STATE_PERIOD_S, NodeState
-from toolkit.supervise.usage import DRIVER, is_first_of_node, nvidia_gpus
+from toolkit.supervise.usage import NodeUsage
 from toolkit.terminal.talk import say_beside
 
 __all__ = ["collection_of_node"]
 
 PERIOD_S = 1.0
+USAGE_PERIOD_S = 30.0  # the first samples are 1, 2, 4, ... s apart
 _JOIN_S = 2.0  # time for a write that hangs on the file system of the run directory
 
 
 @dataclass
 class NodeCollection:
-    """The rings and the windows of one node. `launcher` is the pid of the parent of the ranks' guards."""
+    """What one node records. `launcher` is the pid of the parent of the ranks' guards."""
 
     attempt: AttemptDirectory
     launcher: int
@@ -37,30 +39,42 @@ class NodeCollection:
     _rings: dict[tuple[Path, int], RingReader | None] = field(default_factory=dict)  # None: damaged, or of another node
     _collector: Collector = field(default_factory=lambda: Collector(socket.gethostname()))
     _file: WindowFile | None = None
+    _usage: NodeUsage = field(init=False)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
+    def __post_init__(self) -> None:
+        self._usage = NodeUsage(self.attempt.usage_file(self.first_rank), self.launcher, self.first_rank)
+
     def start(self) -> None:
         """Collect in the background until `finish`."""
-        self._thread = threading.Thread(target=self._collect_until_over, name="windows", daemon=True)
+        self._thread = threading.Thread(target=self._collect_until_over, name="node", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Write the windows of the last steps, once this node's first rank has exited."""
+        """Write the windows of the last steps and the last usage, once this node's first rank has exited."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                return
+        self._usage.finish()
 
     def _collect_until_over(self) -> None:
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, signal.valid_signals()
-        )  # the thread that waits for the rank handles them
+        # The thread that waits for the rank handles signals. NVML is queried here, as its driver may hang.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         state = NodeState(self.attempt, socket.gethostname(), self.launcher, self.first_rank)
-        gpus = nvidia_gpus(self.visible_gpus) if DRIVER.exists() else None
-        state_at = time.monotonic()
+        gpus = self._usage.gpus = nvidia_gpus(self.visible_gpus)
+        state_at, pause_s = time.monotonic(), PERIOD_S
+        usage_at = state_at + pause_s
         while not self._over.wait(PERIOD_S):
+            now = time.monotonic()
+            if now >= usage_at:
+                pause_s = min(USAGE_PERIOD_S, 2 * pause_s)
+                usage_at = now + pause_s
+                self._usage.sample()
             self._trying(lambda: self.collect(time.time()))
-            if time.monotonic() >= state_at:
+            if now >= state_at:
                 state_at += STATE_PERIOD_S
                 self._trying(lambda: state.write(gpus))
         self._trying(lambda: self.collect(math.inf))
@@ -100,7 +114,18 @@ class NodeCollection:
 
 
 def collection_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, str]) -> NodeCollection | None:
-    """Return the collection of this rank's node if it is the node's first rank; None for any other rank."""
+    """Return the collection of this rank's node if it is the node's first rank; None for any other rank.
+
+    Launchers fill one node after another. The ranks' guards are children of one process on each node: slurmstepd, the
+    daemon of mpirun, or the supervisor.
+    """
     if not is_first_of_node(rank, environ):
         return None
     return NodeCollection(attempt, os.getppid(), rank, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
+    if environ.get("TOOLKIT_LAUNCHER") == "srun":  # components may have different ranks per node
+        return environ.get("SLURM_LOCALID") == "0"
+    per_node = environ.get("TOOLKIT_RANKS_PER_NODE", "")
+    return per_node.isdigit() and not rank % max(1, int(per_node))

@@ -7,25 +7,24 @@ NVML if the node has it. A value that cannot be read is missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from toolkit.errors import DamagedFileError, ToolkitError
 from toolkit.metrics.memory_limits import memories
 from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample, MemorySample, Sample
 from toolkit.rundir.files import read_json, read_json_or_none, write_json
 from toolkit.rundir.layout import AttemptDirectory, rank_of
-from toolkit.supervise.usage import NvidiaGpus, descendants, memory_of
+from toolkit.supervise.gpus import NvidiaGpus
+from toolkit.supervise.usage import descendants, memory_of
 
 __all__ = ["NodeState", "samples_in"]
 
 STATE_PERIOD_S = 10.0
 CLOCK_ERROR_S = 1.0  # time stamps of a file system may have whole seconds
 _ERRORS = ("symbol_error", "port_rcv_errors", "port_xmit_discards", "local_link_integrity_errors")
-_THROTTLE = {8: "hw_slowdown", 32: "sw_thermal", 64: "hw_thermal", 128: "hw_power_brake"}  # nvmlClocksEventReason...
 
 
 @dataclass
@@ -37,28 +36,48 @@ class NodeState:
     launcher: int
     first_rank: int
     root: Path = Path("/")
+    _ranks: dict[int, int] = field(default_factory=dict)  # by the pid of the guard
+    _read: set[str] = field(default_factory=set)  # names of files in `ranks/`
 
     def write(self, gpus: NvidiaGpus | None) -> None:
         """Write the state of this moment."""
         now_s = time.time()
-        handles = enumerate(gpus.handles.values()) if gpus is not None else ()
+        processes = self._processes_of_ranks()
+        rank_of_pid = {pid: rank for rank, pids in processes.items() for pid in pids}
+        states = list(gpus.states(self.host, now_s, rank_of_pid)) if gpus is not None else []
+        memory = [*self._memory(processes, now_s), *(one for _, of_gpu in states for one in of_gpu)]
         state = {
-            "host": self.host, "time_s": now_s,
-            "memory": [asdict(one) for one in self._memory(now_s)],
-            "gpus": [asdict(one) for number, gpu in handles for one in _gpu(gpus, gpu, number, self.host, now_s)],
+            "host": self.host, "time_s": now_s, "memory": [asdict(one) for one in memory],
+            "gpus": [asdict(gpu) for gpu, _ in states],
             "links": [asdict(one) for one in self._links(now_s)],
         }  # fmt: skip
         write_json(self.attempt.node_state(self.first_rank), state, durable=False)
 
-    def _memory(self, now_s: float) -> Iterator[MemorySample]:
-        """Yield the memory of each rank: the resident memory of its guard's descendants."""
-        free = min((left for _, left, _ in memories(self.root)), default=0)
-        guards = {pid for pid, process in descendants(self.launcher) if process.parent == self.launcher}
+    def _processes_of_ranks(self) -> dict[int, list[int]]:
+        """Return the pids of each rank on this node: the descendants of its guard."""
+        processes = dict(descendants(self.launcher))
+        guards = {pid for pid, process in processes.items() if process.parent == self.launcher}
+        if not guards <= self._ranks.keys():
+            self._find_ranks()
+        return {
+            self._ranks[pid]: [one for one, _ in descendants(pid, processes)] for pid in guards if pid in self._ranks
+        }
+
+    def _find_ranks(self) -> None:
+        """Read the files of ranks that have started since the last call. Those of other nodes are read once."""
         for path in self.attempt.ranks.glob("rank-*.json"):
-            with suppress(ToolkitError, OSError):  # the rank is just writing it
-                if (start := read_json_or_none(path)) and start["pid"] in guards and start["host"] == self.host:
-                    used = sum(memory_of(pid).resident_bytes for pid, _ in descendants(start["pid"]))
-                    yield MemorySample(now_s, self.host, rank_of(path), "host", used, free)
+            if path.name not in self._read:
+                with suppress(ToolkitError, OSError):  # the rank is just writing it
+                    if start := read_json_or_none(path):
+                        self._read.add(path.name)
+                        if start["host"] == self.host:
+                            self._ranks[start["pid"]] = rank_of(path)
+
+    def _memory(self, processes: Mapping[int, Iterable[int]], now_s: float) -> Iterator[MemorySample]:
+        free = min((left for _, left, _ in memories(self.root)), default=0)
+        for rank, pids in processes.items():
+            used = sum(memory_of(pid).resident_bytes for pid in pids)
+            yield MemorySample(now_s, self.host, rank, "host", used, free)
 
     def _links(self, now_s: float) -> Iterator[LinkSample]:
         for port in sorted(self.root.glob("sys/class/infiniband/*/ports/*/counters")):
@@ -72,27 +91,6 @@ def _counter(path: Path) -> int:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):  # a driver without this counter
         return 0
-
-
-def _gpu(gpus: NvidiaGpus | None, handle: Any, number: int, host: str, now_s: float) -> Iterator[GpuSample]:
-    """Yield the state of a GPU; nothing if it is lost or partitioned (MIG)."""
-    assert gpus is not None  # it has the handle
-    nvml = gpus.library
-    try:
-        busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        heat = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    except nvml.NVMLError:
-        return
-    hot, reasons, errors = 0.0, 0, 0
-    with suppress(nvml.NVMLError):
-        hot = float(nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
-    with suppress(nvml.NVMLError):
-        reasons = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-    with suppress(nvml.NVMLError):  # a GPU without ECC
-        kind = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-        errors = int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC))
-    throttle = tuple(name for bit, name in _THROTTLE.items() if reasons & bit)
-    yield GpuSample(now_s, host, number, (), busy, heat, hot, throttle, errors)
 
 
 def samples_in(path: Path) -> list[Sample]:
