@@ -12,6 +12,7 @@ from toolkit.metrics.verdicts import VerdictKind, read_verdicts
 from toolkit.metrics.window_file import WindowFile
 from toolkit.metrics.windows import EXPOSED, STEP, WORK, WORK_CPU, Statistics, Window
 from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import write_json
 from toolkit.supervise.node_state import NodeState, samples_in
 from toolkit.supervise.observation import Observation
 
@@ -53,6 +54,22 @@ def test_a_slow_rank_is_named_once_with_its_node_and_a_change(attempt):
     (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
     assert (verdict.kind, verdict.ranks, verdict.host, verdict.attempt) == (VerdictKind.STRAGGLER, (3,), "n1", 0)
     assert verdict.change and verdict.cost_s_per_hour > 600
+
+
+def test_ranks_of_another_pipeline_stage_are_no_standard(attempt):
+    """Rank 3 has a longer stage of its own, which is not a fault."""
+    began_s = time.time() // 10 * 10 - 10 * SLOTS
+    file = WindowFile(attempt.windows_file(0), "n0")
+    for slot in range(SLOTS):
+        file.append(
+            window(rank, slot, 0.09 if rank > 2 else 0.05 + 0.0001 * rank, began_s=began_s) for rank in range(4)
+        )
+    write_json(attempt.mesh, {"sizes": {"pp": 2, "shard": 2}, "stages": [0, 0, 0, 1]})
+    Observation(attempt, lambda: float("inf")).look()
+    assert not (attempt.run.metrics / "verdicts.jsonl").exists()
+    attempt.mesh.unlink()
+    Observation(attempt, lambda: float("inf")).look()
+    assert (attempt.run.metrics / "verdicts.jsonl").exists()
 
 
 def test_equal_ranks_have_no_verdict_and_no_file(attempt):

@@ -22,6 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.parallel.rank_order import order_ranks
+from toolkit.rundir.files import write_json
+from toolkit.rundir.layout import RunDirectory
 from toolkit.topology.facts import Topology
 from toolkit.topology.placement import DIMENSIONS, Placement, groups_of
 from toolkit.topology.traffic import Traffic
@@ -50,8 +52,12 @@ def make_mesh(
     order = order_ranks(config.parallel, topology, traffic, keeps_order=_KEEPS_ORDER)
     if world.rank == 0:
         sys.stderr.write(order.line + "\n")
-    ep = config.parallel.ep
-    return Mesh(world, order.placement, ep, timeout_s=float(config.restart.collective_timeout_s))
+    mesh = Mesh(world, order.placement, config.parallel.ep, timeout_s=float(config.restart.collective_timeout_s))
+    if world.rank == 0 and world.run_dir is not None and mesh.sizes["pp"] > 1:
+        stages = [int(np.argwhere(order.placement.mesh == rank)[0][0]) for rank in range(world.size)]
+        path = RunDirectory(world.run_dir).attempt(world.attempt).mesh
+        write_json(path, {"sizes": mesh.sizes, "stages": stages}, durable=False)
+    return mesh
 
 
 class Mesh:

@@ -263,6 +263,11 @@ class AttemptDirectory:
         return self.path / "rendezvous.json"
 
     @property
+    def mesh(self) -> Path:
+        """Written by rank 0: the sizes of the mesh, and the pipeline stage of each rank."""
+        return self.path / "mesh.json"
+
+    @property
     def errors(self) -> Path:
         return self.path / "errors"
 

@@ -16,6 +16,7 @@ from toolkit.metrics.samples import LossSample, Sample
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Verdict, VerdictLog, line_of_verdict
 from toolkit.metrics.window_file import WindowReader
+from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.log import say
 from toolkit.supervise.node_state import samples_in
@@ -37,6 +38,7 @@ class Observation:
     left_s: Callable[[], float]
     _readers: dict[Path, WindowReader] = field(default_factory=dict)
     _states: dict[Path, int] = field(default_factory=dict)
+    _peers: dict[int, int] = field(default_factory=dict)  # the pipeline stage of each rank
     _train: RecordTail[TrainRecord] = field(init=False)
     _detectors: Detectors = field(init=False)
     _log: VerdictLog | None = None
@@ -45,7 +47,7 @@ class Observation:
     _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        self._detectors = Detectors(self.attempt.number)
+        self._detectors = Detectors(self.attempt.number, self._peers)
         self._train = RecordTail(self.attempt.run.metrics / "train.jsonl", TrainRecord.from_line)
 
     def start(self) -> None:
@@ -77,6 +79,8 @@ class Observation:
         windows = []
         for path in sorted(self.attempt.windows.glob("rank-*.bin")):
             windows += self._readers.setdefault(path, WindowReader(path)).new()
+        if windows and not self._peers and (mesh := read_json_or_none(self.attempt.mesh)):
+            self._peers.update(enumerate(mesh["stages"]))
         left_s = self.left_s()
         return self._detectors.observe(
             windows, [*self._new_samples(), *self._new_losses()], now_s=time.time(),

@@ -56,7 +56,7 @@ class StragglerDetector:
     clear_after = 5
 
     def __init__(self, peers: Mapping[int, int] | None = None) -> None:
-        self._peers = peers or {}
+        self._peers = {} if peers is None else peers  # may be filled later
         self._recent: deque[StepBlock] = deque(maxlen=_STRICT_BLOCKS)
         self._hits: _Hits = {}
 
