@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from toolkit.errors import ToolkitError
 from toolkit.parallel.rank_order import order_ranks
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory
+from toolkit.terminal.talk import say_beside
 from toolkit.topology.facts import Topology
 from toolkit.topology.placement import DIMENSIONS, Placement, groups_of
 from toolkit.topology.traffic import Traffic
@@ -54,10 +56,19 @@ def make_mesh(
         sys.stderr.write(order.line + "\n")
     mesh = Mesh(world, order.placement, config.parallel.ep, timeout_s=float(config.restart.collective_timeout_s))
     if world.rank == 0 and world.run_dir is not None and mesh.sizes["pp"] > 1:
-        stages = [int(np.argwhere(order.placement.mesh == rank)[0][0]) for rank in range(world.size)]
-        path = RunDirectory(world.run_dir).attempt(world.attempt).mesh
-        write_json(path, {"sizes": mesh.sizes, "stages": stages}, durable=False)
+        _record_stages(mesh, RunDirectory(world.run_dir).attempt(world.attempt).mesh)
     return mesh
+
+
+def _record_stages(mesh: Mesh, path: Path) -> None:
+    """Write the pipeline stage of each rank for the supervisor, which compares ranks only within a stage."""
+    shape = mesh.placement.mesh
+    stages = [int(np.argwhere(shape == rank)[0][0]) for rank in range(shape.size)]
+    try:
+        if path.parent.exists():  # not if ranks were started without a supervisor
+            write_json(path, {"sizes": mesh.sizes, "stages": stages}, durable=False)
+    except OSError as error:  # for example a full disk; the run does not depend on this file
+        say_beside(f"cannot write {path}: {error.strerror}")
 
 
 class Mesh:
