@@ -87,7 +87,7 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     drained = held_back(here, "--nodelist=node4")
     wait_for(lambda: "FAILED" in here.command(["squeue", "-h", "--states=all", "-j", failed, "-o", "%T"]).stdout)
     orphan = held_back(here, f"--dependency=afterok:{failed}")
-    array = here.submit(here.job("sleep 60"), "--set", "job.array=0-2%1")[1]
+    array = here.submit(here.job("sleep 600"), "--set", "job.array=0-2%1")[1]
     wait_for(lambda: array.task_numbers())
     try:
         told = {run: explain(here, run) for run in (long, held, later, drained, orphan, array)}

@@ -104,7 +104,8 @@ def test_inside_an_allocation_and_without_the_command_line(here: Site) -> None:
 
 def test_a_cancel_of_a_foreground_run_leaves_the_allocation(here: Site) -> None:
     here.job("sleep 60")
-    shell = f"{TOOLKIT[0]} run work.toml & sleep 2; {TOOLKIT[0]} cancel last; wait $!; echo run=$?; squeue -h -j $SLURM_JOB_ID -o %T"
+    started = f"until {TOOLKIT[0]} status last --json | grep -q '\"running\"'; do sleep 0.5; done"
+    shell = f"{TOOLKIT[0]} run work.toml & {started}; {TOOLKIT[0]} cancel last; wait $!; echo run=$?; squeue -h -j $SLURM_JOB_ID -o %T"
     done = here.command(["salloc", "-N1", "bash", "-c", shell])
     assert done.stdout.splitlines()[-2:] == ["run=143", "RUNNING"], done
 

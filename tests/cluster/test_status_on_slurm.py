@@ -18,7 +18,8 @@ HOSTILE = "a|b\x1fc\nJobState=COMPLETED"
 
 
 def test_the_tasks_of_an_array(here: Site) -> None:
-    job = here.job("echo I am $SLURM_ARRAY_TASK_ID; sleep 2; test $SLURM_ARRAY_TASK_ID != 1", ONCE)
+    last = "[ $SLURM_ARRAY_TASK_ID != 3 ] || sleep 300"  # until it is cancelled
+    job = here.job(f"echo I am $SLURM_ARRAY_TASK_ID; {last}; sleep 2; test $SLURM_ARRAY_TASK_ID != 1", ONCE)
     _, run = here.submit(job, "-a", "0-3%2")
     told = here.status(run)
     assert len(told["tasks"]) == 4 and told["reason"].startswith("array 0-3%2: ")
@@ -40,8 +41,9 @@ def test_a_requeue_is_explained_and_a_lost_supervisor_named(here: Site) -> None:
     assert here.status(run)["state"] == "running"
     here.command(["scontrol", "requeue", job_id])
     wait_for(lambda: here.status(run)["state"] == "pending")
-    wait_for(lambda: "BeginTime" in here.status(run)["reason"])
-    assert "requeued once, and Slurm delays a requeued job until 20" in here.status(run)["reason"]
+    reasons = [""]  # the delay lasts 11 s
+    wait_for(lambda: reasons.append(here.status(run)["reason"]) or "BeginTime" in reasons[-1])
+    assert "requeued once, and Slurm delays a requeued job until 20" in reasons[-1]
 
     wait_for(lambda: len(run.start_numbers()) == 2)
     claim = read_claim(run, 1)

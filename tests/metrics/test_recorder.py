@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -37,7 +39,7 @@ def test_a_step_has_wall_time_cpu_time_switches_faults_and_memory(recorder):
         pass
     recorder.end(1)
     (row,) = rows(recorder)
-    assert set(row) == {"ended_s", "step", STEP, WORK_CPU, SWITCHES, FAULTS, RSS}
+    assert set(row) == {"ended_s", "step", STEP, WORK_CPU, SWITCHES, FAULTS, RSS, SAVE}
     assert (row["step"], row[STEP] >= 0.1, 0.05 <= row[WORK_CPU] < row[STEP]) == (1, True, True)
     assert abs(row["ended_s"] - time.time()) < 5
     assert row[RSS] > 1e6
@@ -132,3 +134,16 @@ def test_phases_are_measured_in_as_many_steps_as_the_budget_permits(step_s, entr
     cost_s = measured * (recorder_module.SAMPLE_S + entries * (1e-6 + recorder_module.ENTRY_S)) / 100_000
     assert cost_s <= 1.05 * recorder_module.PHASES_SHARE * step_s
     assert measured == 100_000 if step_s == 10.0 else measured > 150
+
+
+def test_a_thread_that_waits_in_mpi_has_no_cpu_time_of_work(tmp_path):
+    """MPI polls: the CPU time of a rank that waits would blame the rank that does not."""
+    program = (
+        "import sys, time; from pathlib import Path; from mpi4py import MPI; from toolkit.metrics.recorder import Recorder; "
+        "from toolkit.metrics.ring import Ring, RingReader; from toolkit.metrics.windows import STEP, WORK_CPU; "
+        "ring = Ring(Path(sys.argv[1]), 'run', 0, 0); recorder = Recorder(ring); "
+        "[recorder.step(number) for number in range(3)]; recorder.write(is_last=True); "
+        "new = RingReader(ring.path).new(); print(len(new.values(STEP)), len(new.values(WORK_CPU)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a.ring"], capture_output=True, text=True)
+    assert done.stdout == "2 0\n", done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from toolkit.metrics.window_file import WindowFile
 from toolkit.metrics.windows import EXPOSED, STEP, WORK, WORK_CPU, Statistics, Window
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import write_json
+from toolkit.supervise import observation as observation_module
 from toolkit.supervise.node_state import NodeState, samples_in
 from toolkit.supervise.observation import Observation
 
@@ -87,6 +89,43 @@ def test_a_loss_that_is_not_a_number_is_named_at_once(attempt):
     Observation(attempt, lambda: float("inf")).look()
     (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
     assert (verdict.kind, verdict.last_step) == (VerdictKind.LOSS_NOT_FINITE, 5)
+
+
+def test_a_damaged_file_of_one_node_hides_no_fault_of_another(attempt):
+    record(attempt, slow=3)
+    attempt.windows_file(4).write_bytes(b"something else")
+    Observation(attempt, lambda: 3600.0).look()
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert verdict.ranks == (3,)
+
+
+def test_a_verdict_is_written_once_the_disk_has_space_again(attempt, monkeypatch, capsys):
+    record(attempt, slow=3)
+    observation = Observation(attempt, lambda: 3600.0)
+    with monkeypatch.context() as full:
+        full.setattr(observation_module, "VerdictLog", full_disk)
+        observation.look()
+    assert "rank 3 on node n1" in capsys.readouterr().out
+    observation.look()
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert verdict.ranks == (3,)
+
+
+def full_disk(path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_validation_is_a_pause_and_an_old_draft_is_none(attempt):
+    observation = Observation(attempt, lambda: 3600.0)
+    assert not observation._is_paused()
+    attempt.validating.touch()
+    assert observation._is_paused()
+    attempt.validating.unlink()
+    draft = attempt.run.checkpoints / "step-00000005.part-0-x"
+    draft.mkdir(parents=True)
+    assert observation._is_paused()
+    os.utime(draft, (1, 1))
+    assert not observation._is_paused()
 
 
 def test_damaged_files_are_reported_once_and_end_nothing(attempt, capsys):

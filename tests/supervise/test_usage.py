@@ -191,7 +191,7 @@ def test_the_state_of_a_gpu_names_its_ranks_and_their_memory():
         (3, 4),
         ("hw_slowdown", "hw_thermal"),
         90.0,
-        0,
+        None,
     )
     assert (first.tensor, second.tensor, len(nvml.freed)) == (None, 0.375, 1)
     assert [(one.rank, one.pool, one.used_bytes, one.free_bytes) for one in memory] == [

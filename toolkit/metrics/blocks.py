@@ -54,17 +54,24 @@ class BlockBuilder:
     def __init__(self) -> None:
         self._waiting: dict[float, dict[int, Window]] = {}
         self._newest: dict[int, Window] = {}
+        self._seen_s: dict[int, float] = {}  # when the newest slot of each rank arrived; clocks of nodes may differ
         self._merged: dict[int, Window] = {}
         self._used_s = float("-inf")
 
-    def add(self, slots: Iterable[Window]) -> list[StepBlock]:
-        """Return the blocks that these slots complete; slots that are too late are dropped."""
+    def add(self, slots: Iterable[Window], now_s: float | None = None) -> list[StepBlock]:
+        """Return the blocks that slots which arrived at `now_s` complete; slots that are too late are dropped.
+
+        By default, the time is that of the newest slot.
+        """
+        slots = list(slots)
+        now_s = max((slot.began_s for slot in slots), default=0.0) if now_s is None else now_s
         for slot in slots:
+            self._seen_s[slot.rank] = now_s
             if slot.began_s > self._used_s:
                 self._waiting.setdefault(slot.began_s, {})[slot.rank] = slot
             if slot.rank not in self._newest or slot.began_s > self._newest[slot.rank].began_s:
                 self._newest[slot.rank] = slot
-        self._forget_absent_ranks()
+        self._forget_absent_ranks(now_s)
         oldest_s = min((slot.began_s for slot in self._newest.values()), default=self._used_s)
         blocks = []
         for began_s in sorted(self._waiting):
@@ -75,11 +82,10 @@ class BlockBuilder:
                 blocks.append(block)
         return blocks
 
-    def _forget_absent_ranks(self) -> None:
-        newest_s = max((slot.began_s for slot in self._newest.values()), default=0.0)
+    def _forget_absent_ranks(self, now_s: float) -> None:
         for rank, slot in list(self._newest.items()):
             longest_s = slot.metrics[STEP].maximum if STEP in slot.metrics else 0.0
-            if newest_s - slot.began_s > _LATE_S + 2 * longest_s:
+            if now_s - self._seen_s[rank] > _LATE_S + 2 * longest_s:
                 del self._newest[rank]
                 self._merged.pop(rank, None)
 

@@ -68,7 +68,8 @@ class OpenVerdicts:
             ranks = tuple(sorted({rank for one in alike for rank in one.ranks}))
             message = f"{worst.message}; the same holds for {len(alike) - 1} others"
             several = replace(worst, ranks=ranks, host="", device=SEVERAL, message=message)
-            is_combined = len({one.key for one in alike}) > _MOST_ALIKE or several.key in self._open
+            most = _MOST_ALIKE // 2 if several.key in self._open else _MOST_ALIKE
+            is_combined = len({one.key for one in alike}) > most
             yield from [several] if is_combined else alike
 
 
@@ -105,7 +106,7 @@ class Detectors:
             opened = self._open.setdefault(detector, OpenVerdicts(detector.clear_after))
             changes.extend(opened.update(verdicts, now_s))
 
-        for block in self._blocks.add(slots):
+        for block in self._blocks.add(slots, now_s):
             for detector in self._of_blocks:
                 judge(detector, detector.observe(block))
         judge(self._stall, self._stall.observe(slots, now_s=now_s, is_paused=is_paused))

@@ -83,7 +83,7 @@ class Recorder:
         self._number = self._at_ns = self._cpu_ns = 0  # of the last step that is in the ring
         self._switches = self._faults = 0
         self._write_at_ns = self._memory_at_ns = 0
-        self._has_device = False
+        self._has_device = self._polls = False
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def column(self, name: str) -> int | None:
@@ -119,6 +119,7 @@ class Recorder:
         if number == self._reported or self.is_driven:
             return
         if self._reported is None:
+            self._polls = _waits_in_mpi()
             self.begin(number)
         else:
             self.end(number)
@@ -149,10 +150,12 @@ class Recorder:
             _add_work(values, phases or {})
             if is_same_thread:
                 values[_SWITCHES], values[_FAULTS] = switches, faults
-                # Saves use the processor, too. A thread that waits for a GPU keeps it busy, whatever its work is.
-                if _SAVE not in noted and not self._has_device:
+                # Saves use the processor, too. A thread that waits for a GPU or in MPI keeps it busy, whatever its work is.
+                if _SAVE not in noted and not self._has_device and not self._polls:
                     values[_WORK_CPU] = (cpu_ns - self._cpu_ns) * scale
             self._number, self._at_ns, self._cpu_ns = number, at_ns, cpu_ns
+            if values[_SAVE] == ABSENT:
+                values[_SAVE] = 0.0  # the mean of a window is that of all its steps
             self._ring.append((at_ns + ahead_ns) / 1e9, number, values)
 
     def _count(self) -> tuple[int, int]:
@@ -170,6 +173,13 @@ class Recorder:
             self._has_device = True
             found[_DEVICE] = float(cuda.memory_allocated())
         return found
+
+
+def _waits_in_mpi() -> bool:
+    """Return whether the program of this process uses mpi4py: most MPI libraries poll while they wait."""
+    mpi, main = sys.modules.get("mpi4py.MPI"), sys.modules.get("__main__")
+    names = vars(main).values() if mpi is not None and main is not None else ()
+    return any(value is mpi or type(value).__module__ == "mpi4py.MPI" for value in names)
 
 
 def _add_work(values: list[float], phases: Mapping[str, PhaseSum]) -> None:

@@ -17,7 +17,6 @@ import mmap
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +53,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def _folders() -> tuple[Path, ...]:
-    """Return the folders that may contain rings: shared memory, and the node's temporary folder if that is full."""
-    return tuple(dict.fromkeys((_SHARED_MEMORY, Path(tempfile.gettempdir()))))
+    """Return the folders that may contain rings: shared memory, and /tmp if that is full. TMPDIR may be on a file server."""
+    return _SHARED_MEMORY, Path("/tmp")
 
 
 def _name(run_id: str, attempt: int, rank: int | str) -> str:
@@ -134,8 +133,10 @@ class Ring:
         for folder in _folders():
             try:
                 return cls(folder / _name(run_id, attempt, rank), run_id, attempt, rank, launcher)
-            except FileExistsError:
-                raise
+            except FileExistsError as error:
+                if _is_own(folder / _name(run_id, attempt, rank)):
+                    raise
+                problem = error  # another user has taken the name
             except OSError as error:
                 problem = error
         raise problem
@@ -158,6 +159,13 @@ def _limited(value: float) -> float:
 def _start_of(pid: int) -> int:
     """Return when a process started, in clock ticks since boot (proc_pid_stat(5))."""
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _is_unused(path: Path) -> bool:

@@ -29,7 +29,7 @@ class GpuSample:
     busy: share of time with a running kernel, 0 to 1.
     hot_c: the temperature at which the driver lowers the clock; 0 if unknown.
     throttle: the hardware and thermal reasons for a lower clock, such as "hw_thermal"; power caps do not count.
-    ecc_errors: uncorrected memory errors since the driver was loaded.
+    ecc_errors: uncorrected memory errors since the driver was loaded; None if the GPU does not report them.
     tensor: share of time with active tensor cores, 0 to 1; None before Hopper.
     """
 
@@ -41,7 +41,7 @@ class GpuSample:
     temperature_c: float
     hot_c: float = 0.0
     throttle: tuple[str, ...] = ()
-    ecc_errors: int = 0
+    ecc_errors: int | None = None
     tensor: float | None = None
 
 

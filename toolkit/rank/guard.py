@@ -118,7 +118,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     if collection is not None:  # after the end is recorded, so that it does not delay readers of the record
         collection.finish()
     for ring in rings_of(attempt.run.run_id, attempt.number, rank):  # a reader that has opened it can read on
-        ring.unlink(missing_ok=True)
+        with suppress(OSError):  # not a ring of this user
+            ring.unlink()
     if foreign and received and not is_script:  # mpirun would kill the other ranks, which may still be saving
         return 0
     return 128 - code if code < 0 else code

@@ -295,6 +295,11 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     ),
     (re.compile(r"/attempts/\d+/rehearsed\.json"), {"failure": str, "done": str, "time": str}),
     (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
+    (re.compile(r"/attempts/\d+/mesh\.json"), {"stages": list[int]}),
+    (
+        re.compile(r"/attempts/\d+/windows/rank-\d+\.json"),
+        {"host": str, "time_s": float, "memory": list[dict], "gpus": list[dict], "links": list[dict]},
+    ),
     (re.compile(r"/attempts/\d+/usage/rank-\d+\.json"), _USAGE),
     (re.compile(r"/attempts/\d+/events\.jsonl"), {"event": str, "time": str}),
     (re.compile(r"/attempts/\d+/ranks/rank-\d+\.json"), {"rank": int, "host": str, "pid": int}),
@@ -350,7 +355,7 @@ def _refusal(path: str, problem: str) -> ToolkitError:
 def _fits(value: Any, kind: Any) -> bool:
     if kind in (Cause, Next, RunState):
         return isinstance(value, str) and value in {member.value for member in kind}
-    if kind in (list[str], list[dict]):
+    if kind in (list[str], list[int], list[dict]):
         (member,) = get_args(kind)
         return isinstance(value, list) and all(isinstance(one, member) for one in value)
     if isinstance(value, bool):

@@ -258,6 +258,11 @@ class AttemptDirectory:
         return self.path / "ends_at"
 
     @property
+    def validating(self) -> Path:
+        """Exists while rank 0 validates."""
+        return self.path / "validating"
+
+    @property
     def rendezvous(self) -> Path:
         """Written by rank 0: the address of the rendezvous store."""
         return self.path / "rendezvous.json"

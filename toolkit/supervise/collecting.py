@@ -56,9 +56,6 @@ class NodeCollection:
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
-            if self._thread.is_alive():
-                return
-        self._usage.finish()
 
     def _collect_until_over(self) -> None:
         # The thread that waits for the rank handles signals. NVML is queried here, as its driver may hang.
@@ -78,6 +75,7 @@ class NodeCollection:
                 state_at += STATE_PERIOD_S
                 self._trying(lambda: state.write(gpus))
         self._trying(lambda: self.collect(math.inf))
+        self._usage.finish()
 
     def _trying(self, part: Callable[[], None]) -> None:
         """Call a part; report each problem once, since the run does not depend on its metrics."""
@@ -101,12 +99,12 @@ class NodeCollection:
         """Open the new rings of this node. Another node of the run may share its shared memory in a test cluster."""
         for path in rings_of(self.attempt.run.run_id, self.attempt.number):
             try:
-                key = (path, path.stat().st_ino)
+                key = (path, path.lstat().st_ino)
                 if key in self._rings:
                     continue
                 ring = RingReader(path)
                 self._rings[key] = ring if ring.launcher == self.launcher else None
-            except FileNotFoundError:  # the rank has exited, or is creating the ring
+            except OSError:  # the rank has exited or is creating the ring, or the file is not one of this user
                 continue
             except ToolkitError as error:
                 self._rings[key] = None

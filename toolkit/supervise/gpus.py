@@ -37,10 +37,11 @@ class GpuUse:
 
 @dataclass
 class NvidiaGpus:
-    """GPUs and their NVML handles by UUID; `library` is the module `pynvml`."""
+    """GPUs: their NVML handles and indexes by UUID; `library` is the module `pynvml`."""
 
     library: Any
     handles: Mapping[str, Any]
+    indexes: Mapping[str, int]
     _uses: dict[str, GpuUse] = field(default_factory=dict)
     _activity: dict[str, Any] = field(default_factory=dict)  # the last GPM sample of each GPU
 
@@ -66,14 +67,15 @@ class NvidiaGpus:
         A lost or partitioned (MIG) GPU has no state.
         """
         nvml = self.library
-        for number, (uuid, handle) in enumerate(self.handles.items()):
+        for uuid, handle in self.handles.items():
+            number = self.indexes[uuid]
             try:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
                 heat_c = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
             except nvml.NVMLError:
                 continue
             memory = self._memory_of_ranks(handle, number, host, now_s, rank_of)
-            hot_c, reasons, errors = 0.0, 0, 0
+            hot_c, reasons, errors = 0.0, 0, None
             with suppress(nvml.NVMLError):
                 hot_c = float(nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
             with suppress(nvml.NVMLError):
@@ -103,6 +105,8 @@ class NvidiaGpus:
     def _tensor_activity(self, uuid: str, handle: Any) -> float | None:
         """Return the share of time since the last call with active tensor cores; None before Hopper (GPM), or at first."""
         nvml = self.library
+        if not hasattr(nvml, "nvmlGpmQueryDeviceSupport"):  # an older pynvml, such as that of an image
+            return None
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
@@ -133,16 +137,16 @@ def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
         library = pynvml
     try:
         library.nvmlInit()
-        handles = {}
+        handles, indexes = {}, {}
         for index in range(library.nvmlDeviceGetCount()):
             handle = library.nvmlDeviceGetHandleByIndex(index)
             uuid = library.nvmlDeviceGetUUID(handle)
             uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
             if visible is None or _is_named(index, uuid, visible.split(",")):
-                handles[uuid] = handle
+                handles[uuid], indexes[uuid] = handle, index
     except library.NVMLError:
         return None
-    return NvidiaGpus(library, handles)
+    return NvidiaGpus(library, handles, indexes)
 
 
 def _is_named(index: int, uuid: str, named: list[str]) -> bool:

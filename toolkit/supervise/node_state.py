@@ -47,7 +47,7 @@ class NodeState:
         states = list(gpus.states(self.host, now_s, rank_of_pid)) if gpus is not None else []
         memory = [*self._memory(processes, now_s), *(one for _, of_gpu in states for one in of_gpu)]
         state = {
-            "host": self.host, "time_s": now_s, "memory": [asdict(one) for one in memory],
+            "host": self.host, "time_s": time.time(), "memory": [asdict(one) for one in memory],
             "gpus": [asdict(gpu) for gpu, _ in states],
             "links": [asdict(one) for one in self._links(now_s)],
         }  # fmt: skip
@@ -81,15 +81,16 @@ class NodeState:
 
     def _links(self, now_s: float) -> Iterator[LinkSample]:
         for port in sorted(self.root.glob("sys/class/infiniband/*/ports/*/counters")):
-            errors = sum(_counter(port / name) for name in _ERRORS)
             device = f"{port.parts[-4]}/{port.parts[-2]}"
-            yield LinkSample(now_s, self.host, device, errors, _counter(port / "link_downed"))
+            with suppress(OSError, ValueError):  # a sum without one counter would look like errors later
+                errors = sum(_counter(port / name) for name in _ERRORS)
+                yield LinkSample(now_s, self.host, device, errors, _counter(port / "link_downed"))
 
 
 def _counter(path: Path) -> int:
     try:
         return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # a driver without this counter
+    except FileNotFoundError:  # a driver without this counter
         return 0
 
 
@@ -102,14 +103,17 @@ def samples_in(path: Path) -> list[Sample]:
         DamagedFileError: the file has another form.
         OSError: it cannot be read.
     """
+    written_s = path.stat().st_mtime
     state = read_json(path)
+    if path.stat().st_mtime != written_s:  # replaced meanwhile
+        written_s, state = path.stat().st_mtime, read_json(path)
     try:
         time_s, host = float(state["time_s"]), str(state["host"])
         gpus = ({**one, "ranks": tuple(one["ranks"]), "throttle": tuple(one["throttle"])} for one in state["gpus"])
         return [
             *(MemorySample(**one) for one in state["memory"]), *(GpuSample(**one) for one in gpus),
             *(LinkSample(**one) for one in state["links"]),
-            ClockSample(time_s, host, time_s - path.stat().st_mtime, uncertainty_s=CLOCK_ERROR_S),
+            ClockSample(time_s, host, time_s - written_s, uncertainty_s=CLOCK_ERROR_S),
         ]  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(f"not the state of a node: {error}", where=str(path)) from error

@@ -16,6 +16,7 @@ from toolkit.metrics.samples import LossSample, Sample
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Verdict, VerdictLog, line_of_verdict
 from toolkit.metrics.window_file import WindowReader
+from toolkit.metrics.windows import Window
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.log import say
@@ -24,6 +25,7 @@ from toolkit.supervise.node_state import samples_in
 __all__ = ["Observation"]
 
 PERIOD_S = 10.0
+LONGEST_SAVE_S = 1800.0  # a save that adds no file for this time is not a pause
 JOIN_S = 5.0
 
 
@@ -42,6 +44,7 @@ class Observation:
     _train: RecordTail[TrainRecord] = field(init=False)
     _detectors: Detectors = field(init=False)
     _log: VerdictLog | None = None
+    _unwritten: list[Verdict] = field(default_factory=list)
     _problems: set[str] = field(default_factory=set)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -76,9 +79,7 @@ class Observation:
             self._report(str(error))
 
     def _judge(self) -> list[Verdict]:
-        windows = []
-        for path in sorted(self.attempt.windows.glob("rank-*.bin")):
-            windows += self._readers.setdefault(path, WindowReader(path)).new()
+        windows = self._new_windows()
         if windows and not self._peers and (mesh := read_json_or_none(self.attempt.mesh)):
             self._peers.update(enumerate(mesh["stages"]))
         left_s = self.left_s()
@@ -87,30 +88,46 @@ class Observation:
             walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
         )  # fmt: skip
 
+    def _new_windows(self) -> list[Window]:
+        found = []
+        for path in sorted(self.attempt.windows.glob("rank-*.bin")):
+            try:
+                found += self._readers.setdefault(path, WindowReader(path)).new()
+            except (ToolkitError, OSError) as error:  # those of other nodes count nevertheless
+                self._report(str(error))
+        return found
+
     def _new_samples(self) -> Iterator[Sample]:
         for path in sorted(self.attempt.windows.glob("rank-*.json")):
-            written_ns = path.stat().st_mtime_ns
-            if self._states.get(path) != written_ns:
-                self._states[path] = written_ns
-                try:
+            try:
+                written_ns = path.stat().st_mtime_ns
+                if self._states.get(path) != written_ns:
+                    self._states[path] = written_ns
                     yield from samples_in(path)
-                except ToolkitError as error:
-                    self._report(str(error))
+            except (ToolkitError, OSError) as error:
+                self._report(str(error))
 
     def _new_losses(self) -> list[LossSample]:
         new = (record for record in self._train.new() if record.attempt == self.attempt.number)
         return [LossSample(time.time(), record.step, record.loss) for record in new]
 
     def _is_paused(self) -> bool:
-        """Return whether the ranks are saving: the draft of a checkpoint exists."""
-        return any(self.attempt.run.checkpoints.glob(f"step-*.part-{self.attempt.number}-*"))
+        """Return whether the ranks are validating, or saving: a draft of a checkpoint that is not too old exists."""
+        drafts = self.attempt.run.checkpoints.glob(f"step-*.part-{self.attempt.number}-*")
+        try:
+            is_saving = any(time.time() - draft.stat().st_mtime < LONGEST_SAVE_S for draft in drafts)
+        except FileNotFoundError:  # the save has just ended
+            is_saving = True
+        return is_saving or self.attempt.validating.exists()
 
     def _record(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
-            if self._log is None:
-                self._log = VerdictLog(self.attempt.run.metrics / "verdicts.jsonl")
-            self._log.write(verdict)
             say(f"verdict: {line_of_verdict(verdict)}")
+        self._unwritten += verdicts  # a full disk may prevent that the file is created
+        if self._unwritten and self._log is None:
+            self._log = VerdictLog(self.attempt.run.metrics / "verdicts.jsonl")
+        while self._unwritten and self._log is not None:
+            self._log.write(self._unwritten.pop(0))
 
     def _report(self, problem: str) -> None:
         if problem not in self._problems:

@@ -1,6 +1,7 @@
 """The recorder of this rank, and the metrics that a program adds to its steps. Standard library only."""
 
 import atexit
+import math
 import os
 import re
 from functools import cache
@@ -28,6 +29,8 @@ def record(name: str, value: SupportsFloat) -> None:
     recorder = recorder_of_rank()
     column = None if recorder is None else recorder.columns.get(name)
     number = value if type(value) is float else _number(name, value)
+    if not math.isfinite(number) and name.endswith("_s"):
+        raise _refused(f"expected a finite number of seconds, got {number}", name, "pass the duration in seconds")
     if column is None:
         _check_name(name)
         column = None if recorder is None else recorder.column(name)

@@ -15,7 +15,7 @@ __all__ = ["GpuDetector"]
 class _Gpu:
     """What is known of one GPU; the counts are of consecutive samples."""
 
-    ecc_errors: int
+    ecc_errors: int | None
     busy_s: float  # when it was last busy
     counts: dict[VerdictKind, int] = field(default_factory=dict)
 
@@ -43,7 +43,9 @@ class GpuDetector:
 
 
 def _faults(known: _Gpu, sample: GpuSample) -> Iterator[Verdict]:
-    idle_s, errors = sample.time_s - known.busy_s, sample.ecc_errors - known.ecc_errors
+    idle_s = sample.time_s - known.busy_s
+    known.ecc_errors = sample.ecc_errors if known.ecc_errors is None else known.ecc_errors
+    errors = 0 if sample.ecc_errors is None or known.ecc_errors is None else sample.ecc_errors - known.ecc_errors
     if idle_s >= limit("gpu.idle_seconds"):
         yield _verdict(
             VerdictKind.GPU_IDLE, Severity.INFO, sample, f"was idle for {round_duration(idle_s)} while steps continued",

@@ -13,7 +13,7 @@ __all__ = ["LinkDetector"]
 class LinkDetector:
     """Judges the growth of the counters of each device."""
 
-    clear_after = 1  # the interval of the growth is long enough
+    clear_after = 3  # a look may have no new sample of a node
 
     def __init__(self) -> None:
         self._recent: dict[tuple[str, str], deque[LinkSample]] = {}

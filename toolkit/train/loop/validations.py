@@ -1,15 +1,17 @@
 """Run the validations of a run when they are due, log the results, and apply early stopping."""
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from toolkit.metrics.validation import ValidationLog, ValidationRecord
 from toolkit.parallel.distribute import DistributedModel
+from toolkit.rundir.layout import RunDirectory
 from toolkit.terminal.talk import say
 from toolkit.train.average import WeightAverage
 from toolkit.train.data.broken import SkipCount
@@ -47,8 +49,10 @@ class Validations:
         self._skips = SkipCount(lambda said: say(f"validation: {said}"))
         self._last: tuple[int, Validation] | None = None  # the last validation and its step
         self._log = None
+        self._marker: Path | None = None
         if world.rank == 0 and world.run_dir is not None:
             self._log = ValidationLog(world.run_dir / "metrics" / "validation.jsonl")
+            self._marker = RunDirectory(world.run_dir).attempt(world.attempt).validating
 
     def measure(self) -> Validation:
         """Validate now. Collective."""
@@ -64,6 +68,18 @@ class Validations:
                 alone=mesh.data_size == 1,
                 pipeline=self._model.pipeline,
             )
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Mark the attempt as validating, which is not a stall. A full disk must not end the run."""
+        marker = self._marker
+        with suppress(OSError):
+            if marker is not None and marker.parent.exists():
+                marker.touch()
+        yield
+        with suppress(OSError):
+            if marker is not None:
+                marker.unlink(missing_ok=True)
 
     def _take_samples(self, samples: range) -> Any:
         source, device = self._held_out.source, self._world.device
@@ -82,7 +98,8 @@ class Validations:
 
     def after_step(self, state: TrainingState) -> bool:
         """Validate, and write the result; return True if the run must end with this step. Collective."""
-        found = self.measure()
+        with self._marked():
+            found = self.measure()
         self._last = (state.step, found)
         self._told(found)
         stopped = ""
