@@ -16,7 +16,10 @@ from toolkit.metrics.samples import LossSample, Sample
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Verdict, VerdictLog, line_of_verdict
 from toolkit.metrics.window_file import WindowReader
+from toolkit.metrics.windows import Window
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.user_requests import move_requests
+from toolkit.supervise.alerting import Alerting
 from toolkit.supervise.log import say
 from toolkit.supervise.node_state import samples_in
 
@@ -30,11 +33,12 @@ JOIN_S = 5.0
 class Observation:
     """Judges one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
 
-    `left_s` returns the seconds until the allocation ends.
+    `left_s` returns the seconds until the allocation ends. `alerting` evaluates the rules of alerts.
     """
 
     attempt: AttemptDirectory
     left_s: Callable[[], float]
+    alerting: Alerting | None = None
     _readers: dict[Path, WindowReader] = field(default_factory=dict)
     _states: dict[Path, int] = field(default_factory=dict)
     _train: RecordTail[TrainRecord] = field(init=False)
@@ -67,21 +71,27 @@ class Observation:
             self._log.close()
 
     def look(self) -> None:
-        """Judge what is new."""
-        try:
-            self._record(self._judge())
-        except (ToolkitError, OSError) as error:
-            self._report(str(error))
+        """Judge what is new, and record who requested what."""
+        for part in (self._look, lambda: move_requests(self.attempt)):
+            try:
+                part()
+            except (ToolkitError, OSError) as error:
+                self._report(str(error))
 
-    def _judge(self) -> list[Verdict]:
-        windows = []
+    def _look(self) -> None:
+        windows: list[Window] = []
         for path in sorted(self.attempt.windows.glob("rank-*.bin")):
             windows += self._readers.setdefault(path, WindowReader(path)).new()
+        training = [record for record in self._train.new() if record.attempt == self.attempt.number]
+        losses = [LossSample(time.time(), record.step, record.loss) for record in training]
         left_s = self.left_s()
-        return self._detectors.observe(
-            windows, [*self._new_samples(), *self._new_losses()], now_s=time.time(),
+        verdicts = self._detectors.observe(
+            windows, [*self._new_samples(), *losses], now_s=time.time(),
             walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
         )  # fmt: skip
+        self._record(verdicts)
+        if self.alerting is not None:
+            self.alerting.look(windows, training, verdicts)
 
     def _new_samples(self) -> Iterator[Sample]:
         for path in sorted(self.attempt.windows.glob("rank-*.json")):
@@ -92,10 +102,6 @@ class Observation:
                     yield from samples_in(path)
                 except ToolkitError as error:
                     self._report(str(error))
-
-    def _new_losses(self) -> list[LossSample]:
-        new = (record for record in self._train.new() if record.attempt == self.attempt.number)
-        return [LossSample(time.time(), record.step, record.loss) for record in new]
 
     def _is_paused(self) -> bool:
         """Return whether the ranks are saving: the draft of a checkpoint exists."""

@@ -1,0 +1,228 @@
+"""`alerts`: the alerts of a run, and what to do about them."""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import click
+
+from toolkit.cli.options import JOB, RUN, json_option, runs_option
+from toolkit.runs.named_runs import find, folders_of_runs
+from toolkit.terminal.ages import Age, Moment
+from toolkit.terminal.talk import print_table
+
+
+class ListByDefault(click.Group):
+    """A group whose command `list` may be omitted."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_named = bool(args) and args[0] in (*self.commands, *ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else ["list", *args])
+
+
+@click.group(cls=ListByDefault)
+def alerts() -> None:
+    """Show, silence and send the alerts of a run; `list` may be omitted.
+
+    \b
+    toolkit alerts last
+    toolkit alerts silence slow last --for 2h
+    """
+
+
+def _print(rows: Sequence[Mapping[str, object]], columns: str, as_json: bool, otherwise: str) -> None:
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    elif rows:
+        print_table(columns.upper().split(), [[row[name] for name in columns.split()] for row in rows])
+    else:
+        click.echo(otherwise)
+
+
+@alerts.command("list")
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+def list_alerts(run: str, runs: Path | None, as_json: bool) -> None:
+    """Show the state of each rule of RUN.
+
+    \b
+    toolkit alerts last --json
+    """
+    from toolkit.runs.alerts import latest_alerts, who_quieted
+
+    directory = find(run, runs)
+    parts = [part for part in directory.with_tasks() if part.last_attempt()] or [directory]
+    found = [(part, alert) for part in parts for alert in latest_alerts(part).values()]
+    rows = [{"run": part.run_id, **asdict(alert), "quiet": who_quieted(part, alert)} for part, alert in found]
+    _print(rows, "run rule state severity time quiet message", as_json, "the job has no table [alerts.rules.NAME]")
+
+
+@alerts.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+@click.option("--rule", help="Only this rule.")
+@click.option("--severity", type=click.Choice(["info", "warning", "critical"]), help="Only this severity.")
+@click.option("--since", type=Moment(), metavar="AGE", help="Only changes since an age (2h) or a date.")
+def history(
+    run: str, runs: Path | None, as_json: bool, rule: str | None, severity: str | None, since: datetime | None
+) -> None:
+    """Show the changes of the alerts of RUN, oldest first.
+
+    \b
+    toolkit alerts history last --severity critical --since 2h
+    """
+    from toolkit.runs.alerts import all_alerts
+
+    rows = [
+        {"run": part.run_id, **asdict(one)}
+        for part in find(run, runs).with_tasks()
+        for one in all_alerts(part)
+        if one.rule == (rule or one.rule) and one.severity == (severity or one.severity)
+        if since is None or datetime.fromisoformat(one.time) >= since
+    ]
+    _print(rows, "time run rule state severity hidden_by action message", as_json, "no alert has changed")
+
+
+@alerts.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+def stats(run: str, runs: Path | None, as_json: bool) -> None:
+    """Count how often each rule of RUN fired.
+
+    \b
+    toolkit alerts stats last
+    """
+    from toolkit.runs.alerts import all_alerts
+
+    alerts_by_key = {
+        (part, one.key): one
+        for part in find(run, runs).with_tasks()
+        for one in all_alerts(part)
+        if one.state == "firing"
+    }
+    counts = Counter((one.rule, one.severity.value) for one in alerts_by_key.values())
+    rows = [{"rule": rule, "severity": severity, "count": count} for (rule, severity), count in counts.most_common()]
+    _print(rows, "rule severity count", as_json, "no alert has fired")
+
+
+def _quiet(rule: str, run: str, runs: Path | None, comment: str, age: timedelta | None) -> None:
+    from toolkit.runs.alerts import quiet
+
+    directory = find(run, runs)
+    until_s = None if age is None else time.time() + age.total_seconds()
+    quiet(directory, rule, silenced_until_s=until_s, comment=comment)
+    done = (
+        "its alert is acknowledged"
+        if until_s is None
+        else f"silenced until {datetime.fromtimestamp(until_s):%Y-%m-%d %H:%M}"
+    )
+    click.echo(f"run {directory.run_id}, rule {rule}: {done}")
+
+
+comment_option = click.option("--comment", default="", help="Why; `list --json` shows it.")
+
+
+@alerts.command()
+@click.argument("rule")
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@comment_option
+def ack(rule: str, run: str, runs: Path | None, comment: str) -> None:
+    """Acknowledge the firing alert of RULE.
+
+    \b
+    toolkit alerts ack slow last
+    """
+    _quiet(rule, run, runs, comment, None)
+
+
+@alerts.command()
+@click.argument("rule")
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@comment_option
+@click.option("--for", "age", type=Age(), required=True, metavar="AGE", help="How long, such as 30m or 2h.")
+def silence(rule: str, run: str, runs: Path | None, comment: str, age: timedelta) -> None:
+    """Notify no channel of alerts of RULE for a time.
+
+    \b
+    toolkit alerts silence slow last --for 2h --comment "known"
+    """
+    _quiet(rule, run, runs, comment, age)
+
+
+@alerts.command()
+@click.argument("rule")
+@click.argument("run", type=RUN, default="last")
+@runs_option
+def unsilence(rule: str, run: str, runs: Path | None) -> None:
+    """End the silence of RULE.
+
+    \b
+    toolkit alerts unsilence slow last
+    """
+    _quiet(rule, run, runs, "", timedelta(0))
+
+
+@alerts.command()
+@click.argument("channel")
+@click.argument("job", type=JOB)
+def test(channel: str, job: str) -> None:
+    """Send a test message to CHANNEL of a job file.
+
+    \b
+    toolkit alerts test team train_lm.toml
+    """
+    from toolkit.config.request import JobRequest, resolve
+    from toolkit.supervise.channels import post
+
+    notify = resolve(JobRequest(job), None).notify.model_dump(mode="json")
+    post(channel, {"text": "a test message of toolkit", "event": "test", "run_id": "test"}, notify, os.environ)
+    click.echo(f"{channel} accepted a test message")
+
+
+@alerts.command()
+@click.argument("run", type=RUN, nargs=-1)
+@runs_option
+def send(run: tuple[str, ...], runs: Path | None) -> None:
+    """Send the notifications that wait in the outbox of each RUN, by default of all runs.
+
+    \b
+    toolkit alerts send
+    """
+    from toolkit.runs.alerts import send_alerts, send_all
+
+    named = [part for name in run for part in find(name, runs).with_tasks()]
+    click.echo(f"sent {sum(map(send_alerts, named)) if run else send_all(folders_of_runs(runs))}")
+
+
+@alerts.command()
+@click.argument("job", type=JOB)
+@runs_option
+@json_option
+@click.option("--against", type=RUN, metavar="RUN", help="Show the alerts that these rules would have caused in RUN.")
+def check(job: str, runs: Path | None, as_json: bool, against: str | None) -> None:
+    """Check and print the rules of a job file.
+
+    \b
+    toolkit alerts check train_lm.toml --against last
+    """
+    from toolkit.config.request import JobRequest, resolve
+    from toolkit.metrics.alert_rules import parse_condition, rules_of
+    from toolkit.runs.alerts import replay
+
+    rules = rules_of(resolve(JobRequest(job), None).model_dump(mode="json", by_alias=True))
+    if against is None:
+        rows = [{**asdict(one), "condition": parse_condition(one.when)._asdict()} for one in rules]
+        _print(rows, "name when for_s severity channels action", as_json, "no table [alerts.rules.NAME]")
+    else:
+        changes = [asdict(one) for one in replay(rules, find(against, runs))]
+        _print(changes, "time rule state severity message", as_json, "no rule would have changed its state")
