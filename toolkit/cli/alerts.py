@@ -4,14 +4,15 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
-from toolkit.cli.options import JOB, RUN, json_option, runs_option
+from toolkit.cli.options import JOB, RUN, Command, json_option, runs_option
 from toolkit.runs.named_runs import find, folders_of_runs
 from toolkit.terminal.ages import Age, Moment
 from toolkit.terminal.talk import print_table
@@ -30,12 +31,21 @@ def alerts() -> None:
     """Show, silence and send the alerts of a run; `list` may be omitted.
 
     \b
-    toolkit alerts last
+    toolkit alerts list last
     toolkit alerts silence slow last --for 2h
     """
 
 
-def _print(rows: Sequence[Mapping[str, object]], columns: str, as_json: bool, otherwise: str) -> None:
+def _lists(function: Command) -> Command:
+    return click.argument("run", type=RUN, default="last")(runs_option(json_option(function)))
+
+
+def _quiets(function: Command) -> Command:
+    comment = click.option("--comment", default="", help="The reason.")
+    return click.argument("rule")(click.argument("run", type=RUN, default="last")(runs_option(comment(function))))
+
+
+def _print(rows: Sequence[dict[str, Any]], columns: str, as_json: bool, otherwise: str) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     elif rows:
@@ -45,28 +55,23 @@ def _print(rows: Sequence[Mapping[str, object]], columns: str, as_json: bool, ot
 
 
 @alerts.command("list")
-@click.argument("run", type=RUN, default="last")
-@runs_option
-@json_option
+@_lists
 def list_alerts(run: str, runs: Path | None, as_json: bool) -> None:
     """Show the state of each rule of RUN.
 
     \b
-    toolkit alerts last --json
+    toolkit alerts list last --json
     """
-    from toolkit.runs.alerts import latest_alerts, who_quieted
+    from toolkit.runs.alerts import latest_alerts
 
     directory = find(run, runs)
     parts = [part for part in directory.with_tasks() if part.last_attempt()] or [directory]
-    found = [(part, alert) for part in parts for alert in latest_alerts(part).values()]
-    rows = [{"run": part.run_id, **asdict(alert), "quiet": who_quieted(part, alert)} for part, alert in found]
-    _print(rows, "run rule state severity time quiet message", as_json, "the job has no table [alerts.rules.NAME]")
+    rows = [{"run": part.run_id, **asdict(one)} for part in parts for one in latest_alerts(part).values()]
+    _print(rows, "run rule state severity time hidden_by message", as_json, "the job has no table [alerts.rules.NAME]")
 
 
 @alerts.command()
-@click.argument("run", type=RUN, default="last")
-@runs_option
-@json_option
+@_lists
 @click.option("--rule", help="Only this rule.")
 @click.option("--severity", type=click.Choice(["info", "warning", "critical"]), help="Only this severity.")
 @click.option("--since", type=Moment(), metavar="AGE", help="Only changes since an age (2h) or a date.")
@@ -80,96 +85,78 @@ def history(
     """
     from toolkit.runs.alerts import all_alerts
 
+    found = [(part, one) for part in find(run, runs).with_tasks() for one in all_alerts(part)]
     rows = [
         {"run": part.run_id, **asdict(one)}
-        for part in find(run, runs).with_tasks()
-        for one in all_alerts(part)
-        if one.rule == (rule or one.rule) and one.severity == (severity or one.severity)
+        for part, one in found
+        if rule in (None, one.rule) and severity in (None, one.severity)
         if since is None or datetime.fromisoformat(one.time) >= since
     ]
     _print(rows, "time run rule state severity hidden_by action message", as_json, "no alert has changed")
 
 
 @alerts.command()
-@click.argument("run", type=RUN, default="last")
-@runs_option
-@json_option
+@_lists
 def stats(run: str, runs: Path | None, as_json: bool) -> None:
-    """Count how often each rule of RUN fired.
+    """Count the alerts of RUN by rule and severity.
 
     \b
     toolkit alerts stats last
     """
     from toolkit.runs.alerts import all_alerts
 
-    alerts_by_key = {
+    found = {
         (part, one.key): one
         for part in find(run, runs).with_tasks()
         for one in all_alerts(part)
         if one.state == "firing"
     }
-    counts = Counter((one.rule, one.severity.value) for one in alerts_by_key.values())
-    rows = [{"rule": rule, "severity": severity, "count": count} for (rule, severity), count in counts.most_common()]
+    counts = Counter((one.rule, one.severity) for one in found.values()).most_common()
+    rows = [{"rule": rule, "severity": severity, "count": count} for (rule, severity), count in counts]
     _print(rows, "rule severity count", as_json, "no alert has fired")
 
 
-def _quiet(rule: str, run: str, runs: Path | None, comment: str, age: timedelta | None) -> None:
+def _quiet(rule: str, run: str, runs: Path | None, comment: str, age: timedelta | None = None) -> None:
     from toolkit.runs.alerts import quiet
 
-    directory = find(run, runs)
-    until_s = None if age is None else time.time() + age.total_seconds()
-    quiet(directory, rule, silenced_until_s=until_s, comment=comment)
-    done = (
-        "its alert is acknowledged"
-        if until_s is None
-        else f"silenced until {datetime.fromtimestamp(until_s):%Y-%m-%d %H:%M}"
-    )
+    directory, until_s = find(run, runs), None if age is None else time.time() + age.total_seconds()
+    quiet(directory, rule, until_s, comment)
+    done = "acknowledged" if until_s is None else f"silenced until {datetime.fromtimestamp(until_s):%Y-%m-%d %H:%M}"
     click.echo(f"run {directory.run_id}, rule {rule}: {done}")
 
 
-comment_option = click.option("--comment", default="", help="Why; `list --json` shows it.")
-
-
 @alerts.command()
-@click.argument("rule")
-@click.argument("run", type=RUN, default="last")
-@runs_option
-@comment_option
-def ack(rule: str, run: str, runs: Path | None, comment: str) -> None:
+@_quiets
+def ack(**names: Any) -> None:
     """Acknowledge the firing alert of RULE.
 
     \b
     toolkit alerts ack slow last
     """
-    _quiet(rule, run, runs, comment, None)
+    _quiet(**names)
 
 
 @alerts.command()
-@click.argument("rule")
-@click.argument("run", type=RUN, default="last")
-@runs_option
-@comment_option
+@_quiets
 @click.option("--for", "age", type=Age(), required=True, metavar="AGE", help="How long, such as 30m or 2h.")
-def silence(rule: str, run: str, runs: Path | None, comment: str, age: timedelta) -> None:
+def silence(**names: Any) -> None:
     """Notify no channel of alerts of RULE for a time.
 
     \b
-    toolkit alerts silence slow last --for 2h --comment "known"
+    toolkit alerts silence slow last --for 2h --comment known
     """
-    _quiet(rule, run, runs, comment, age)
+    _quiet(**names)
 
 
 @alerts.command()
-@click.argument("rule")
-@click.argument("run", type=RUN, default="last")
-@runs_option
-def unsilence(rule: str, run: str, runs: Path | None) -> None:
+@_quiets
+def unsilence(**names: Any) -> None:
     """End the silence of RULE.
 
     \b
     toolkit alerts unsilence slow last
     """
-    _quiet(rule, run, runs, "", timedelta(0))
+    _quiet(**names, age=timedelta(0))
 
 
 @alerts.command()
@@ -198,10 +185,10 @@ def send(run: tuple[str, ...], runs: Path | None) -> None:
     \b
     toolkit alerts send
     """
-    from toolkit.runs.alerts import send_alerts, send_all
+    from toolkit.runs.alerts import runs_to_send, send_alerts
 
     named = [part for name in run for part in find(name, runs).with_tasks()]
-    click.echo(f"sent {sum(map(send_alerts, named)) if run else send_all(folders_of_runs(runs))}")
+    click.echo(f"sent: {sum(map(send_alerts, named if run else runs_to_send(folders_of_runs(runs))))}")
 
 
 @alerts.command()
@@ -216,12 +203,12 @@ def check(job: str, runs: Path | None, as_json: bool, against: str | None) -> No
     toolkit alerts check train_lm.toml --against last
     """
     from toolkit.config.request import JobRequest, resolve
-    from toolkit.metrics.alert_rules import parse_condition, rules_of
+    from toolkit.metrics.alert_rules import rules_of
     from toolkit.runs.alerts import replay
 
     rules = rules_of(resolve(JobRequest(job), None).model_dump(mode="json", by_alias=True))
     if against is None:
-        rows = [{**asdict(one), "condition": parse_condition(one.when)._asdict()} for one in rules]
+        rows = [asdict(one) | {"condition": one.condition._asdict()} for one in rules]
         _print(rows, "name when for_s severity channels action", as_json, "no table [alerts.rules.NAME]")
     else:
         changes = [asdict(one) for one in replay(rules, find(against, runs))]

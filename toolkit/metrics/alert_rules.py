@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 FORM = 'a condition such as "step_s.p95 > 2", "rate(loss, 60s) >= 0.1", "verdict:stall" or "verdict:* >= critical"'
+_STATISTICS = {"min": "minimum", "max": "maximum"}
 _OF_TRAINING = -1  # the rank of windows of `train.jsonl`
 _OPERATORS = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
@@ -61,6 +62,10 @@ class Rule:
     channels: tuple[str, ...] = ("log",)
     action: str = ""
 
+    @property
+    def condition(self) -> Condition:
+        return parse_condition(self.when)
+
 
 class Reading(NamedTuple):
     """Whether a condition is met, and the worst value, or the most severe verdict."""
@@ -81,8 +86,8 @@ def parse_condition(text: str) -> Condition:
     window_s = parse_duration(match["window"]) if match and match["of"] else 0.0
     if match is None or window_s is None or (match["of"] and not window_s):
         raise ValueError(f"expected {FORM}, got {text!r}")
-    statistic = {"min": "minimum", "max": "maximum"}.get(match["statistic"], match["statistic"] or "mean")
-    return Condition(match["of"] or match["name"], statistic, match["operator"], float(match["limit"]), window_s)
+    subject, statistic = match["of"] or match["name"], match["statistic"] or "mean"
+    return Condition(subject, statistic, match["operator"], float(match["limit"]), window_s)
 
 
 def rules_of(job: Mapping[str, Any]) -> list[Rule]:
@@ -117,7 +122,7 @@ class Readings:
     """What the conditions of rules read: the newest values by metric and rank, and the raised verdicts."""
 
     def __init__(self, rules: Collection[Rule]) -> None:
-        self._conditions = {rule.name: parse_condition(rule.when) for rule in rules}
+        self._conditions = {rule.name: rule.condition for rule in rules}
         self._spans_s = {one.subject: 0.0 for one in self._conditions.values()}  # the longest window of a rate
         for one in self._conditions.values():
             self._spans_s[one.subject] = max(one.window_s, self._spans_s[one.subject])
@@ -144,7 +149,7 @@ class Readings:
         found = []
         for (name, rank), (statistics, host) in self._newest.items():
             if name == one.subject:
-                value = getattr(statistics, one.statistic)
+                value = getattr(statistics, _STATISTICS.get(one.statistic, one.statistic))
                 value = _rate(self._means[name, rank], one.window_s) if one.window_s else value
                 found += [] if math.isnan(value) else [(value, rank, host)]
         if not found:

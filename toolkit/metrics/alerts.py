@@ -39,7 +39,7 @@ class Alert:
     value: what was compared, null if not finite.
     subject: the metric, or the kind of the most severe verdict.
     began_s: when the condition was first met, in seconds since the epoch.
-    hidden_by: why nobody was notified of a firing alert: `silence`, `acknowledgement` or the rule of another alert.
+    hidden_by: why no channel was notified of a firing alert: `silence`, `acknowledgement` or the rule of another alert.
     is_notified: a firing or resolved line with `true` is one notification.
     action: what the action of the rule did.
     """

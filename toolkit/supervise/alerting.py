@@ -44,8 +44,15 @@ class Alerting:
         self._acted_s: dict[str, float] = {}  # by kind of action
         self._states: tuple[AlertMachine, AlertLog] | None = None
 
-    def look(self, windows: Iterable[Window], training: Sequence[TrainRecord], verdicts: Iterable[Verdict]) -> None:
-        """Evaluate all rules with what is new."""
+    def look(
+        self,
+        windows: Iterable[Window],
+        training: Sequence[TrainRecord],
+        verdicts: Iterable[Verdict],
+        *,
+        is_over: bool = False,
+    ) -> None:
+        """Evaluate all rules with what is new; once the attempt `is_over`, actions would concern the next one."""
         if not self._rules:
             return
         machine, log = self._states = self._states or self._continued()
@@ -55,7 +62,7 @@ class Alerting:
         for alert in machine.evaluate(readings, now_s, silenced, {one["acknowledged"] for one in requests}):
             rule = self._rules[alert.rule]
             if alert.is_notification and alert.state is AlertState.FIRING and rule.action:
-                alert = replace(alert, action=self._act(rule, alert, now_s))
+                alert = replace(alert, action=self._act(rule, alert, now_s, is_over))
             log.write(alert)
             if alert.is_notification:
                 self._notify(rule, alert)
@@ -87,24 +94,35 @@ class Alerting:
         names = {"text": text, "event": "alert", "job_name": run.job_name, "run_id": run.run_id}
         document = {**names, "key": f"{run.run_id}-{alert.key}", **asdict(alert)}
         for channel in rule.channels:
-            if channel == "log":
-                post(channel, document, notify, {})
-            else:
-                put(run, channel, document)
+            try:
+                if channel == "log":
+                    post(channel, document, notify, {})
+                else:
+                    put(run, channel, document)
+            except OSError as error:  # on a full disk, there is only one attempt
+                say(f"cannot write a notification for {channel}: {error.strerror}")
+                self._start(self._post, channel, document)
         if notify["sender"] != "login":
             self._start(self._send)
+
+    def _post(self, channel: str, document: Mapping[str, Any]) -> None:
+        try:
+            post(channel, document, self._job["notify"], os.environ)
+        except ToolkitError as error:
+            say(f"cannot notify {channel}: {error}")
 
     def _send(self) -> None:
         with _SENDING:
             send_outbox(self._attempt.run, self._job["notify"], say, is_login=False)
 
-    def _act(self, rule: Rule, alert: Alert, now_s: float) -> str:
+    def _act(self, rule: Rule, alert: Alert, now_s: float, is_over: bool) -> str:
         """Perform the action of a rule; return what was done, or why not."""
         run, action, job = self._attempt.run, rule.action, self._job
         begun = StartRecord.read(self._attempt)
         job_id = begun.job_id if begun is not None and "TOOLKIT_IN_ALLOCATION" not in os.environ else "local-"
         is_own = job_id.startswith("local-")  # the user's own machine or allocation
         for is_forbidden, why in (
+            (is_over, "the attempt is over"),
             (now_s - self._acted_s.get(action, 0.0) < ACTION_PERIOD_S, f"{action} was done less than 1 h ago"),
             (self._left_s() < float(job["restart"]["warn_s"]), "the walltime is nearer than restart.warn_s"),
             (action == "requeue" and (is_own or not job["job"]["requeue"]), "the job cannot be requeued"),

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 from toolkit.metrics.alert_rules import channels_of
 from toolkit.supervise.log import say
-from toolkit.supervise.secrets import is_reference, read_reference, read_url
+from toolkit.supervise.secrets import read_reference, read_url
 
 __all__ = ["POST_TIMEOUT_S", "post"]
 
@@ -39,8 +39,8 @@ def post(channel: str, document: Document, notify: Document, environ: Mapping[st
         raise NotFoundError(f"channel {channel!r} not found", where="notify.channels", fix=f"use one of {known}")
     try:
         read = read_url if kind in ("webhook", "slack") else read_reference
-        secret = read(target, environ, where) if is_reference(target) else target
-        CHANNELS[kind](secret, document, notify, environ)
+        server = read_reference(notify["smtp"], environ, "notify.smtp") if kind == "mail" else ""
+        CHANNELS[kind](read(target, environ, where), document, {**notify, "smtp": server})
     except urllib.error.HTTPError as error:
         problem = f"HTTP {error.code}"
     except urllib.error.URLError as error:
@@ -62,19 +62,7 @@ def _post_json(url: str, document: Document) -> None:
         return
 
 
-def _log(target: str, document: Document, notify: Document, environ: Document) -> None:
-    say(f"alert: {document['text']}")
-
-
-def _webhook(url: str, document: Document, notify: Document, environ: Document) -> None:
-    _post_json(url, document)
-
-
-def _slack(url: str, document: Document, notify: Document, environ: Document) -> None:
-    _post_json(url, {"text": document["text"]})
-
-
-def _pagerduty(secret: str, document: Document, notify: Document, environ: Document) -> None:
+def _pagerduty(secret: str, document: Document, notify: Document) -> None:
     *url, key = secret.split()  # a routing key, after the URL for another region
     summary, severity = document["text"][:1024], document.get("severity", "info")
     _post_json(url[0] if url else _PAGERDUTY_URL, {
@@ -84,10 +72,8 @@ def _pagerduty(secret: str, document: Document, notify: Document, environ: Docum
     })  # fmt: skip
 
 
-def _mail(addresses: str, document: Document, notify: Document, environ: Mapping[str, str]) -> None:
-    server = notify["smtp"]
-    url = urlsplit(read_reference(server, environ, "notify.smtp") if is_reference(server) else server)
-    message = EmailMessage()
+def _mail(addresses: str, document: Document, notify: Document) -> None:
+    url, message = urlsplit(notify["smtp"]), EmailMessage()
     message["Subject"], message["To"] = " ".join(document["text"].split())[:200], addresses
     message["From"] = notify["mail_from"] or f"{getpass.getuser()}@{socket.getfqdn()}"
     message.set_content("\n".join(f"{name}: {value}" for name, value in document.items()))
@@ -101,7 +87,7 @@ def _mail(addresses: str, document: Document, notify: Document, environ: Mapping
         connection.send_message(message)
 
 
-def _apprise(url: str, document: Document, notify: Document, environ: Document) -> None:
+def _apprise(url: str, document: Document, notify: Document) -> None:
     import apprise
 
     service = apprise.Apprise()
@@ -109,6 +95,11 @@ def _apprise(url: str, document: Document, notify: Document, environ: Document) 
         raise ValueError  # apprise has logged the reason
 
 
-CHANNELS: dict[str, Callable[[str, Document, Document, Mapping[str, str]], None]] = {
-    "log": _log, "webhook": _webhook, "slack": _slack, "pagerduty": _pagerduty, "mail": _mail, "apprise": _apprise,
-}  # fmt: skip
+CHANNELS: dict[str, Callable[[str, Document, Document], None]] = {
+    "log": lambda nothing, document, notify: say(f"alert: {document['text']}"),
+    "webhook": lambda url, document, notify: _post_json(url, document),
+    "slack": lambda url, document, notify: _post_json(url, {"text": document["text"]}),
+    "pagerduty": _pagerduty,
+    "mail": _mail,
+    "apprise": _apprise,
+}

@@ -91,7 +91,7 @@ class Observation:
         )  # fmt: skip
         self._record(verdicts)
         if self.alerting is not None:
-            self.alerting.look(windows, training, verdicts)
+            self.alerting.look(windows, training, verdicts, is_over=self._over.is_set())
 
     def _new_samples(self) -> Iterator[Sample]:
         for path in sorted(self.attempt.windows.glob("rank-*.json")):

@@ -16,7 +16,7 @@ from toolkit.supervise.commands import run_command
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.requests import StopRequest
 
-__all__ = ["hide", "is_reference", "read_reference", "read_secret_file", "read_url"]
+__all__ = ["hide", "read_reference", "read_secret_file", "read_url"]
 
 COMMAND_S = 30.0
 SHORTEST = 6  # characters; hiding a shorter value would also hide other text
@@ -77,13 +77,8 @@ def read_secret_file(name: str, *, where: str) -> str:
     return text
 
 
-def is_reference(text: str) -> bool:
-    """Return whether a value names the place of a secret."""
-    return text.startswith(("file:", "env:"))
-
-
 def read_reference(reference: str, environ: Mapping[str, str], where: str) -> str:
-    """Return the secret that a key of [notify] refers to.
+    """Return the secret that a key of [notify] refers to, or its value if that is not a reference.
 
     Raises:
         OwnFailureError: the reference cannot be read.
@@ -95,7 +90,9 @@ def read_reference(reference: str, environ: Mapping[str, str], where: str) -> st
             f"{source} was not set when this job was submitted", where=where,
             fix=f'export {source}, or set {key} = "file:~/.{source.lower()}"',
         )  # fmt: skip
-    return (read_secret_file(source, where=where) if kind == "file" else environ[source]).strip()
+    if kind == "file":
+        return read_secret_file(source, where=where).strip()
+    return environ[source].strip() if kind == "env" else reference
 
 
 def read_url(reference: str, environ: Mapping[str, str], where: str = "notify.webhook") -> str:

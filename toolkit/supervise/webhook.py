@@ -49,7 +49,7 @@ class Webhook:
         """Call `target` in a thread of its own, for which `wait` waits."""
         thread = threading.Thread(target=target, args=arguments, daemon=True)
         thread.start()
-        self.under_way.append(thread)
+        self.under_way = [*filter(threading.Thread.is_alive, self.under_way), thread]
 
     def wait(self) -> None:
         """Wait a few seconds for pending posts, because the process is about to exit."""
