@@ -123,7 +123,9 @@ def test_history_and_stats_select_and_count(toolkit, recorded):
 
 def test_a_user_silences_acknowledges_and_sees_both(toolkit, recorded):
     run = recorded(alert("high", "firing"))
-    assert "rule high: silenced until 20" in toolkit.ok("alerts", "silence", "high", "--for", "2h", "--comment", "known")
+    assert "rule high: silenced until 20" in toolkit.ok(
+        "alerts", "silence", "high", "--for", "2h", "--comment", "known"
+    )
     (control,) = run.control.glob("alert-*.json")
     value = json.loads(control.read_text())
     check_schema("alert_request", value)
@@ -144,7 +146,10 @@ def test_the_login_side_sends_what_waits(toolkit, recorded, receiver):
     put(run, "hook", {"text": "hello", "run_id": run.run_id, "key": "k", "state": "firing"})
     receiver.status = 500
     failed = toolkit("alerts", "send")
-    assert failed.out == "sent: 0\n" and "cannot notify hook: notify.channels.hook: webhook did not accept it" in failed.err
+    assert (
+        failed.out == "sent: 0\n"
+        and "cannot notify hook: notify.channels.hook: webhook did not accept it" in failed.err
+    )
     receiver.status = 200
     assert toolkit.ok("alerts", "send", run.run_id) == "sent: 1\n"
     assert toolkit.ok("alerts", "send") == "sent: 0\n"
@@ -174,7 +179,11 @@ def test_rules_are_checked_and_replayed_on_a_recorded_run(toolkit, job, recorded
     assert [row["name"] for row in rows] == ["high", "never", "slow"] and rows[2]["for_s"] == 60
     assert rows[0]["condition"]["limit"] == 20
     shown = json.loads(toolkit.ok("alerts", "check", path, "--against", run.run_id, "--json"))
-    assert [(one["rule"], one["state"]) for one in shown] == [("high", "inactive"), ("high", "firing"), ("high", "resolved")]
+    assert [(one["rule"], one["state"]) for one in shown] == [
+        ("high", "inactive"),
+        ("high", "firing"),
+        ("high", "resolved"),
+    ]
 
 
 def test_damaged_alerts_are_named_with_their_line(toolkit, recorded):

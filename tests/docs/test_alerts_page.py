@@ -22,7 +22,9 @@ def test_the_rules_of_the_page_are_valid(tmp_path):
 
 def test_each_condition_of_the_page_can_be_parsed():
     table = PAGE[PAGE.index("## Conditions") : PAGE.index("## States")]
-    conditions = [one for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for one in re.findall("`(.*?)`", row)]
+    conditions = [
+        one for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for one in re.findall("`(.*?)`", row)
+    ]
     assert len([parse_condition(one) for one in conditions if one != "when"]) == 6
 
 

@@ -39,11 +39,11 @@ def test_each_form_of_a_condition_on_a_metric_is_read_back(name, statistic, sign
 
 
 @given(st.text(max_size=40))
-def test_any_other_string_is_rejected_with_the_expected_form(text):
+def test_any_other_string_is_rejected(text):
     try:
         found = parse_condition(text)
     except ValueError as error:
-        assert str(error).startswith("expected ") and repr(text) in str(error)
+        assert str(error) == f"{text!r} is not a valid condition"
     else:
         assert found.operator in OPERATORS
 
@@ -57,7 +57,7 @@ def test_any_other_string_is_rejected_with_the_expected_form(text):
     ],
 )  # fmt: skip
 def test_conditions_that_are_rejected(text):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="is not a valid condition"):
         parse_condition(text)
 
 
@@ -105,7 +105,9 @@ def test_records_of_the_training_are_metrics_of_no_rank():
 def test_raised_verdicts_of_the_kind_and_severity_count_until_they_are_cleared():
     slow = raise_verdict(VerdictKind.STRAGGLER, Severity.WARNING, "slow", "fix", time_s=0, ranks=[3], host="n1")
     stall = raise_verdict(VerdictKind.STALL, Severity.CRITICAL, "stall", "fix", time_s=0)
-    readings = Readings([Rule("any", "verdict:*"), Rule("bad", "verdict:* >= critical"), Rule("one", "verdict:straggler")])
+    readings = Readings(
+        [Rule("any", "verdict:*"), Rule("bad", "verdict:* >= critical"), Rule("one", "verdict:straggler")]
+    )
     assert not any(one.is_met for one in readings.update([], []).values())
     found = readings.update([], [slow])
     assert {name: one.is_met for name, one in found.items()} == {"any": True, "bad": False, "one": True}

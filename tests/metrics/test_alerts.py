@@ -119,8 +119,12 @@ def test_a_silence_or_an_acknowledgement_keeps_an_alert_quiet_and_the_end_of_a_s
     ],
 )
 def test_inhibition(first, second, is_hidden):
-    rules = [Rule(name, "x > 2", severity=Severity(severity)) for name, (_, severity, _) in (("a", first), ("b", second))]
-    readings = {name: Reading(True, 1.0, "", subject, ranks) for name, (subject, _, ranks) in (("a", first), ("b", second))}
+    rules = [
+        Rule(name, "x > 2", severity=Severity(severity)) for name, (_, severity, _) in (("a", first), ("b", second))
+    ]
+    readings = {
+        name: Reading(True, 1.0, "", subject, ranks) for name, (subject, _, ranks) in (("a", first), ("b", second))
+    }
     a, b = AlertMachine(rules).evaluate(readings, 0.0)
     assert a.is_notification and b.is_notification == (not is_hidden) and b.hidden_by == ("a" if is_hidden else "")
 
@@ -130,5 +134,5 @@ def test_damaged_lines_are_named(tmp_path):
     path = tmp_path / "alerts.jsonl"
     for damage in ({"state": "on"}, {"severity": "bad"}, {"ranks": 3}, {"began_s": "x"}, {"time": "now"}, {"other": 1}):
         path.write_text(json.dumps(line) + "\n" + json.dumps({**line, **damage}) + "\n")
-        with pytest.raises(Exception, match="alerts.jsonl:2: not a rule state"):
+        with pytest.raises(Exception, match=r"alerts\.jsonl:2: not a rule state"):
             list(read_records(path, Alert.from_line, what="rule state"))

@@ -34,9 +34,19 @@ def notify(tmp_path, receiver):
         return f"file:{path}"
 
     url = secret("url", receiver.url)
-    keys = {"team": f"slack:{url}", "hook": f"webhook:{url}", "oncall": "pagerduty:" + secret("key", f"{receiver.url} KEY1")}
+    keys = {
+        "team": f"slack:{url}",
+        "hook": f"webhook:{url}",
+        "oncall": "pagerduty:" + secret("key", f"{receiver.url} KEY1"),
+    }
     more = {"me": "mail:me@example.org,you@example.org", "variable": "slack:env:TEAM", "other": f"apprise:{url}"}
-    return {"webhook": "", "mail": [], "smtp": "smtp://127.0.0.1:9", "mail_from": "it@example.org", "channels": keys | more}
+    return {
+        "webhook": "",
+        "mail": [],
+        "smtp": "smtp://127.0.0.1:9",
+        "mail_from": "it@example.org",
+        "channels": keys | more,
+    }
 
 
 def test_each_service_gets_its_own_form(notify, receiver):
@@ -117,7 +127,7 @@ def test_problems_are_reported_without_the_secret(notify, tmp_path, channel, tex
 
 def test_a_response_of_the_service_is_reported(notify, receiver):
     receiver.status = 404
-    with pytest.raises(ToolkitError, match="slack did not accept it: HTTP 404. Fix: `toolkit alerts test team`"):
+    with pytest.raises(ToolkitError, match=r"slack did not accept it: HTTP 404\. Fix: `toolkit alerts test team`"):
         post("team", FIRING, notify, {})
     with pytest.raises(NotFoundError, match=r"channel 'teem' not found. Fix: use one of team, "):
         post("teem", FIRING, notify, {})

@@ -13,7 +13,14 @@ from typing import Any
 import click
 
 from toolkit.cli.options import JOB, RUN, Command, json_option, runs_option
+from toolkit.config.request import JobRequest, resolve
+from toolkit.metrics.alert_rules import rules_of
+from toolkit.metrics.alerts import Alert
+from toolkit.metrics.verdicts import Severity
+from toolkit.rundir.layout import RunDirectory
+from toolkit.runs.alerts import all_alerts, latest_alerts, quiet, replay, runs_to_send, send_alerts
 from toolkit.runs.named_runs import find, folders_of_runs
+from toolkit.supervise.channels import post
 from toolkit.terminal.ages import Age, Moment
 from toolkit.terminal.talk import print_table
 
@@ -62,8 +69,6 @@ def list_alerts(run: str, runs: Path | None, as_json: bool) -> None:
     \b
     toolkit alerts list last --json
     """
-    from toolkit.runs.alerts import latest_alerts
-
     directory = find(run, runs)
     parts = [part for part in directory.with_tasks() if part.last_attempt()] or [directory]
     rows = [{"run": part.run_id, **asdict(one)} for part in parts for one in latest_alerts(part).values()]
@@ -73,7 +78,7 @@ def list_alerts(run: str, runs: Path | None, as_json: bool) -> None:
 @alerts.command()
 @_lists
 @click.option("--rule", help="Only this rule.")
-@click.option("--severity", type=click.Choice(["info", "warning", "critical"]), help="Only this severity.")
+@click.option("--severity", type=click.Choice([*Severity]), help="Only this severity.")
 @click.option("--since", type=Moment(), metavar="AGE", help="Only changes since an age (2h) or a date.")
 def history(
     run: str, runs: Path | None, as_json: bool, rule: str | None, severity: str | None, since: datetime | None
@@ -83,12 +88,9 @@ def history(
     \b
     toolkit alerts history last --severity critical --since 2h
     """
-    from toolkit.runs.alerts import all_alerts
-
-    found = [(part, one) for part in find(run, runs).with_tasks() for one in all_alerts(part)]
     rows = [
         {"run": part.run_id, **asdict(one)}
-        for part, one in found
+        for part, one in _changes(run, runs)
         if rule in (None, one.rule) and severity in (None, one.severity)
         if since is None or datetime.fromisoformat(one.time) >= since
     ]
@@ -103,22 +105,17 @@ def stats(run: str, runs: Path | None, as_json: bool) -> None:
     \b
     toolkit alerts stats last
     """
-    from toolkit.runs.alerts import all_alerts
-
-    found = {
-        (part, one.key): one
-        for part in find(run, runs).with_tasks()
-        for one in all_alerts(part)
-        if one.state == "firing"
-    }
+    found = {(part, one.key): one for part, one in _changes(run, runs) if one.state == "firing"}
     counts = Counter((one.rule, one.severity) for one in found.values()).most_common()
     rows = [{"rule": rule, "severity": severity, "count": count} for (rule, severity), count in counts]
     _print(rows, "rule severity count", as_json, "no alert has fired")
 
 
-def _quiet(rule: str, run: str, runs: Path | None, comment: str, age: timedelta | None = None) -> None:
-    from toolkit.runs.alerts import quiet
+def _changes(run: str, runs: Path | None) -> list[tuple[RunDirectory, Alert]]:
+    return [(part, one) for part in find(run, runs).with_tasks() for one in all_alerts(part)]
 
+
+def _quiet(rule: str, run: str, runs: Path | None, comment: str, age: timedelta | None = None) -> None:
     directory, until_s = find(run, runs), None if age is None else time.time() + age.total_seconds()
     quiet(directory, rule, until_s, comment)
     done = "acknowledged" if until_s is None else f"silenced until {datetime.fromtimestamp(until_s):%Y-%m-%d %H:%M}"
@@ -168,9 +165,6 @@ def test(channel: str, job: str) -> None:
     \b
     toolkit alerts test team train_lm.toml
     """
-    from toolkit.config.request import JobRequest, resolve
-    from toolkit.supervise.channels import post
-
     notify = resolve(JobRequest(job), None).notify.model_dump(mode="json")
     post(channel, {"text": "a test message of toolkit", "event": "test", "run_id": "test"}, notify, os.environ)
     click.echo(f"{channel} accepted a test message")
@@ -185,8 +179,6 @@ def send(run: tuple[str, ...], runs: Path | None) -> None:
     \b
     toolkit alerts send
     """
-    from toolkit.runs.alerts import runs_to_send, send_alerts
-
     named = [part for name in run for part in find(name, runs).with_tasks()]
     click.echo(f"sent: {sum(map(send_alerts, named if run else runs_to_send(folders_of_runs(runs))))}")
 
@@ -202,14 +194,12 @@ def check(job: str, runs: Path | None, as_json: bool, against: str | None) -> No
     \b
     toolkit alerts check train_lm.toml --against last
     """
-    from toolkit.config.request import JobRequest, resolve
-    from toolkit.metrics.alert_rules import rules_of
-    from toolkit.runs.alerts import replay
-
     rules = rules_of(resolve(JobRequest(job), None).model_dump(mode="json", by_alias=True))
     if against is None:
-        rows = [asdict(one) | {"condition": one.condition._asdict()} for one in rules]
-        _print(rows, "name when for_s severity channels action", as_json, "no table [alerts.rules.NAME]")
+        rows = [
+            asdict(one) | {"condition": one.condition._asdict(), "notifies": ", ".join(one.channels)} for one in rules
+        ]
+        _print(rows, "name when for_s severity notifies action", as_json, "no table [alerts.rules.NAME]")
     else:
         changes = [asdict(one) for one in replay(rules, find(against, runs))]
         _print(changes, "time rule state severity message", as_json, "no rule would have changed its state")

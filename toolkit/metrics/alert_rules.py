@@ -85,7 +85,7 @@ def parse_condition(text: str) -> Condition:
     match = _METRIC.fullmatch(text.strip())
     window_s = parse_duration(match["window"]) if match and match["of"] else 0.0
     if match is None or window_s is None or (match["of"] and not window_s):
-        raise ValueError(f"expected {FORM}, got {text!r}")
+        raise ValueError(f"{text!r} is not a valid condition")
     subject, statistic = match["of"] or match["name"], match["statistic"] or "mean"
     return Condition(subject, statistic, match["operator"], float(match["limit"]), window_s)
 

@@ -283,10 +283,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     ),
     (re.compile(r"/known-[\da-f]{16}\.json"), {"path": str, "parent_inode": str}),
     (re.compile(r"/control/asked-[^/]+\.json"), {"time": str, "request": str, "user": str, "by": str}),
-    (
-        re.compile(r"/control/alert-[^/]+\.json"),
-        {"rule": str, "silenced_until_s": float | int, "acknowledged": str, "user": str},
-    ),
+    (re.compile(r"/control/alert-.*"), {"rule": str, "silenced_until_s": float | int, "acknowledged": str, "user": str}),
     (re.compile(r"/starts/\d+/end\.json"), {"state": str, "exit_code": int, "time": str}),
     (re.compile(r"/starts/\d+/job\.json"), {"job": dict}),
     (
