@@ -59,10 +59,10 @@ def job(toolkit, receiver):
     (toolkit.folder / "url").chmod(0o600)
     (toolkit.folder / "loop.py").write_text(LOOP)
 
-    def write(notify="", rules=RULES, name="loop"):
+    def write(notify="", rules=RULES, name="loop", entry='"loop.py"\nranks_per_node = 2'):
         path = toolkit.folder / f"{name}.toml"
         channels = f'hook = "webhook:file:{toolkit.folder}/url"\nme = "mail:me@example.org"\n'
-        head = f'[job]\nentry = "loop.py"\nranks_per_node = 2\n[notify]\nmail_from = "it@example.org"\n{notify}\n'
+        head = f'[job]\nentry = {entry}\n[notify]\nmail_from = "it@example.org"\n{notify}\n'
         path.write_text(f"{head}[notify.channels]\n{channels}{rules}")
         return path
 
@@ -88,8 +88,8 @@ def test_an_alert_of_a_rank_reaches_mail_and_webhook(toolkit, job, receiver):
 
 @pytest.fixture
 def recorded(toolkit, job):
-    """A run that was submitted and never ran, with alerts as a supervisor would have written them."""
-    run = toolkit.submit(job('sender = "login"'))
+    """A run that recorded nothing, with alerts as a supervisor would have written them."""
+    run = toolkit.submit(job('sender = "login"', entry='["true"]'))
     toolkit("wait", run.run_id)
     for path in (run.metrics / "alerts.jsonl", *run.outbox.glob("*")):
         path.unlink(missing_ok=True)

@@ -78,7 +78,7 @@ def list_alerts(run: str, runs: Path | None, as_json: bool) -> None:
 @alerts.command()
 @_lists
 @click.option("--rule", help="Only this rule.")
-@click.option("--severity", type=click.Choice([*Severity]), help="Only this severity.")
+@click.option("--severity", type=click.Choice([one.value for one in Severity]), help="Only this severity.")
 @click.option("--since", type=Moment(), metavar="AGE", help="Only changes since an age (2h) or a date.")
 def history(
     run: str, runs: Path | None, as_json: bool, rule: str | None, severity: str | None, since: datetime | None
