@@ -2,10 +2,14 @@
 
 import re
 
-__all__ = ["format_bytes", "format_bytes_in", "format_duration", "parse_bytes", "round_duration", "shorten_duration"]
+__all__ = [
+    "format_bytes", "format_bytes_in", "format_duration", "parse_bytes", "parse_duration", "round_duration",
+    "shorten_duration",
+]  # fmt: skip
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 _BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d)", re.ASCII)
 _BYTES = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(?:([KMGT])(i)?)?B?", re.IGNORECASE | re.ASCII)
 
 
@@ -67,3 +71,10 @@ def parse_bytes(text: str, *, binary: bool = False) -> int | None:
         return None
     size = (1024 if binary or is_binary else 1000) ** " KMGT".index((power or " ").upper())
     return int(number) * size if number.isdigit() else int(float(number) * size)
+
+
+def parse_duration(text: str) -> float | None:
+    """Parse a duration such as `30s`, `10m`, `1.5h` or `2d` in seconds; return None for any other form."""
+    match = _DURATION.fullmatch(text.strip())
+    sizes = {"s": 1, "h": _HOUR_S, "d": _DAY_S}
+    return float(match[1]) * sizes.get(match[2], _MINUTE_S) if match else None

@@ -22,7 +22,7 @@ def of(names: str, why: str) -> dict[str, str]:
 NO_JSON = {
     **of(
         "submit run resume rerun cancel stop save requeue session-start session-exec session-attach session-notebook "
-        "session-stop import jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index",
+        "session-stop alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send import jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index",
         "does something; what it prints is a line about it",
     ),
     **of(
@@ -38,6 +38,7 @@ NO_JSON = {
 # Commands without --print-cmd, and why.
 NO_SLURM = {
     **of(
+        "alerts-list alerts-history alerts-stats alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send alerts-check "
         "import jobs-list jobs-copy site-list site-show site-bad-nodes config-schema parse data-pack data-index data-show",
         "reads files of its own",
     ),

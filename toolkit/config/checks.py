@@ -12,6 +12,7 @@ from toolkit.config.resolved import ResolvedJob, as_json, is_elsewhere
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.table import Table, nearest
 from toolkit.errors import ToolkitError, all_of, counted
+from toolkit.metrics.alert_rules import channels_of
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
@@ -79,6 +80,15 @@ def _unknown_partition(resolved: ResolvedJob, site: Site) -> Iterator[ToolkitErr
             f"partition {name!r} not found at site {site.name}",
             f"write {' or '.join(repr(one) for one in close)}",
         )
+
+
+def check_alerts(resolved: ResolvedJob) -> None:
+    """Check that the channels of rules exist; ToolkitError names one that does not."""
+    known = channels_of(dict(resolved.notify))
+    for name, rule in resolved.alerts.rules.items():
+        for channel in {*rule.channels} - known.keys():
+            fix = f"use {' or '.join(nearest(channel, known) or known)}, or add {channel} to [notify.channels]"
+            raise refuse(resolved, f"alerts.rules.{name}.channels", f"channel {channel!r} not found", fix)
 
 
 def check_arguments(resolved: ResolvedJob) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from pydantic import field_validator, model_validator
 
+from toolkit.config.alerts import Name
 from toolkit.config.table import Table, key, refuse_value
 
 __all__ = ["VARIABLE_PATTERN"]
@@ -141,7 +142,10 @@ class EnvTable(Table):
 
 
 _ADDRESS = re.compile(r"[^\s,;<>\"'\\]+")
-_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*")
+_PLACE = r"(?:env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*)"
+_REFERENCE = re.compile(_PLACE)
+_CHANNEL = re.compile(rf"mail:{_ADDRESS.pattern}(?:,{_ADDRESS.pattern})*|(?:slack|webhook|apprise|pagerduty):{_PLACE}")
+_SERVER = re.compile(rf"smtps?://[\w.-]+(?::\d{{1,5}})?|{_PLACE}")
 
 MailEvent = Literal[
     "BEGIN", "END", "FAIL", "REQUEUE", "TIME_LIMIT", "TIME_LIMIT_80", "TIME_LIMIT_90", "ARRAY_TASKS", "ALL"
@@ -177,6 +181,33 @@ class NotifyTable(Table):
         default_factory=lambda: ["end", "failure", "preemption", "stall"],
     )
 
+    channels: dict[Name, str] = key(
+        None,
+        "Channels for alerts by name. `mail:` is followed by addresses, `slack:`, `webhook:` and `apprise:` by the place of a "
+        "URL as in `webhook`, `pagerduty:` by that of a routing key.",
+        form='a table such as { me = "mail:me@example.org", team = "slack:file:~/.slack", oncall = "pagerduty:env:PD_KEY" }',
+        default_factory=dict,
+    )
+    smtp: str = key(
+        "smtp://localhost:25",
+        "The server for mail of alerts. A URL with a password is a secret: write its place, as in `webhook`.",
+        form='"smtp://HOST:PORT", "smtps://HOST:PORT" or a reference such as "file:~/.config/toolkit/smtp"',
+    )
+    mail_from: str = key("", "The sender of mail of alerts.", derived="the user at the host that sends the mail")
+    sender: Literal["auto", "node", "login"] = key(
+        "auto",
+        "Who notifies the channels: `node` the supervisor on the first node, `login` the command `toolkit alerts send`, `auto` "
+        "the supervisor, and the command for what the supervisor could not send.",
+    )
+
+    @field_validator("channels", "smtp")
+    @classmethod
+    def _check_channels(cls, value: dict[Name, str] | str) -> dict[Name, str] | str:
+        for name, one in value.items() if isinstance(value, dict) else [("", value)]:
+            if not (_CHANNEL if name else _SERVER).fullmatch(one):
+                raise refuse_value((name,) if name else (), "not a valid value")  # not quoted, as it may be a secret
+        return value
+
     @field_validator("mail")
     @classmethod
     def _check_addresses(cls, mail: list[str]) -> list[str]:
@@ -193,10 +224,16 @@ class NotifyTable(Table):
         return webhook
 
     @property
-    def webhook_variable(self) -> str:
-        """The variable of the submitting shell that contains the URL; "" if there is none."""
-        kind, _, name = self.webhook.partition(":")
-        return name if kind == "env" else ""
+    def references(self) -> dict[str, str]:
+        """The references to secrets, by key."""
+        named = {f"channels.{name}": value.partition(":")[2] for name, value in self.channels.items()}
+        found = {"webhook": self.webhook, "smtp": self.smtp, **named}
+        return {key: value for key, value in found.items() if _REFERENCE.fullmatch(value)}
+
+    @property
+    def variables(self) -> list[str]:
+        """The variables of the submitting shell that contain secrets."""
+        return [value.removeprefix("env:") for value in self.references.values() if value.startswith("env:")]
 
 
 class RestartTable(Table):

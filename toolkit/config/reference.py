@@ -40,6 +40,9 @@ def reference() -> str:
                 continue
             header = _HEADERS.get(get_origin(field.annotation), "[{}]").format(name)
             lines += [f"**`{header}`** {field.description}", "", *_table(list(_keys(table))), ""]
+            for own, inner in _keys(table):
+                if (nested := table_model(inner.annotation)) is not None:
+                    lines += [f"**`[{name}.{own}.NAME]`** {inner.description}", "", *_table(list(_keys(nested))), ""]
     return "\n".join(lines)
 
 

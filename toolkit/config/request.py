@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolkit.config.checkpoint import CheckpointTable
-from toolkit.config.checks import check_arguments, check_request
+from toolkit.config.checks import check_alerts, check_arguments, check_request
 from toolkit.config.document import Document, Flag, KeyPath, Layer, Origin, dotted, leaves, read_document
 from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.job import is_job_name
@@ -166,6 +166,7 @@ def resolve_job(
     check_entry(resolved)
     check_metric(resolved)
     check_arguments(resolved)
+    check_alerts(resolved)
     if site is not None:
         check_request(resolved, site, limits=limits)
     return resolved

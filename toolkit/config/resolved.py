@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from toolkit.config.alerts import AlertsTable
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.component import ComponentTable, ResolvedComponent
 from toolkit.config.container import ContainerTable, JobContainerTable
@@ -55,6 +56,7 @@ class JobFile(Table):
     container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
     notify: NotifyTable = key(None, "Whom to notify of events of a run.", default_factory=NotifyTable)
+    alerts: AlertsTable = key(None, "Alerts on a running job.", default_factory=AlertsTable)
     observe: ObserveTable = key(None, "What toolkit records of a run.", default_factory=ObserveTable)
     checkpoint: CheckpointTable = key(None, "When to save, and what to keep.", default_factory=CheckpointTable)
     data: DataTable = key(None, "The input data of the job.", default_factory=DataTable)
@@ -103,6 +105,7 @@ class ResolvedJob(BaseModel):
     container: JobContainerTable
     restart: RestartTable
     notify: NotifyTable = NotifyTable()
+    alerts: AlertsTable = AlertsTable()
     observe: ObserveTable = ObserveTable()
     checkpoint: CheckpointTable
     data: DataTable

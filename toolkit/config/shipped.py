@@ -14,7 +14,7 @@ from toolkit.slurm.batch_script import is_batch_script
 __all__ = ["find_job", "partitions_in", "read_user_defaults", "shipped_jobs", "site_files"]
 
 # The keys of `~/.config/toolkit/config.toml`.
-_USER_KEYS = ("job.account", "job.partition", "job.qos", "notify.mail", "notify.mail_on")
+_USER_KEYS = ("job.account", "job.partition", "job.qos", "notify", "alerts")  # with all keys of these tables
 
 
 def shipped_jobs() -> dict[str, Path]:
@@ -100,7 +100,7 @@ def read_user_defaults(environ: Mapping[str, str]) -> Document | None:
         return None
     document = read_document(path)
     for key, _ in leaves(document.values):
-        if dotted(key) not in _USER_KEYS:
+        if not {dotted(key), key[0]} & {*_USER_KEYS}:
             message = f"{dotted(key)!r} cannot have a default of the user"
             raise ToolkitError(message, where=document.place(key), fix=f"use {', '.join(_USER_KEYS)}")
     return document

@@ -63,6 +63,12 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
         raise _no_such_key(path[1] if len(path) > 1 else "", key_names(model), path, where)
     if len(path) == 2:
         return field.annotation, form_of(field)
+    inner = table_model(field.annotation)
+    if inner is not None:
+        nested = field_named(inner, path[3]) if len(path) == 4 else None
+        if nested is None:
+            raise _no_such_key(path[-1], key_names(inner), path, where)
+        return nested.annotation, form_of(nested)
     if get_origin(field.annotation) is not dict:
         raise ToolkitError(f"{'.'.join(path[:2])} has no keys", where=where, fix=f"set {'.'.join(path[:2])} itself")
     return get_args(field.annotation)[1], "a string"

@@ -282,6 +282,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
         {"start": int, "job_id": str, "host": str, "pid": int, "process_started": int},
     ),
     (re.compile(r"/known-[\da-f]{16}\.json"), {"path": str, "parent_inode": str}),
+    (re.compile(r"/control/asked-[^/]+\.json"), {"time": str, "request": str, "user": str, "by": str}),
+    (re.compile(r"/control/alert-.*"), {"rule": str, "silenced_until_s": float | int, "acknowledged": str, "user": str}),
     (re.compile(r"/starts/\d+/end\.json"), {"state": str, "exit_code": int, "time": str}),
     (re.compile(r"/starts/\d+/job\.json"), {"job": dict}),
     (

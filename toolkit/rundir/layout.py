@@ -159,6 +159,11 @@ class RunDirectory:
         return self.path / "metrics"
 
     @property
+    def outbox(self) -> Path:
+        """Notifications that no host has sent yet; those that were sent are in the folder `sent` next to it."""
+        return self.path / "alerts" / "outbox"
+
+    @property
     def links(self) -> Path:
         """Written by rank 0: the measured speed of the links between ranks, for later attempts."""
         return self.path / "links.json"

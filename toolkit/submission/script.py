@@ -83,7 +83,7 @@ def render_script(
         kept=[
             *KEPT,
             *map(_pattern, job.env.passed),
-            *map(_variable, [*job.env.secrets_of_shell, *_webhook_variable(job)]),
+            *map(_variable, [*job.env.secrets_of_shell, *job.notify.variables]),
         ],
         modules=_uses_modules(job) and not job.job.once,
         site_lines=[] if job.job.once else site_lines(job),
@@ -142,10 +142,6 @@ def _requeue(job: ResolvedJob) -> list[str]:
     if job.job.once and "job.requeue" not in job.origins:  # the default of the cluster
         return []
     return ["--requeue" if job.job.requeue else "--no-requeue"]
-
-
-def _webhook_variable(job: ResolvedJob) -> list[str]:
-    return [job.notify.webhook_variable] if job.notify.webhook_variable else []
 
 
 def allocation_options(job: ResolvedJob) -> list[str]:

@@ -4,6 +4,7 @@ The rendered script has already removed every variable that is not on a list; th
 """
 
 import fnmatch
+import json
 import re
 import signal
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ def rank_environment(
         environment.pop(name, None)  # for the supervisor only; `toolkit submit` inside a rank must not read them
     if first_task := int(environment.pop("TOOLKIT_FIRST_TASK", "0")):
         environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
-    environment.pop(_variable_of_webhook(job), None)  # ranks do not need the webhook URL
+    for name in _variables_of_channels(job):
+        environment.pop(name, None)  # ranks do not need the URLs of [notify]
     environment |= {
         "TOOLKIT_RUN_DIR": str(run.path),
         "TOOLKIT_ATTEMPT": str(attempt.number),
@@ -79,10 +81,10 @@ def _signal_of(job: Mapping[str, Any]) -> str:
     return str(signal.Signals[f"SIG{name}"].value) if name else ""
 
 
-def _variable_of_webhook(job: Mapping[str, Any]) -> str:
-    kind, _, name = str(_table(job, "notify").get("webhook") or "").partition(":")
+def _variables_of_channels(job: Mapping[str, Any]) -> list[str]:
+    names = re.findall(r'"(?:\w+:)?env:(\w+)"', json.dumps(_table(job, "notify")))
     needed = [*(_table(job, "env").get("pass") or ()), *(_table(job, "env").get("secrets") or ())]
-    return name if kind == "env" and not any(fnmatch.fnmatchcase(name, one) for one in needed) else ""
+    return [name for name in names if not any(fnmatch.fnmatchcase(name, one) for one in needed)]
 
 
 def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:

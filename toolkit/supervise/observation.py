@@ -19,6 +19,8 @@ from toolkit.metrics.window_file import WindowReader
 from toolkit.metrics.windows import Window
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.user_requests import move_requests
+from toolkit.supervise.alerting import Alerting
 from toolkit.supervise.log import say
 from toolkit.supervise.node_state import samples_in
 
@@ -33,11 +35,12 @@ JOIN_S = 5.0
 class Observation:
     """Judges one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
 
-    `left_s` returns the seconds until the allocation ends.
+    `left_s` returns the seconds until the allocation ends. `alerting` evaluates the rules of alerts.
     """
 
     attempt: AttemptDirectory
     left_s: Callable[[], float]
+    alerting: Alerting | None = None
     _readers: dict[Path, WindowReader] = field(default_factory=dict)
     _states: dict[Path, int] = field(default_factory=dict)
     _peers: dict[int, int] = field(default_factory=dict)  # the pipeline stage of each rank
@@ -72,21 +75,31 @@ class Observation:
             self._log.close()
 
     def look(self) -> None:
-        """Judge what is new."""
+        """Judge what is new, and record who requested what."""
+        self._trying(self._look)
+        self._trying(lambda: move_requests(self.attempt))
+
+    def _trying(self, part: Callable[[], None]) -> None:
+        """Call a part; report each problem once, since the attempt does not depend on it."""
         try:
-            self._record(self._judge())
+            part()
         except (ToolkitError, OSError) as error:
             self._report(str(error))
 
-    def _judge(self) -> list[Verdict]:
+    def _look(self) -> None:
         windows = self._new_windows()
         if windows and not self._peers and (mesh := read_json_or_none(self.attempt.mesh)):
             self._peers.update(enumerate(mesh["stages"]))
+        training = [record for record in self._train.new() if record.attempt == self.attempt.number]
+        losses = [LossSample(time.time(), record.step, record.loss) for record in training]
         left_s = self.left_s()
-        return self._detectors.observe(
-            windows, [*self._new_samples(), *self._new_losses()], now_s=time.time(),
+        verdicts = self._detectors.observe(
+            windows, [*self._new_samples(), *losses], now_s=time.time(),
             walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
         )  # fmt: skip
+        self._trying(lambda: self._record(verdicts))
+        if self.alerting is not None:
+            self.alerting.look(windows, training, verdicts, is_over=self._over.is_set())
 
     def _new_windows(self) -> list[Window]:
         found = []
@@ -106,10 +119,6 @@ class Observation:
                     yield from samples_in(path)
             except (ToolkitError, OSError) as error:
                 self._report(str(error))
-
-    def _new_losses(self) -> list[LossSample]:
-        new = (record for record in self._train.new() if record.attempt == self.attempt.number)
-        return [LossSample(time.time(), record.step, record.loss) for record in new]
 
     def _is_paused(self) -> bool:
         """Return whether the ranks are validating, or saving: a draft of a checkpoint that is not too old exists."""

@@ -16,7 +16,7 @@ from toolkit.supervise.commands import run_command
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.requests import StopRequest
 
-__all__ = ["hide", "read_secret_file", "read_url"]
+__all__ = ["hide", "read_reference", "read_secret_file", "read_url"]
 
 COMMAND_S = 30.0
 SHORTEST = 6  # characters; hiding a shorter value would also hide other text
@@ -77,21 +77,33 @@ def read_secret_file(name: str, *, where: str) -> str:
     return text
 
 
-def read_url(reference: str, environ: Mapping[str, str]) -> str:
-    """Return the URL that `notify.webhook` refers to; error messages never contain it.
+def read_reference(reference: str, environ: Mapping[str, str], where: str) -> str:
+    """Return the secret that a key of [notify] refers to, or its value if that is not a reference.
+
+    Raises:
+        OwnFailureError: the reference cannot be read.
+    """
+    kind, _, source = reference.partition(":")
+    if kind == "env" and not environ.get(source):
+        key = where.rpartition(".")[2]
+        raise OwnFailureError(
+            f"{source} was not set when this job was submitted", where=where,
+            fix=f'export {source}, or set {key} = "file:~/.{source.lower()}"',
+        )  # fmt: skip
+    if kind == "file":
+        return read_secret_file(source, where=where).strip()
+    return environ[source].strip() if kind == "env" else reference
+
+
+def read_url(reference: str, environ: Mapping[str, str], where: str = "notify.webhook") -> str:
+    """Return the URL that a key of [notify] refers to; error messages never contain it.
 
     Raises:
         OwnFailureError: the reference cannot be read, or is not an http or https URL.
     """
-    where = "notify.webhook"
-    kind, _, source = reference.partition(":")
-    if kind == "env" and not environ.get(source):
-        raise OwnFailureError(
-            f"{source} was not set when this job was submitted", where=where,
-            fix=f'export {source}, or set webhook = "file:~/.{source.lower()}"',
-        )  # fmt: skip
-    url = (read_secret_file(source, where=where) if kind == "file" else environ[source]).strip()
+    url = read_reference(reference, environ, where)
     if not _is_url(url):
+        source = reference.partition(":")[2]
         raise OwnFailureError(
             f"expected an http or https URL in {source}", where=where, fix="use a URL that starts with https://"
         )

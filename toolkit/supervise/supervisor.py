@@ -17,6 +17,7 @@ from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, ref
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, EndDecision, Next, RunState, decide
+from toolkit.supervise.alerting import Alerting
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
     Allocation,
@@ -283,7 +284,8 @@ class Supervisor:
             )  # fmt: skip
         except OwnFailureError as error:
             return unlaunched(error)
-        observation = Observation(attempt, self.allocation.left_s)
+        left_s = self.allocation.left_s
+        observation = Observation(attempt, left_s, Alerting(attempt, self.job, left_s, self.webhook.start))
         observation.start()
         try:
             return watch.follow(ranks)

@@ -3,13 +3,9 @@
 Each post has its own thread. Errors are logged without the URL, which is a secret.
 """
 
-import http.client
-import json
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +13,10 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import utc_now
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, EndDecision, Next
+from toolkit.supervise.channels import POST_TIMEOUT_S, post
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
-from toolkit.supervise.secrets import read_url
 
-POST_TIMEOUT_S = 5.0
 _EVENTS = {Cause.STALLED: "stall", Cause.PREEMPTED: "preemption", Cause.NODE_LOST: "failure"}
 _PLAIN_ENDS = (Cause.COMPLETED, Cause.STOPPED, Cause.CANCELLED, Cause.WALLTIME)
 
@@ -48,9 +43,13 @@ class Webhook:
         if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
             return
         document = _document(self.job, attempt, end, decision, event)
-        thread = threading.Thread(target=self._post, args=(str(wanted["webhook"]), document), daemon=True)
+        self.start(self._post, "webhook", document)
+
+    def start(self, target: Callable[..., None], *arguments: object) -> None:
+        """Call `target` in a thread of its own, for which `wait` waits."""
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
         thread.start()
-        self.under_way.append(thread)
+        self.under_way = [*filter(threading.Thread.is_alive, self.under_way), thread]
 
     def wait(self) -> None:
         """Wait a few seconds for pending posts, because the process is about to exit."""
@@ -61,24 +60,11 @@ class Webhook:
                 say(f"the webhook did not respond within {POST_TIMEOUT_S:.0f} s")
         self.under_way.clear()
 
-    def _post(self, reference: str, document: Mapping[str, Any]) -> None:
+    def _post(self, channel: str, document: Mapping[str, Any]) -> None:
         try:
-            url = read_url(reference, self.environ)
-            request = urllib.request.Request(
-                url, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}, method="POST"
-            )
-            with urllib.request.urlopen(request, timeout=POST_TIMEOUT_S):
-                return
+            post(channel, document, self.job["notify"], self.environ)
         except OwnFailureError as error:
             say(f"the webhook was not called: {error}")
-        except urllib.error.HTTPError as error:
-            say(f"the webhook rejected the event {document['event']!r}: HTTP {error.code}")
-        except urllib.error.URLError as error:
-            say(
-                f"the webhook was not reached: {getattr(error.reason, 'strerror', None) or type(error.reason).__name__}"
-            )
-        except (OSError, ValueError, http.client.HTTPException) as error:  # their messages may contain the URL
-            say(f"the webhook was not reached: {type(error).__name__}")
 
 
 def _document(

@@ -11,6 +11,7 @@ from toolkit.rundir.jobs import newest_job_id
 from toolkit.rundir.known import is_over
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.states import RunState
+from toolkit.rundir.user_requests import note_request
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of
 from toolkit.runs.status.damaged import cancel_in_queue
 from toolkit.runs.status.reconcile_submission import last_open_start, tasks_in
@@ -37,6 +38,7 @@ def cancel_run(run: RunDirectory) -> RunStatus:
             fix="`toolkit status --live` lists the active runs",
         )
     for part in (run, *_begun_tasks(run, status)):
+        note_request(part, "cancel", "toolkit cancel")
         write_text(part.control / "cancel", utc_now() + "\n")
     # A local supervisor reads the file within a second. A signal could arrive before its handlers are installed, or
     # reach an unrelated process if it is on another host. In the user's own allocation, only the run must end. A job
@@ -100,7 +102,8 @@ def cancel_task(run: RunDirectory, task: int) -> RunStatus:
             fix=f"`toolkit status {run.run_id} --tasks` shows the state of each task",
         )
     # Slurm forgets a task cancelled in the queue at once; one that starts at this moment sees the file.
-    write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
+    note_request(make_task(run, task), "cancel", "toolkit cancel")
+    write_text(run.task(task).control / "cancel", utc_now() + "\n")
     if last_open_start(run) is None:
         job_id = newest_job_id(run.task(task))
         with _outage_in_words(run.task(task), job_id):

@@ -6,6 +6,7 @@ from toolkit.rundir.claims import newest_parts
 from toolkit.rundir.files import read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause, RunState
+from toolkit.rundir.user_requests import add_requeue, note_request
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
@@ -28,6 +29,7 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
             fix="call world.should_stop and world.should_save in the script; the run accepts requests after its first step",
         )
     for part in run.with_tasks():
+        note_request(part, request, f"toolkit {request}")
         write_text(part.control / request, utc_now() + "\n")
     return status
 
@@ -84,8 +86,8 @@ def requeue_run(run: RunDirectory) -> RunStatus:
     for job_id in [part.job_id for part in newest_parts(run)] or [status.job_id]:
         slurm_of(job).requeue(job_id)
     for part in run.with_tasks():
-        before = part.control / "requeue"
-        write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
+        note_request(part, "requeue", "toolkit requeue")
+        add_requeue(part, asked_at)
     after = run_status(run)
     if after.state.final:  # Slurm does not report array tasks that it did not requeue
         raise CheckFailedError(

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from toolkit.config.resolved import ResolvedJob, likely_secrets, looks_secret, shown_origin
 from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.supervise.secrets import read_secret_file, read_url
+from toolkit.supervise.secrets import read_reference, read_secret_file, read_url
 from toolkit.terminal.talk import say
 
 
 def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
-    """Check that the sources of [env] secrets and of the [notify] webhook exist; commands run only on the batch host.
+    """Check that the sources of [env] secrets and of [notify] exist; commands run only on the batch host.
 
     Raises:
         ToolkitError: a variable is not set, a file is missing or readable by others, or the webhook is not a URL.
@@ -27,11 +27,11 @@ def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
                 read_secret_file(reference.removeprefix("file:"), where=where)
             except OwnFailureError as error:
                 raise ToolkitError(error.message, where=where, fix=error.fix) from error
-    if job.notify.webhook:
+    for key, reference in job.notify.references.items():
         try:
-            read_url(job.notify.webhook, environ)
+            (read_url if key == "webhook" else read_reference)(reference, environ, f"notify.{key}")
         except OwnFailureError as error:
-            where = job.origin("notify.webhook").place("notify.webhook")
+            where = job.origin(f"notify.{key}").place(f"notify.{key}")
             raise ToolkitError(error.message, where=where, fix=error.fix) from error
 
 

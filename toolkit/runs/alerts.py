@@ -1,0 +1,108 @@
+"""Read the alerts of a run, quiet them, send those that wait, and replay rules on what a run recorded."""
+
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.table import nearest
+from toolkit.errors import CheckFailedError, NotFoundError
+from toolkit.metrics.alert_rules import Readings, Rule, rules_of, window_of
+from toolkit.metrics.alerts import Alert, AlertMachine, AlertState
+from toolkit.metrics.records import read_records
+from toolkit.metrics.verdicts import Verdict
+from toolkit.metrics.windows import Window
+from toolkit.observe.readings import RunReadings
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.user_requests import user_name
+from toolkit.runs.record.job import recorded_job
+from toolkit.supervise.outbox import send_outbox
+from toolkit.terminal.talk import say
+
+__all__ = ["all_alerts", "latest_alerts", "quiet", "replay", "runs_to_send", "send_alerts"]
+
+
+def all_alerts(run: RunDirectory) -> list[Alert]:
+    """Return all changes of the alerts of a run or task, oldest first; ToolkitError if the file is damaged."""
+    path = run.metrics / "alerts.jsonl"
+    return list(read_records(path, Alert.from_line, what="rule state")) if path.exists() else []
+
+
+def latest_alerts(run: RunDirectory) -> dict[str, Alert]:
+    """Return the newest state of each rule of the job; `hidden_by` is also who silenced or acknowledged it now."""
+    rules = rules_of(recorded_job(run).model_dump(mode="json", by_alias=True))
+    found = {rule.name: Alert(rule.name, severity=rule.severity, message=rule.when) for rule in rules}
+    found |= {alert.rule: alert for alert in all_alerts(run) if alert.rule in found}
+    return {name: replace(alert, hidden_by=_quieted(run, alert) or alert.hidden_by) for name, alert in found.items()}
+
+
+def _quieted(run: RunDirectory, alert: Alert) -> str:
+    for folder in (run.control, run.whole.control):
+        value: dict[str, Any] = read_json_or_none(folder / f"alert-{alert.rule}.json") or {}
+        if value.get("silenced_until_s", 0) > time.time():
+            until = datetime.fromtimestamp(value["silenced_until_s"])
+            return f"silenced by {value['user']} until {until:%Y-%m-%d %H:%M}"
+        if value.get("acknowledged") == alert.key:
+            return f"acknowledged by {value['user']}"
+    return ""
+
+
+def quiet(run: RunDirectory, rule: str, silenced_until_s: float | None, comment: str = "") -> None:
+    """Silence a rule until a time, or acknowledge its alert if that is None.
+
+    Raises:
+        NotFoundError: the run has no such rule.
+        CheckFailedError: there is no alert to acknowledge.
+    """
+    known, path = latest_alerts(run), run.control / f"alert-{rule}.json"
+    if rule not in known:
+        named = ", ".join(nearest(rule, known) or known) or "a job with [alerts.rules]"
+        raise NotFoundError(f"rule {rule!r} not found", where=str(run.path), fix=f"use {named}")
+    if silenced_until_s is None and known[rule].state is not AlertState.FIRING:
+        fix = f"`toolkit alerts {run.run_id}` shows the alerts"
+        raise CheckFailedError(f"rule {rule} is {known[rule].state}, not firing", where=str(run.path), fix=fix)
+    old: dict[str, Any] = read_json_or_none(path) or {"silenced_until_s": 0, "acknowledged": ""}
+    new = {"acknowledged": known[rule].key} if silenced_until_s is None else {"silenced_until_s": silenced_until_s}
+    write_json(path, {**old, **new, "rule": rule, "user": user_name(), "time": utc_now(), "comment": comment})
+
+
+def runs_to_send(folders: Iterable[Path]) -> list[RunDirectory]:
+    """Return the runs and tasks below folders of runs whose notifications wait in the outbox."""
+    below = ("*/*/alerts/outbox/*", "*/*/tasks/*/alerts/outbox/*")
+    found = {path.parents[2] for folder in folders for pattern in below for path in folder.glob(pattern)}
+    return [RunDirectory(path) for path in sorted(found)]
+
+
+def send_alerts(run: RunDirectory) -> int:
+    """Send the notifications of a run that wait in its outbox; return how many. Failures are reported."""
+    if not os.access(run.outbox, os.W_OK):  # there is none, or it belongs to another user
+        return 0
+    notify = recorded_job(run).notify.model_dump(mode="json")
+    return 0 if notify["sender"] == "node" else send_outbox(run, notify, say)
+
+
+def replay(rules: Collection[Rule], run: RunDirectory) -> list[Alert]:
+    """Return the changes that rules would have caused in the last attempt of a run, without silences."""
+    recorded = RunReadings(run)
+    recorded.update()
+    training = [window_of([one]) for one in recorded.training if one.attempt == recorded.attempt]
+    verdicts = [one for one in recorded.verdicts if one.attempt == recorded.attempt]
+    found: list[tuple[float, list[Window], list[Verdict]]] = [
+        *(
+            (one.began_s + one.seconds, [one], [])
+            for windows in (*recorded.windows.values(), *training)
+            for one in windows
+        ),
+        *((datetime.fromisoformat(one.time).timestamp(), [], [one]) for one in verdicts),
+    ]
+    readings, machine, changes = Readings(rules), AlertMachine(rules), list[Alert]()
+    for time_s, group in groupby(sorted(found, key=lambda one: one[0]), key=lambda one: one[0]):
+        for _, of_rank, verdict in group:
+            latest = readings.update(of_rank, verdict)
+        changes += machine.evaluate(latest, time_s)
+    return changes
