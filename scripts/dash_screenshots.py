@@ -27,7 +27,19 @@ from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.metrics.verdicts import VerdictLog
 from toolkit.metrics.window_file import WindowFile
 from toolkit.metrics.windows import (
-    BACKWARD, DATA, EXPOSED, FORWARD, LOSS, OPTIMIZER, RSS, STEP, TOKENS, WORK, WORK_CPU, Statistics, Window,
+    BACKWARD,
+    DATA,
+    EXPOSED,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    RSS,
+    STEP,
+    TOKENS,
+    WORK,
+    WORK_CPU,
+    Statistics,
+    Window,
 )  # fmt: skip
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import claim_attempt, claim_start, process_start_ticks
@@ -59,8 +71,16 @@ class Scene:
 
 SCENES = (
     Scene("train_lm", 4, {2: 1.35}, 75),
-    Scene("train_wide", 64, {17: 1.2} | {rank: 1.12 for rank in range(40, 48)}, 90, per_node=8),
-    Scene("train_vast", 1024, {333: 1.3} | {rank: 1.15 for rank in range(640, 648)}, 300, slots=600, per_node=8, is_judged=False),
+    Scene("train_wide", 64, {17: 1.2} | dict.fromkeys(range(40, 48), 1.12), 90, per_node=8),
+    Scene(
+        "train_vast",
+        1024,
+        {333: 1.3} | dict.fromkeys(range(640, 648), 1.15),
+        300,
+        slots=600,
+        per_node=8,
+        is_judged=False,
+    ),
     Scene("train_before", 4, {}, 0, is_running=False, seed=5),
 )
 
@@ -86,7 +106,14 @@ def adopt(run: RunDirectory) -> None:
     pid = os.getpid()
     write_json(run.submitted(0), {"job_id": f"local-{pid}", "start": 0, "time": iso(time.time())})
     shutil.rmtree(run.start(0), ignore_errors=True)
-    claim_start(run, first=0, job_id=f"local-{pid}", host=socket.gethostname(), pid=pid, process_started=process_start_ticks(pid) or 0)
+    claim_start(
+        run,
+        first=0,
+        job_id=f"local-{pid}",
+        host=socket.gethostname(),
+        pid=pid,
+        process_started=process_start_ticks(pid) or 0,
+    )
 
 
 def simulate(runs: Path, scene: Scene, now_s: float) -> RunDirectory:
@@ -107,7 +134,16 @@ def simulate(runs: Path, scene: Scene, now_s: float) -> RunDirectory:
     NodeState(attempt, "n0", launcher=1, first_rank=0).write(None)
     (run.checkpoints / f"step-{last // 1500 * 1500:08}").mkdir()
     if not scene.is_running:
-        end = AttemptRecord(Cause.COMPLETED, Next.END, True, RunState.COMPLETED, 0, "all ranks exited with code 0", "the job is done", time=iso(now_s))
+        end = AttemptRecord(
+            Cause.COMPLETED,
+            Next.END,
+            True,
+            RunState.COMPLETED,
+            0,
+            "all ranks exited with code 0",
+            "the job is done",
+            time=iso(now_s),
+        )
         end.write(attempt)
     return run
 
@@ -120,7 +156,15 @@ def start_attempt(attempt: AttemptDirectory, scene: Scene, at_s: float) -> None:
 def end_attempt(attempt: AttemptDirectory, scene: Scene, at_s: float, seconds: float, reason: str) -> None:
     start_attempt(attempt, scene, at_s)
     AttemptRecord(
-        Cause.CRASHED, Next.RESTART, False, RunState.RUNNING, 1, reason, "restart 1 of 3", seconds=seconds, time=iso(at_s + seconds)
+        Cause.CRASHED,
+        Next.RESTART,
+        False,
+        RunState.RUNNING,
+        1,
+        reason,
+        "restart 1 of 3",
+        seconds=seconds,
+        time=iso(at_s + seconds),
     ).write(attempt)
 
 
@@ -140,17 +184,37 @@ def windows_of(scene: Scene, began_s: float) -> Iterator[list[Window]]:
         steps = int((SLOT_S - pause_s) / step_s)
         loss = 1.8 + 2.4 * np.exp(-(step + 1) / 2500) + 0.03 * random.standard_normal()
         yield [
-            window(scene, rank, began_s + SLOT_S * slot, step + 1, steps, float(work[rank]), step_s + pause_s / steps, loss)
+            window(
+                scene, rank, began_s + SLOT_S * slot, step + 1, steps, float(work[rank]), step_s, pause_s / steps, loss
+            )
             for rank in range(scene.ranks)
         ]
         step += steps
 
 
-def window(scene: Scene, rank: int, began_s: float, first: int, steps: int, work: float, step_s: float, loss: float) -> Window:
-    values = {STEP: step_s, WORK: work, WORK_CPU: 0.97 * work, EXPOSED: max(0.0, step_s - work), RSS: 6e9 + 2e7 * (rank % 5) + 2e5 * first / 50}
+def window(
+    scene: Scene,
+    rank: int,
+    began_s: float,
+    first: int,
+    steps: int,
+    work: float,
+    step_s: float,
+    pause_s: float,
+    loss: float,
+) -> Window:
+    values = {
+        STEP: step_s + pause_s,
+        WORK: work,
+        WORK_CPU: 0.97 * work,
+        EXPOSED: step_s - work,
+        RSS: 6e9 + 2e7 * (rank % 5) + 2e5 * first / 50,
+    }
     if scene.has_phases:
         values |= {DATA: 0.05 * work, FORWARD: 0.3 * work, BACKWARD: 0.55 * work, OPTIMIZER: 0.1 * work, TOKENS: 8192.0}
-    metrics = {name: Statistics(value, 0.97 * value, 1.05 * value, value, 1.03 * value) for name, value in values.items()}
+    metrics = {
+        name: Statistics(value, 0.97 * value, 1.05 * value, value, 1.03 * value) for name, value in values.items()
+    }
     metrics |= {LOSS: Statistics(loss, loss, loss, loss, loss)} if rank == 0 else {}
     return Window(rank, f"n{rank // scene.per_node}", began_s, SLOT_S, first, steps, metrics)
 
@@ -175,10 +239,26 @@ def write_logs(run: RunDirectory, scene: Scene, attempt: AttemptDirectory, slots
             time_s, tokens = one.began_s + SLOT_S, 8192 * scene.ranks
             steps = round(1.5 * sum(slot[0].steps for slot in slots))
             train.write(
-                TrainRecord(last, steps, loss, loss.hex(), 3e-4, 0.8, last * scene.ranks, last * tokens, step_s, tokens / step_s, iso(time_s), attempt.number, scene.ranks)
+                TrainRecord(
+                    last,
+                    steps,
+                    loss,
+                    loss.hex(),
+                    3e-4,
+                    0.8,
+                    last * scene.ranks,
+                    last * tokens,
+                    step_s,
+                    tokens / step_s,
+                    iso(time_s),
+                    attempt.number,
+                    scene.ranks,
+                )
             )
             if number % 30 == 29:
-                saves.write(SaveRecord(last, "every_s", 3.0, 3.0, 4_000_000_000, None, None, iso(time_s), attempt.number))
+                saves.write(
+                    SaveRecord(last, "every_s", 3.0, 3.0, 4_000_000_000, None, None, iso(time_s), attempt.number)
+                )
     return last
 
 
@@ -197,7 +277,9 @@ SHOTS = (  # file, scene, width, height, dark
 def served(runs: Path) -> Iterator[str]:
     """Run `toolkit dash` on a free port; yield its URL."""
     command = [*TOOLKIT, "dash", "--runs", str(runs), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()
@@ -216,9 +298,11 @@ def shots(runs: Path, folder: Path, only: str) -> None:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         base = url.partition("?")[0]
         for name, scene, width, height, is_dark in SHOTS:
-            if only and only not in name:
+            if only not in name or not all(one in ids for one in scene.removeprefix("report ").split()):
                 continue
-            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if is_dark else "light")
+            context = browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme="dark" if is_dark else "light"
+            )
             page = context.new_page()
             problems: list[str] = []
             page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
@@ -231,14 +315,13 @@ def shots(runs: Path, folder: Path, only: str) -> None:
                 page.goto(url)
                 began_s = time.monotonic()
                 page.goto(base + "?" + "&".join(f"run={ids[one]}" for one in scene.split()))
-                page.wait_for_selector("canvas, tbody tr")
-                page.wait_for_function("document.querySelector('.uplot, tbody tr')")
+                page.wait_for_selector(".uplot, tbody tr")
                 print(f"{name}: first paint after {time.monotonic() - began_s:.1f} s")
             page.wait_for_timeout(700)
             if page.locator("canvas.heat").count():
                 page.locator("canvas.heat").hover(position={"x": width * 0.75, "y": 60})
                 page.wait_for_timeout(200)
-            page.screenshot(path=folder / name, full_page="phone" in name and False)
+            page.screenshot(path=folder / name)
             print(f"{name}: {(folder / name).stat().st_size / 1000:.0f} kB", *problems, sep="\n")
             context.close()
         browser.close()

@@ -3,8 +3,8 @@
 import os
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -30,62 +30,52 @@ def dash(names: tuple[str, ...], runs: Path | None, path: Path | None, port: int
     """
     if path is not None and port is not None:
         raise ToolkitError("expected --socket or --port, got both", fix="omit one of them")
-    uvicorn = _uvicorn()
-    from toolkit.observe.server import application
-    from toolkit.observe.sockets import private_folder, tcp_socket, unix_socket
+    try:
+        import uvicorn
+
+        from toolkit.observe.server import application, listen, private_folder
+    except ImportError as error:
+        raise ToolkitError(f"{error.name} is not installed", fix='pip install "toolkit[dash]"') from error
     from toolkit.runs.follow.pages import Pages
 
     chosen = [find(name, runs) for name in names]
-    query = "&".join(f"run={run.run_id}" for run in chosen) if len(chosen) in (1, 2) else ""
+    query, token = "&".join(f"run={run.run_id}" for run in chosen), ""
     if port is not None:
-        listener = tcp_socket(port)
-        own = chosen and os.access(chosen[0].whole.secret, os.R_OK)
-        token = chosen[0].whole.secret.read_text(encoding="ascii").strip() if own else secrets.token_hex(32)
+        listener = listen(port)
+        is_own = bool(chosen) and os.access(chosen[0].whole.secret, os.R_OK)
+        token = chosen[0].whole.secret.read_text(encoding="ascii").strip() if is_own else secrets.token_hex(32)
         click.echo(f"http://localhost:{listener.getsockname()[1]}/?token={token}&{query}".rstrip("&"))
     else:
-        path = path or private_folder() / f"dash{''.join(f'-{run.run_id}' for run in chosen[:1])}.sock"
-        listener, token = unix_socket(path.absolute()), ""
-        click.echo(f"on your computer: ssh -N -L {PORT}:{path.absolute()} {socket.gethostname()}")
+        path = (path or private_folder() / "-".join(["dash", *(run.run_id for run in chosen[:1])])).absolute()
+        listener = listen(path)
+        click.echo(f"on your computer: ssh -N -L {PORT}:{path} {socket.gethostname()}")
         click.echo(f"in its browser:   http://localhost:{PORT}/?{query}".rstrip("?"))
     pages = Pages(chosen, () if chosen else folders_of_runs(runs))
-    config = uvicorn.Config(
-        application(pages.look, token), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1
-    )
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-
-def _uvicorn() -> Any:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ToolkitError(f"{error.name} is not installed", fix='pip install "toolkit[dash]"') from error
-    return uvicorn
+    options = {"log_level": "critical", "access_log": False, "lifespan": "off", "timeout_graceful_shutdown": 1}
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(uvicorn.Config(application(pages.look, token), **options)).run(sockets=[listener])
+    if path is not None:
+        path.unlink(missing_ok=True)
 
 
 @click.command()
-@click.argument("name", type=RUN, default="last", metavar="[RUN]")
+@click.argument("run", type=RUN, default="last")
 @runs_option
 @print_command_option
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The HTML file.")
-def report(name: str, runs: Path | None, output: Path) -> None:
+def report(run: str, runs: Path | None, output: Path) -> None:
     """Write the page of RUN to one HTML file, which needs no network.
 
     \b
     toolkit report last -o report.html
     """
     from toolkit.observe.page import report_page
+    from toolkit.observe.view import HEAT
     from toolkit.rundir.files import write_text
     from toolkit.runs.follow.pages import Pages
 
-    run = find(name, runs)
-    page = report_page(Pages([run]).report(run.run_id))
+    directory = find(run, runs)
+    page = report_page(Pages([directory]).events(directory.run_id, tuple(HEAT))[0])
     try:
         write_text(output, page)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The web page of runs: as files that the server sends, or as one self-contained file."""
+"""The web page of a run as one self-contained file."""
 
 import base64
 import hashlib
@@ -7,30 +7,23 @@ import re
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["MEDIA_TYPES", "report_page", "web_file"]
+__all__ = ["report_page"]
 
-MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-
-
-def web_file(name: str) -> str:
-    """Return the contents of a file of the page."""
-    return files("toolkit.observe").joinpath("web", name).read_text(encoding="utf-8")
+_PART = re.compile(r'<(link)[^>]* href="static/(.+)">|<(script) src="static/(.+)"></script>')
 
 
 def report_page(data: dict[str, Any]) -> str:
-    """Return the page with its scripts, styles and data; its policy permits these scripts and no request."""
-    hashes: dict[str, list[str]] = {"style": [], "script": []}
+    """Return the page with its scripts, styles and data. Its policy permits no other scripts, and no requests."""
+    web = files("toolkit.observe") / "web"
+    sources = {"script": "script-src", "style": "style-src"}
 
     def inline(match: re.Match[str]) -> str:
-        content = web_file(match[1] or match[2])
-        kind = "style" if match[1] else "script"
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        hashes[kind].append(f"'sha256-{digest}'")
+        kind, content = "script" if match[3] else "style", (web / (match[2] or match[4])).read_text(encoding="utf-8")
+        sources[kind] += f" 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
         return f"<{kind}>{content}</{kind}>"
 
-    page = re.sub(r'<link rel="stylesheet" href="static/(.+)">|<script src="static/(.+)"></script>', inline, web_file("page.html"))
-    sources = "; ".join(f"{kind}-src {' '.join(found)}" for kind, found in hashes.items())
-    policy = f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; {sources}\">"
+    page = _PART.sub(inline, (web / "page.html").read_text(encoding="utf-8"))
+    policy = f"default-src 'none'; img-src data:; {'; '.join(sources.values())}"
     embedded = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}', 1)
+    page = page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
     return page.replace("<script>", f'<script type="application/json" id="data">{embedded}</script>\n<script>', 1)

@@ -67,14 +67,14 @@ class RunReadings:
         self.saves += self._save.new()
         self.verdicts += self._verdict.new()
 
-    def update_attempts(self) -> None:
-        """Read how the attempts started and ended. `update` does not, because few readers need it."""
+    def _follow_attempt(self) -> None:
         for number in self.run.attempt_numbers():
             if self.attempts.get(number, (None, None))[1] is None:
-                attempt = self.run.attempt(number)
-                self.attempts[number] = (StartRecord.read(attempt), AttemptRecord.read(attempt))
-
-    def _follow_attempt(self) -> None:
+                try:
+                    record = self.run.attempt(number)
+                    self.attempts[number] = (StartRecord.read(record), AttemptRecord.read(record))
+                except ToolkitError as error:
+                    self._report(error)
         attempt = self.run.last_attempt()
         if attempt is None:
             return
@@ -96,5 +96,8 @@ class RunReadings:
                     self._written_ns[path] = path.stat().st_mtime_ns
                     self.samples[path] = samples_in(path)
             except (ToolkitError, OSError) as error:
-                if str(error) not in self.problems:
-                    self.problems.append(str(error))
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        if str(error) not in self.problems:
+            self.problems.append(str(error))

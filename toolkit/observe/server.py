@@ -1,9 +1,14 @@
-"""The server of `toolkit dash`: it only reads, and answers only requests to this host, on TCP only those with the token."""
+"""The server of `toolkit dash`. It only reads, and answers only requests to this host; on TCP only those with the token."""
 
 import asyncio
 import json
+import os
 import secrets
+import socket
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,48 +16,66 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolkit.observe.page import MEDIA_TYPES, web_file
+from toolkit.errors import ToolkitError
 
-__all__ = ["application"]
+__all__ = ["application", "listen", "private_folder"]
 
 PERIOD_S = 5.0
-FILES = ("dash.js", "dash.css", "uPlot.iife.min.js", "uPlot.min.css")
+HOSTS = ("localhost", "127.0.0.1")
+WEB = Path(str(files("toolkit.observe"))) / "web"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
 }  # fmt: skip
-
-
 # A run id, "" for all runs, and metrics -> events by name, and whether they are final; None for an unknown run.
 Look = Callable[[str, Sequence[str]], tuple[Mapping[str, Any], bool] | None]
+
+
+def private_folder() -> Path:
+    """Return a folder for sockets that only the user can enter, made if necessary; paths of runs are often too long."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent") / "toolkit"
+    folder = folder if folder.parent.is_dir() else Path(f"/tmp/toolkit-{os.geteuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ToolkitError(
+            "expected a folder that only you can enter", where=str(folder), fix="remove it, or use --socket"
+        )
+    return folder
+
+
+def listen(address: Path | int) -> socket.socket:
+    """Return a socket that listens on a path, with mode 0600, or on a port of 127.0.0.1; 0 is any free port."""
+    listener = socket.socket(socket.AF_INET if isinstance(address, int) else socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        if isinstance(address, int):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        elif address.is_socket() and listener.connect_ex(str(address)):
+            address.unlink()  # no process listens on it
+        listener.bind(("127.0.0.1", address) if isinstance(address, int) else str(address))
+    except OSError as error:
+        raise ToolkitError(f"cannot listen: {error.strerror or error}", where=str(address), fix="use another --socket or --port") from error  # fmt: skip
+    finally:
+        os.umask(before)
+    return listener
 
 
 def application(look: Look, token: str = "", period_s: float = PERIOD_S) -> ASGIApp:
     """Return the application. With a token, a browser must open `/?token=TOKEN` once."""
 
-    def page(request: Request) -> Response:
-        return Response(web_file("page.html"), media_type="text/html")
-
-    def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in FILES:
-            return PlainTextResponse("not found", 404)
-        return Response(web_file(name), media_type=MEDIA_TYPES[name.rpartition(".")[2]])
-
     async def events(request: Request) -> Response:
         run, metrics = request.query_params.get("run", ""), request.query_params.getlist("metric")
         first = await run_in_threadpool(look, run, metrics)
-        if first is None:
-            return PlainTextResponse("not found", 404)
 
         async def stream() -> AsyncIterator[str]:
-            sent: dict[str, str] = {}
-            shown = first
+            shown, sent = first, {}
             while shown is not None:
                 for name, value in shown[0].items():
                     if (data := json.dumps(value, allow_nan=False)) != sent.get(name):
@@ -64,19 +87,21 @@ def application(look: Look, token: str = "", period_s: float = PERIOD_S) -> ASGI
                 shown = await run_in_threadpool(look, run, metrics)
             yield "event: end\ndata: {}\n\n"
 
-        return StreamingResponse(stream(), media_type="text/event-stream")
+        return StreamingResponse(stream(), 404 if first is None else 200, media_type="text/event-stream")
 
-    routes = [Route("/", page), Route("/static/{name}", static), Route("/events", events)]
-    return _Guard(Starlette(routes=routes), token)
+    page = Route("/", lambda _: FileResponse(WEB / "page.html"))
+    return _Guard(
+        Starlette(routes=[page, Route("/events", events), Mount("/static", StaticFiles(directory=WEB))]), token
+    )
 
 
 class _Guard:
-    """Refuses requests of other sites and without the token, and adds headers to all responses."""
+    """Rejects requests of other sites and those without the token, and adds headers to all responses."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
-        self._session = secrets.token_urlsafe(32)  # cookies are shared by all ports of a host, so it is not the token
-        self._cookie = f"toolkit-{secrets.token_hex(4)}"
+        # A browser sends cookies to all ports of a host, so the cookie is not the token.
+        self._cookie, self._session = f"toolkit-{secrets.token_hex(4)}", secrets.token_hex(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -84,24 +109,21 @@ class _Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, with_headers)
+        await (self._rejection(Request(scope)) or self._app)(scope, receive, with_headers)
 
-    def _refusal(self, request: Request) -> Response | None:
-        host, origin = request.headers.get("host", ""), request.headers.get("origin", "")
-        if host.rpartition(":")[0] not in ("localhost", "127.0.0.1") and host not in ("localhost", "127.0.0.1"):
-            return PlainTextResponse("expected localhost or 127.0.0.1 as host", 400)  # DNS rebinding
-        if request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+    def _rejection(self, request: Request) -> Response | None:
+        host, query = request.headers.get("host", ""), request.query_params
+        if host.partition(":")[0] not in HOSTS:  # DNS rebinding
+            return PlainTextResponse("expected localhost or 127.0.0.1 as host", 400)
+        if request.method not in ("GET", "HEAD") and urlsplit(request.headers.get("origin", "")).netloc != host:
             return PlainTextResponse("expected a request of this page", 403)
-        if not self._token:
+        if not self._token or _same(request.cookies.get(self._cookie, ""), self._session):
             return None
-        if _same(request.query_params.get("token", ""), self._token):
-            response = RedirectResponse(f"/?{request.url.remove_query_params('token').query}", 303)
-            response.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
-            return response
-        if _same(request.cookies.get(self._cookie, ""), self._session):
-            return None
-        return PlainTextResponse("open the URL that `toolkit dash` printed", 401)
+        if not _same(query.get("token", ""), self._token):
+            return PlainTextResponse("open the URL that `toolkit dash` printed", 401)
+        response = RedirectResponse("/?" + request.url.remove_query_params("token").query, 303)
+        response.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
+        return response
 
 
 def _same(given: str, expected: str) -> bool:

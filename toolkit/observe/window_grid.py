@@ -1,115 +1,90 @@
-"""The windows of all ranks as a grid of bounded size: the mean of each metric by rank and column of time."""
+"""The windows of all ranks in bounded memory: the mean of each metric by rank and column of time."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from toolkit.metrics import windows
 from toolkit.metrics.collector import SLOT_S
-from toolkit.metrics.windows import (
-    BACKWARD,
-    DATA,
-    DEVICE,
-    EXPOSED,
-    FORWARD,
-    LOSS,
-    OPTIMIZER,
-    RSS,
-    STEP,
-    TOKENS,
-    WORK,
-    WORK_CPU,
-)
 
-__all__ = ["AT", "PACE", "WindowGrid"]
+__all__ = ["AT", "COLUMNS", "PACE", "Array", "WindowGrid"]
 
+Array = np.ndarray[Any, Any]
 AT, PACE = "at", "pace"  # the number of the step in the middle of a window; seconds of time per step
-METRICS = (AT, PACE, STEP, WORK, WORK_CPU, DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, TOKENS, LOSS, RSS, DEVICE)
+METRICS = (
+    AT, PACE, windows.STEP, windows.WORK, windows.WORK_CPU, windows.DATA, windows.FORWARD, windows.BACKWARD,
+    windows.EXPOSED, windows.OPTIMIZER, windows.TOKENS, windows.RSS, windows.DEVICE,
+)  # fmt: skip
 COLUMNS = 240
 # The records of `toolkit.metrics.window_file`.
 _HEAD = [("rank", "<u4"), ("began", "<f8"), ("seconds", "<f8"), ("first", "<i8"), ("steps", "<u8"), ("metrics", "u1")]
 _METRIC = np.dtype([("name", "u1"), ("mean", "<f4"), ("others", "<f4", 4)])
-_HEAD_BYTES = np.dtype(_HEAD).itemsize
-
-Array = np.ndarray[Any, Any]
 
 
 class WindowGrid:
-    """Sums of metrics, weighted by steps. When the columns are full, neighbours are added and columns become twice as long."""
+    """Sums weighted by steps. When all columns are in use, pairs of them are added, and each covers twice the time."""
 
-    def __init__(self, columns: int = COLUMNS) -> None:
-        self._columns = columns
+    def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self.hosts: dict[int, str] = {}  # by rank
         self.slot_s, self.began_s = float(SLOT_S), math.inf
-        self._sums = np.zeros((2, len(METRICS), 0, self._columns), np.float32)  # value * steps, steps
+        self._sums = np.zeros((2, len(METRICS), 0, COLUMNS), np.float32)  # value * steps, steps
         self._ends_s = np.zeros(0)  # of the last window of each rank
 
     @property
-    def columns(self) -> int:
-        """The number of columns up to the newest window."""
-        return int(np.flatnonzero(self._sums[1, 0].any(axis=0)).max(initial=-1)) + 1
-
-    @property
     def times(self) -> list[float]:
-        """The start of each column in seconds since the epoch."""
-        return [self.began_s + self.slot_s * column for column in range(self.columns)]
+        """The start of each column up to the newest window, in seconds since the epoch."""
+        count = int(np.flatnonzero(self._sums[1, 0].any(axis=0)).max(initial=-1)) + 1
+        return [self.began_s + self.slot_s * column for column in range(count)]
 
     def means(self, name: str) -> Array:
         """Return the means of a metric by rank and column; NaN if there is none."""
-        total, steps = self._sums[:, METRICS.index(name), :, : self.columns]
-        return np.divide(total, steps, out=np.full(total.shape, np.nan, np.float32), where=steps > 0)
+        total, steps = self._sums[:, METRICS.index(name), :, : len(self.times)]
+        return np.divide(total, steps, out=np.full(total.shape, np.nan), where=steps > 0)
 
-    def add(self, windows: Iterable[bytes], names: Sequence[str], host: str) -> None:
-        """Add the packed windows of one node; skip those that end before the last one of their rank."""
-        by_size: dict[int, list[bytes]] = {}
-        for window in windows:
-            by_size.setdefault(len(window), []).append(window)
-        ends_s = self._ends_s.copy()
+    def add(self, packed: Iterable[bytes], names: Sequence[str], host: str) -> None:
+        """Add the windows of one node; skip those that began before the end of the last known one of their rank."""
+        by_size: dict[int, list[bytes]] = defaultdict(list)
+        for window in packed:
+            by_size[len(window)].append(window)
+        parts = []
         for size, same in by_size.items():
-            form = np.dtype([*_HEAD, ("of", _METRIC, ((size - _HEAD_BYTES) // _METRIC.itemsize,))])
-            rows = np.frombuffer(b"".join(same), form)
-            known_s = np.zeros(max(len(ends_s), int(rows["rank"].max()) + 1))
-            known_s[: len(ends_s)] = ends_s
-            rows = rows[rows["began"] >= known_s[rows["rank"]]]
-            if len(rows):
-                self.hosts |= dict.fromkeys(np.unique(rows["rank"]).tolist(), host)
-                self._add(rows, names)
+            count = (size - np.dtype(_HEAD).itemsize) // _METRIC.itemsize
+            parts.append(np.frombuffer(b"".join(same), np.dtype([*_HEAD, ("of", _METRIC, (count,))])))
+            self._fit(parts[-1])
+        for part in [part[part["began"] >= self._ends_s[part["rank"]]] for part in parts]:
+            if len(part):
+                self.hosts |= dict.fromkeys(np.unique(part["rank"]).tolist(), host)
+                np.maximum.at(self._ends_s, part["rank"], part["began"] + part["seconds"])
+                self._add(part, names)
 
     def _add(self, rows: Array, names: Sequence[str]) -> None:
-        ranks, ends_s = rows["rank"].astype(np.intp), rows["began"] + rows["seconds"]
-        self._fit(int(ranks.max()) + 1, float(rows["began"].min()), float(ends_s.max()))
-        np.maximum.at(self._ends_s, ranks, ends_s)
-        column = ((rows["began"] - self.began_s) // self.slot_s).astype(np.intp).clip(0, self._columns - 1)
-        covered = np.maximum(1, np.rint(rows["seconds"] / self.slot_s)).astype(np.intp)  # a merged window has several
-        steps = rows["steps"] / covered
-        values = {AT: rows["first"] + rows["steps"] / 2, PACE: rows["seconds"] / np.maximum(1, rows["steps"])}
+        column = ((rows["began"] - self.began_s) // self.slot_s).astype(int).clip(0, COLUMNS - 1)
+        own = {AT: rows["first"] + rows["steps"] / 2, PACE: rows["seconds"] / np.maximum(1, rows["steps"])}
         for number, name in enumerate(METRICS):
-            has, value = np.ones(len(rows), bool), values.get(name)
-            if value is None:
-                if name not in names:
-                    continue
-                cells = rows["of"]["name"] == names.index(name)
-                has, value = cells.any(axis=1), rows["of"]["mean"][cells]
-            for more in range(int(covered.max())):
-                chosen = has & (covered > more) & (column + more < self._columns)
-                at = (ranks[chosen], column[chosen] + more)
-                np.add.at(self._sums[0, number], at, (value[chosen[has]] * steps[chosen]).astype(np.float32))
-                np.add.at(self._sums[1, number], at, steps[chosen].astype(np.float32))
+            cells = rows["of"]["name"] == (names.index(name) if name in names else -1)
+            has = np.full(len(rows), True) if name in own else cells.any(axis=1)
+            value = own[name] if name in own else rows["of"]["mean"][cells]
+            at = (rows["rank"][has], column[has])
+            np.add.at(self._sums[0, number], at, value * rows["steps"][has])
+            np.add.at(self._sums[1, number], at, rows["steps"][has])
 
-    def _fit(self, ranks: int, first_s: float, end_s: float) -> None:
-        """Make the grid large enough for ranks and times."""
+    def _fit(self, rows: Array) -> None:
+        """Make the grid large enough for the ranks and times of windows, and its columns not shorter than a window."""
         if math.isinf(self.began_s):
-            self.began_s = first_s // SLOT_S * SLOT_S
-        if (more := ranks - self._sums.shape[2]) > 0:
+            self.began_s = float(rows["began"].min())
+        if (more := int(rows["rank"].max()) + 1 - len(self._ends_s)) > 0:
             self._sums = np.pad(self._sums, ((0, 0), (0, 0), (0, more), (0, 0)))
             self._ends_s = np.pad(self._ends_s, (0, more))
-        while end_s - self.began_s > self.slot_s * self._columns:
-            pairs = self._sums.reshape(*self._sums.shape[:3], -1, 2).sum(axis=4)
-            self._sums = np.pad(pairs, ((0, 0), (0, 0), (0, 0), (0, self._columns - pairs.shape[3])))
+        end_s, longest_s = (rows["began"] + rows["seconds"]).max(), rows["seconds"].max()
+        while end_s - self.began_s > self.slot_s * COLUMNS or longest_s > self.slot_s:
+            self._sums = self._sums[..., ::2] + self._sums[..., 1::2]
+            self._sums = np.pad(self._sums, ((0, 0), (0, 0), (0, 0), (0, COLUMNS - self._sums.shape[3])))
             self.slot_s *= 2
