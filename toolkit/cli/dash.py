@@ -50,10 +50,10 @@ def dash(names: tuple[str, ...], runs: Path | None, path: Path | None, port: int
         listener = listen(path)
         click.echo(f"on your computer: ssh -N -L {PORT}:{path} {socket.gethostname()}")
         click.echo(f"in its browser:   http://localhost:{PORT}/?{query}".rstrip("?"))
-    pages = Pages(chosen, () if chosen else folders_of_runs(runs))
-    options = {"log_level": "critical", "access_log": False, "lifespan": "off", "timeout_graceful_shutdown": 1}
+    app = application(Pages(chosen, () if chosen else folders_of_runs(runs)).look, token)
+    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(uvicorn.Config(application(pages.look, token), **options)).run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])
     if path is not None:
         path.unlink(missing_ok=True)
 

@@ -22,8 +22,7 @@ from toolkit.runs.verdicts import raised_verdicts
 
 __all__ = ["Pages"]
 
-LIST_PERIOD_S = 10.0
-MOST_RUNS = 200
+LIST_PERIOD_S, MOST_RUNS = 10.0, 200
 
 
 class Pages:
@@ -33,18 +32,17 @@ class Pages:
         self._runs, self._folders = {run.run_id: run for run in runs}, folders
         self._open: dict[str, tuple[Watch, RunReadings]] = {}
         self._rows: list[dict[str, Any]] = []
-        self._listed_at = float("-inf")
-        self._lock = threading.Lock()
+        self._listed_at, self._lock = float("-inf"), threading.Lock()
 
     def look(self, run_id: str, metrics: Sequence[str] = ()) -> tuple[dict[str, Any], bool] | None:
         """Return the events of a run, or of the list for the id "", and whether they are final; None if it is unknown."""
         with self._lock:
             try:
-                if time.monotonic() - self._listed_at >= LIST_PERIOD_S and (self._folders or not run_id):
+                if time.monotonic() - self._listed_at >= LIST_PERIOD_S and run_id not in self._open:
                     self._list()
-                if run_id:
-                    return self.events(run_id, metrics) if run_id in self._runs else None
-                return {"overview": self._rows}, False
+                if not run_id:
+                    return {"overview": self._rows}, False
+                return self.events(run_id, metrics) if run_id in self._runs else None
             except (ToolkitError, OSError) as error:
                 return {"problem": str(error)}, False
 
@@ -64,14 +62,12 @@ class Pages:
         )
         statuses = [one for one in found if isinstance(one, RunStatus)]
         self._runs |= {one.run_id: RunDirectory(Path(one.path)) for one in statuses}
-        self._rows, self._listed_at = [_row(one) for one in statuses], time.monotonic()
+        self._rows, self._listed_at = [_row(one, self._runs[one.run_id]) for one in statuses], time.monotonic()
 
 
-def _row(status: RunStatus) -> dict[str, Any]:
-    run = RunDirectory(Path(status.path))
+def _row(status: RunStatus, run: RunDirectory) -> dict[str, Any]:
     last = last_record(run.metrics / "train.jsonl")
-    verdicts = [] if status.state.final else [line_of_verdict(one) for one in raised_verdicts(run)]
-    return {
-        "run_id": status.run_id, "job_name": status.job_name, "state": status.state, "reason": status.reason,
-        "step": status.step, "loss": last.loss if last else None, "verdicts": verdicts,
-    }  # fmt: skip
+    return {name: getattr(status, name) for name in ("run_id", "job_name", "state", "reason", "step")} | {
+        "loss": last.loss if last else None,
+        "verdicts": [] if status.state.final else [line_of_verdict(one) for one in raised_verdicts(run)],
+    }
