@@ -41,7 +41,9 @@ def _folder(run: RunDirectory) -> Path:
 @contextmanager
 def dash(*argv: object):
     command = [TOOLKIT, "dash", *map(str, argv)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
         try:
             yield process
         finally:
@@ -50,13 +52,17 @@ def dash(*argv: object):
 
 def test_the_printed_url_opens_the_run_and_ctrl_c_ends_the_server(toolkit, finished):
     with dash(finished.run_id, "--runs", toolkit.runs, "--port", 0) as process:
-        port, token, run = re.fullmatch(r"http://localhost:(\d+)/\?token=(\w{64})&run=(\S+)\n", process.stdout.readline()).groups()
+        port, token, run = re.fullmatch(
+            r"http://localhost:(\d+)/\?token=(\w{64})&run=(\S+)\n", process.stdout.readline()
+        ).groups()
         assert (token, run) == (finished.secret.read_text().strip(), finished.run_id)
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
         connection.request("GET", f"/?token={token}&run={run}")
         first = connection.getresponse()
         first.read()
-        connection.request("GET", f"/events?run={run}", headers={"Cookie": first.headers["Set-Cookie"].partition(";")[0]})
+        connection.request(
+            "GET", f"/events?run={run}", headers={"Cookie": first.headers["Set-Cookie"].partition(";")[0]}
+        )
         body = connection.getresponse().read().decode()  # the stream of a run that has ended has an end
         assert '"state": "failed"' in body and "event: view" in body and body.endswith("event: end\ndata: {}\n\n")
         process.send_signal(signal.SIGINT)

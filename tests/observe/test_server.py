@@ -88,7 +88,9 @@ def test_the_token_is_exchanged_for_a_cookie(serve):
     assert ask(serve(token=TOKEN), Cookie=cookie)[0].status == 401, "another server accepts the cookie"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", ""]
+)
 def test_a_request_to_another_host_is_rejected(serve, host):
     assert ask(serve(), Host=host)[0].status == 400
 
@@ -146,7 +148,9 @@ def test_the_stream_delivers_a_new_window_and_ends(serve, run_directory):
 
 def test_a_stream_whose_browser_is_gone_reads_no_more(serve):
     calls = []
-    connection = http.client.HTTPConnection("127.0.0.1", serve(lambda *_: (calls.append(1), ({"overview": [len(calls)]}, False))[1]))
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", serve(lambda *_: (calls.append(1), ({"overview": [len(calls)]}, False))[1])
+    )
     connection.request("GET", "/events")
     connection.getresponse().readline()
     connection.sock.close()

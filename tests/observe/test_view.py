@@ -29,7 +29,17 @@ def readings(run_directory) -> RunReadings:
     for node in (0, 1):
         ranks = (2 * node, 2 * node + 1)
         WindowFile(attempt.windows_file(2 * node), f"n{node}").append(
-            window(rank, slot, **{WORK: 0.3 if rank == 3 and slot > 1 else 0.1, RSS: 1e9 * (rank + 1), TOKENS: 100.0, DATA: 0.01, FORWARD: 0.05})
+            window(
+                rank,
+                slot,
+                **{
+                    WORK: 0.3 if rank == 3 and slot > 1 else 0.1,
+                    RSS: 1e9 * (rank + 1),
+                    TOKENS: 100.0,
+                    DATA: 0.01,
+                    FORWARD: 0.05,
+                },
+            )
             for slot in range(4)
             for rank in ranks
         )
@@ -49,7 +59,9 @@ def test_the_heat_map_shows_the_slow_rank(readings):
     assert heat["cells"][3] == [0, 0, SCALE, SCALE] and heat["cells"][0] == [0] * 4
     assert (heat["least"], heat["most"]) == (pytest.approx(0.1), pytest.approx(0.3))
     assert view["spread"]["rank"][-1] == 3
-    assert view["spread"]["slowest"] == pytest.approx([0.1, 0.1, 0.3, 0.3]) and view["spread"]["median"] == pytest.approx([0.1] * 4)
+    assert view["spread"]["slowest"] == pytest.approx([0.1, 0.1, 0.3, 0.3]) and view["spread"][
+        "median"
+    ] == pytest.approx([0.1] * 4)
     assert view["hosts"] == ["n0", "n0", "n1", "n1"]
     assert view["metrics"] == ["work", "step", "data", "memory"]
     assert list(view_of(readings, ["memory", "nonsense"])["heats"]) == ["memory"]
@@ -96,7 +108,10 @@ def test_events_are_sorted_and_bounded(readings):
 
 def test_the_view_of_many_ranks_is_bounded(run_directory):
     attempt, ranks = claim_attempt(run_directory), 2 * MOST_ROWS
-    windows = [Window(rank, "n0", NOW_S, 10, 1, 5, window(0, **{STEP: 9.0 if rank == 777 else 1.0}).metrics) for rank in range(ranks)]
+    windows = [
+        Window(rank, "n0", NOW_S, 10, 1, 5, window(0, **{STEP: 9.0 if rank == 777 else 1.0}).metrics)
+        for rank in range(ranks)
+    ]
     WindowFile(attempt.windows_file(0), "n0", bytes_per_rank=10**6).append(windows)
     readings = RunReadings(run_directory, grid=WindowGrid())
     readings.update()

@@ -53,5 +53,7 @@ def test_a_replaced_file_adds_nothing_twice_and_long_windows_leave_no_gaps(tmp_p
 
 
 def test_values_that_are_not_finite_stay_in_their_cell(tmp_path):
-    grid, _, _ = filled(tmp_path / "rank-00000.bin", [window(0, slot, **{WORK: same([1.0, np.nan, 3.0][slot])}) for slot in range(3)])
+    grid, _, _ = filled(
+        tmp_path / "rank-00000.bin", [window(0, slot, **{WORK: same([1.0, np.nan, 3.0][slot])}) for slot in range(3)]
+    )
     assert np.isnan(grid.means(WORK)[0]).tolist() == [False, True, False]

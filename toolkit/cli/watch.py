@@ -85,7 +85,7 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
                 one.update()
             if found:
                 heats = [heat_of(one, console.width, unicode=unicode) for one in readings]
-                live.update(Group(screen_of(found, unicode=unicode), *heats), refresh=True)
+                live.update(Group(screen_of(found, unicode=unicode), *filter(None, heats)), refresh=True)
             if watched.are_over(found):
                 return found
             time.sleep(PERIOD_S)

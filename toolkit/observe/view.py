@@ -66,7 +66,7 @@ def _heat(values: Array) -> dict[str, Any]:
     # One extreme column, such as a slow start, must not hide the differences between ranks.
     low, middle, high = (float(np.quantile(known, share)) for share in (0.01, 0.5, 0.995))
     return {
-        "ranks_per_row": size, "least": least, "most": most, "low": low, "high": max(high, 1.2 * middle),
+        "ranks_per_row": size, "least": least, "most": most, "low": low, "high": max(high, 1.2 * middle) or 1.0,
         "cells": np.where(np.isfinite(rows), np.rint(np.nan_to_num(shares) * SCALE), -1).astype(int).tolist(),
     }  # fmt: skip
 
@@ -106,35 +106,29 @@ def _memory(grid: WindowGrid, values: Array) -> dict[str, list[float | None]]:
 
 
 def _loss(records: Sequence[TrainRecord]) -> dict[str, Any]:
-    """Return the loss and the seconds of a step by step, with the linear trend of the newer half of the losses."""
+    """Return mean and maximum of the loss by step, with the linear trend of the newer half."""
     if not records:
         return {}
     edges = np.unique(np.linspace(0, len(records), min(COLUMNS, len(records)), endpoint=False).astype(int))
-    losses, seconds = np.array([(one.loss, one.seconds) for one in records]).T
-    counts, steps = np.diff([*edges, len(records)]), np.array([records[edge].step for edge in edges], float)
-    loss = np.add.reduceat(losses, edges) / counts
-    trend, slope, recent = np.full(len(loss), np.nan), math.nan, np.flatnonzero(np.isfinite(loss))[-len(loss) // 2 :]
+    losses, steps = np.array([one.loss for one in records]), np.array([records[edge].step for edge in edges], float)
+    loss = np.add.reduceat(losses, edges) / np.diff([*edges, len(records)])
+    trend, slope, recent = np.full(len(loss), np.nan), None, np.flatnonzero(np.isfinite(loss))[-len(loss) // 2 :]
     if len(recent) > 2:
         slope, start = np.polyfit(steps[recent], loss[recent], 1).tolist()
         trend[recent[0] :] = start + slope * steps[recent[0] :]
-    found = {
-        "step": steps, "loss": loss, "highest": np.fmax.reduceat(losses, edges), "trend": trend,
-        "seconds": np.add.reduceat(seconds, edges) / counts,
-    }  # fmt: skip
-    return {"slope": slope if math.isfinite(slope) else None} | {name: _numbers(of) for name, of in found.items()}
+    found = {"step": steps, "loss": loss, "highest": np.fmax.reduceat(losses, edges), "trend": trend}
+    return {"slope": slope} | {name: _numbers(values) for name, values in found.items()}
 
 
 def _events(readings: RunReadings) -> Iterator[tuple[float, str, str]]:
     """Yield time, kind and description of what happened."""
     for number, (start, end) in readings.attempts.items():
-        if start is not None:
-            yield (
-                seconds_since_epoch(start.time),
-                "attempt",
-                f"{number} started: {start.ranks} ranks, {start.nodes} nodes",
-            )
-        if end is not None:
-            yield seconds_since_epoch(end.time), "attempt", f"{number} ended: {end.cause}: {end.blaming(end.reason)}"
+        for time, what in (
+            (start and start.time, start and f"started: {start.ranks} ranks, {start.nodes} nodes"),
+            (end and end.time, end and f"ended: {end.cause}: {end.blaming(end.reason)}"),
+        ):
+            if time:
+                yield seconds_since_epoch(time), "attempt", f"{number} {what}"
     for save in readings.saves:
         done = f"failed: {save.error}" if save.error else f"steps waited {save.waited_s:.1f} s"
         yield save.ended_at, "save", f"step {save.step}: {done}"

@@ -19,20 +19,17 @@ def heat_of(readings: RunReadings, width: int, *, unicode: bool) -> Text:
     if not view["heats"]:
         return Text()
     ((name, heat),) = view["heats"].items()
-    labels = [
-        f"{rank:>6} {view['hosts'][rank][:12]:<12} " for rank in range(0, len(view["hosts"]), heat["ranks_per_row"])
-    ]
-    cells = np.array(heat["cells"], float)
-    parts = np.array_split(np.where(cells < 0, np.nan, cells), min(cells.shape[1], width - 20), axis=1)
-    shown = np.stack([np.fmax.reduce(part, axis=1) for part in parts], axis=1) / SCALE * (heat["most"] - heat["least"])
-    shares = np.clip((shown + heat["least"] - heat["low"]) / (heat["high"] - heat["low"]), 0, 1)
-    worst = sorted(np.argsort(-np.nan_to_num(shares[:, -len(parts) // 6 :]).mean(axis=1), kind="stable")[:ROWS])
-    found = Text(
-        f"{name} by rank, {heat['low']:.3g} to {heat['high']:.3g} s; the slowest {len(worst)} of {len(view['hosts'])} ranks"
+    hosts, low, high, cells = view["hosts"], heat["low"], heat["high"], np.array(heat["cells"], float)
+    parts = np.array_split(np.where(cells < 0, np.nan, cells), max(1, min(cells.shape[1], width - 21)), axis=1)
+    values = heat["least"] + np.stack([np.fmax.reduce(part, axis=1) for part in parts], axis=1) / SCALE * (
+        heat["most"] - heat["least"]
     )
-    for row in worst:
-        found.append(f"\n{labels[row]}")
-        for share in shares[row]:
-            level = 0 if np.isnan(share) else round(share * 7)
-            found.append(" " if np.isnan(share) else _BLOCKS[unicode][level], _STYLES[level])
+    worst = np.argsort(-np.nan_to_num(values[:, -len(parts) // 6 :]).mean(axis=1), kind="stable")[:ROWS]
+    found = Text(f"{name} of the slowest {len(worst)} of {len(hosts)} ranks, {low:.3g} to {high:.3g} s")
+    for row in sorted(worst):
+        rank = row * heat["ranks_per_row"]
+        found.append(f"\n{rank:>6} {hosts[rank][:12]:<12} ")
+        for value in values[row]:
+            level = -1 if np.isnan(value) else round(7 * min(1, max(0, (value - low) / (high - low))))
+            found.append(" " if level < 0 else _BLOCKS[unicode][level], _STYLES[level])
     return found
