@@ -127,7 +127,9 @@ def simulate(runs: Path, scene: Scene, now_s: float) -> RunDirectory:
     slots = list(windows_of(scene, began_s))
     for node in range(-(-scene.ranks // scene.per_node)):
         file = WindowFile(attempt.windows_file(node * scene.per_node), f"n{node}", bytes_per_rank=10_000_000)
-        file.append([one for slot in slots for one in slot[node * scene.per_node : (node + 1) * scene.per_node]])
+        ranks = slice(node * scene.per_node, (node + 1) * scene.per_node)
+        for slot in slots:
+            file.append(slot[ranks])
     judge(run, scene, attempt, slots)
     last = write_logs(run, scene, attempt, slots)
     write_json(attempt.heartbeat, {"step": last, "time": iso(now_s)})
@@ -263,9 +265,9 @@ def write_logs(run: RunDirectory, scene: Scene, attempt: AttemptDirectory, slots
 
 
 SHOTS = (  # file, scene, width, height, dark
-    ("dash-4-ranks.png", "train_lm", 1100, 1150, False),
-    ("dash-64-ranks-dark.png", "train_wide", 1100, 1300, True),
-    ("dash-phone.png", "train_lm", 390, 1400, False),
+    ("dash-4-ranks.png", "train_lm", 1000, 1080, False),
+    ("dash-64-ranks-dark.png", "train_wide", 1000, 1180, True),
+    ("dash-phone.png", "train_lm", 390, 1100, False),
     ("dash-1024-ranks.png", "train_vast", 1100, 2100, False),
     ("dash-runs.png", "", 1100, 500, False),
     ("dash-comparison.png", "train_lm train_before", 1100, 450, True),
@@ -305,8 +307,8 @@ def shots(runs: Path, folder: Path, only: str) -> None:
             )
             page = context.new_page()
             problems: list[str] = []
-            page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("console", lambda message, found=problems: found.append(f"{message.type}: {message.text}"))
+            page.on("pageerror", lambda error, found=problems: found.append(str(error)))
             if scene.startswith("report "):
                 output = folder / "report.html"
                 subprocess.run([*TOOLKIT, "report", ids[scene[7:]], "--runs", str(runs), "-o", str(output)], check=True)
@@ -322,9 +324,17 @@ def shots(runs: Path, folder: Path, only: str) -> None:
                 page.locator("canvas.heat").hover(position={"x": width * 0.75, "y": 60})
                 page.wait_for_timeout(200)
             page.screenshot(path=folder / name)
+            shrink(folder / name)
             print(f"{name}: {(folder / name).stat().st_size / 1000:.0f} kB", *problems, sep="\n")
             context.close()
         browser.close()
+
+
+def shrink(path: Path) -> None:
+    """Reduce a picture to 256 colors; Pillow comes with matplotlib."""
+    from PIL import Image
+
+    Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 def main() -> None:

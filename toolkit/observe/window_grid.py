@@ -46,7 +46,7 @@ class WindowGrid:
 
     def means(self, name: str) -> Array:
         """Return the means of a metric by rank and column; NaN if there is none."""
-        total, steps = self._sums[:, METRICS.index(name), :, : len(self.times)]
+        total, steps = self._sums[:, METRICS.index(name), : max(self.hosts, default=-1) + 1, : len(self.times)]
         return np.divide(total, steps, out=np.full(total.shape, np.nan), where=steps > 0)
 
     def add(self, packed: Iterable[bytes], names: Sequence[str], host: str) -> None:
@@ -66,21 +66,22 @@ class WindowGrid:
                 self._add(part, names)
 
     def _add(self, rows: Array, names: Sequence[str]) -> None:
-        column = ((rows["began"] - self.began_s) // self.slot_s).astype(int).clip(0, COLUMNS - 1)
+        column = ((rows["began"] - self.began_s) // self.slot_s).clip(0, COLUMNS - 1)
+        cell, steps = (rows["rank"] * float(COLUMNS) + column).astype(int), rows["steps"].astype(np.float32)
         own = {AT: rows["first"] + rows["steps"] / 2, PACE: rows["seconds"] / np.maximum(1, rows["steps"])}
         for number, name in enumerate(METRICS):
             cells = rows["of"]["name"] == (names.index(name) if name in names else -1)
             has = np.full(len(rows), True) if name in own else cells.any(axis=1)
             value = own[name] if name in own else rows["of"]["mean"][cells]
-            at = (rows["rank"][has], column[has])
-            np.add.at(self._sums[0, number], at, value * rows["steps"][has])
-            np.add.at(self._sums[1, number], at, rows["steps"][has])
+            # `add.at` is fast only with one index and one type.
+            np.add.at(self._sums[0, number].reshape(-1), cell[has], value.astype(np.float32) * steps[has])
+            np.add.at(self._sums[1, number].reshape(-1), cell[has], steps[has])
 
     def _fit(self, rows: Array) -> None:
         """Make the grid large enough for the ranks and times of windows, and its columns not shorter than a window."""
         if math.isinf(self.began_s):
             self.began_s = float(rows["began"].min())
-        if (more := int(rows["rank"].max()) + 1 - len(self._ends_s)) > 0:
+        if (more := (1 << int(rows["rank"].max()).bit_length()) - len(self._ends_s)) > 0:
             self._sums = np.pad(self._sums, ((0, 0), (0, 0), (0, more), (0, 0)))
             self._ends_s = np.pad(self._ends_s, (0, more))
         end_s, longest_s = (rows["began"] + rows["seconds"]).max(), rows["seconds"].max()

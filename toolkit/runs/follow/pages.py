@@ -38,7 +38,7 @@ class Pages:
         """Return the events of a run, or of the list for the id "", and whether they are final; None if it is unknown."""
         with self._lock:
             try:
-                if time.monotonic() - self._listed_at >= LIST_PERIOD_S and run_id not in self._open:
+                if run_id not in self._runs and time.monotonic() - self._listed_at >= LIST_PERIOD_S:
                     self._list()
                 if not run_id:
                     return {"overview": self._rows}, False
