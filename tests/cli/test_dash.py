@@ -81,8 +81,8 @@ def test_the_socket_serves_the_list_of_runs_and_is_removed(toolkit, finished, tm
             while "event: overview" not in received or "\n\n" not in received.rpartition("data: ")[2]:
                 received += client.recv(65536).decode()
         assert finished.run_id in received
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
     assert not path.exists()
 
 

@@ -63,7 +63,7 @@ def open_page(browser):
     def start(address, **options):
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
-        page.on("console", lambda message: problems.append(message.text))
+        page.on("console", lambda message: message.type == "error" and problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: "ABORTED" in request.failure or problems.append(request.url))
         page.goto(address)

@@ -11,6 +11,7 @@ import click
 from toolkit.cli.options import RUN, print_command_option, runs_option
 from toolkit.errors import ToolkitError
 from toolkit.runs.named_runs import find, folders_of_runs
+from toolkit.terminal.progress import given_back
 
 PORT = 8080  # on the user's computer
 
@@ -52,10 +53,12 @@ def dash(names: tuple[str, ...], runs: Path | None, path: Path | None, port: int
         click.echo(f"in its browser:   http://localhost:{PORT}/?{query}".rstrip("?"))
     app = application(Pages(chosen, () if chosen else folders_of_runs(runs)).look, token)
     config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-    if path is not None:
-        path.unlink(missing_ok=True)
+    try:
+        with given_back(), suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
 
 
 @click.command()
