@@ -38,9 +38,9 @@ def test_the_wheel_holds_the_package_and_its_data_and_no_more(wheel: Path) -> No
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     data = {
-        f"toolkit/{folder}/{path.name}"
+        f"toolkit/{folder.removeprefix('toolkit/')}/{path.name}"
         for folder, pattern in (
-            ("jobs", "*.toml"), ("jobs", "*.py"), ("site_configs", "*.toml"), ("templates", "*.j2"), ("templates", "*.toml"),
+            ("jobs", "*.toml"), ("jobs", "*.py"), ("site_configs", "*.toml"), ("templates", "*.j2"), ("templates", "*.toml"), ("toolkit/observe/web", "*"),
         )
         for path in (ROOT / folder).glob(pattern)
     } | {"toolkit/topology/machines.toml", "toolkit/topology/nccl/nccl_variables.toml"}  # fmt: skip

@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "save": ("toolkit.cli.control", "save", "Save a checkpoint of a running run."),
     "requeue": ("toolkit.cli.control", "requeue", "Save a run and requeue its job."),
     "watch": ("toolkit.cli.watch", "watch", "Follow the progress of runs."),
+    "dash": ("toolkit.cli.dash", "dash", "Show runs on a page of a browser."),
+    "report": ("toolkit.cli.dash", "report", "Write the page of a run to an HTML file."),
     "timeline": ("toolkit.cli.explain", "timeline", "Draw how a run spent its time."),
     "explain": ("toolkit.cli.explain", "explain", "Explain the state of a run, and what to do."),
     "verdict": ("toolkit.cli.verdict", "verdict", "Show what slows a run down or endangers it."),

@@ -62,9 +62,12 @@ def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
 
 def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     """Show progress until all runs have ended; return their last states."""
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
 
+    from toolkit.observe.readings import RunReadings
+    from toolkit.observe.window_grid import WindowGrid
+    from toolkit.runs.follow.heat import heat_of
     from toolkit.runs.follow.rendering import screen_of
     from toolkit.terminal.progress import given_back
 
@@ -74,11 +77,15 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     if is_plain():  # in a plain terminal, rich must not print bold or dim text
         console = Console(color_system=None)
     unicode = has_unicode() and not is_plain()
+    readings = [RunReadings(run, grid=WindowGrid()) for run in watched.runs if not watched.all_of]
     with given_back(), Live(console=console, auto_refresh=False) as live:
         while True:
             found = watched.look()
+            for one in readings:
+                one.update()
             if found:
-                live.update(screen_of(found, unicode=unicode), refresh=True)
+                heats = [heat_of(one, console.width, unicode=unicode) for one in readings]
+                live.update(Group(screen_of(found, unicode=unicode), *filter(None, heats)), refresh=True)
             if watched.are_over(found):
                 return found
             time.sleep(PERIOD_S)

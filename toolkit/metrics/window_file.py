@@ -163,6 +163,14 @@ class WindowReader:
         Raises:
             ToolkitError: not a file of windows.
         """
+        windows = [self._window(content) for content in self.contents()]
+        found = [window for window in windows if window.began_s >= self._ends_s.get(window.rank, 0.0)]
+        for window in found:
+            self._ends_s[window.rank] = max(self._ends_s.get(window.rank, 0.0), window.began_s + window.seconds)
+        return found
+
+    def contents(self) -> list[bytes]:
+        """Return the new windows as packed in the file; after a replacement of the file also those read before."""
         try:
             with self.path.open("rb") as stream:
                 header = stream.read(_HEADER.size)
@@ -172,11 +180,7 @@ class WindowReader:
                 data = stream.read()
         except FileNotFoundError:
             return []
-        windows = self._windows(data)
-        found = [window for window in windows if window.began_s >= self._ends_s.get(window.rank, 0.0)]
-        for window in found:
-            self._ends_s[window.rank] = max(self._ends_s.get(window.rank, 0.0), window.began_s + window.seconds)
-        return found
+        return self._complete(data)
 
     def _is_known(self, header: bytes) -> bool:
         """Check the header, and start again in a file that replaced the last one; return False for an incomplete one."""
@@ -193,9 +197,9 @@ class WindowReader:
             self.host = host.rstrip(b"\0").decode(errors="replace")
         return True
 
-    def _windows(self, data: bytes) -> list[Window]:
+    def _complete(self, data: bytes) -> list[bytes]:
         """Return the windows of the complete records of `data`, which ends before a torn or damaged one."""
-        found: list[Window] = []
+        found: list[bytes] = []
         at = 0
         while at + _RECORD.size <= len(data):
             kind, size, checksum = _RECORD.unpack_from(data, at)
@@ -205,7 +209,7 @@ class WindowReader:
             if kind == _NAME:
                 self.names.append(content.decode(errors="replace"))
             elif kind == _OF_STEPS:
-                found.append(self._window(content))
+                found.append(content)
             at += _RECORD.size + size
         self.offset += at
         return found

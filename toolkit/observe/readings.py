@@ -14,6 +14,8 @@ from toolkit.metrics.validation import ValidationRecord
 from toolkit.metrics.verdicts import Verdict, open_verdicts
 from toolkit.metrics.window_file import WindowReader
 from toolkit.metrics.windows import Window
+from toolkit.observe.window_grid import WindowGrid
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.node_state import samples_in
 
@@ -30,6 +32,8 @@ class RunReadings:
 
     run: RunDirectory
     attempt: int | None = None
+    grid: WindowGrid | None = None  # if given, it gets the windows, in bounded memory, and `windows` remains empty
+    attempts: dict[int, tuple[StartRecord | None, AttemptRecord | None]] = field(default_factory=dict)  # by number
     windows: dict[int, list[Window]] = field(default_factory=dict)  # by rank, in the order of time
     samples: dict[Path, list[Sample]] = field(default_factory=dict)  # the last state of each node, by its file
     training: list[TrainRecord] = field(default_factory=list)  # each step once
@@ -64,20 +68,36 @@ class RunReadings:
         self.verdicts += self._verdict.new()
 
     def _follow_attempt(self) -> None:
+        for number in self.run.attempt_numbers():
+            if self.attempts.get(number, (None, None))[1] is None:
+                try:
+                    record = self.run.attempt(number)
+                    self.attempts[number] = (StartRecord.read(record), AttemptRecord.read(record))
+                except ToolkitError as error:
+                    self._report(error)
         attempt = self.run.last_attempt()
         if attempt is None:
             return
         if attempt.number != self.attempt:
             self.attempt = attempt.number
             self.windows, self.samples, self._readers, self._written_ns = {}, {}, {}, {}
+            if self.grid is not None:
+                self.grid.clear()
         for path in sorted(attempt.windows.glob("rank-*")):
             try:
                 if path.suffix == ".bin":
-                    for window in self._readers.setdefault(path, WindowReader(path)).new():
+                    reader = self._readers.setdefault(path, WindowReader(path))
+                    if self.grid is not None:
+                        self.grid.add(reader.contents(), reader.names, reader.host)
+                        continue
+                    for window in reader.new():
                         self.windows.setdefault(window.rank, []).append(window)
                 elif path.suffix == ".json" and path.stat().st_mtime_ns != self._written_ns.get(path):
                     self._written_ns[path] = path.stat().st_mtime_ns
                     self.samples[path] = samples_in(path)
             except (ToolkitError, OSError) as error:
-                if str(error) not in self.problems:
-                    self.problems.append(str(error))
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        if str(error) not in self.problems:
+            self.problems.append(str(error))
