@@ -14,7 +14,7 @@ from toolkit.slurm.limits import NodeShape, Reservation
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.checks import _of_site_file
 from toolkit.submission.preflight.cluster import Accounting
-from toolkit.submission.preflight.finding import Severity
+from toolkit.metrics.verdicts import Severity
 from toolkit.submission.preflight.nodes import against_nodes
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
 from toolkit.submission.preflight.shape import against_array_limits
@@ -152,7 +152,7 @@ def test_of_several_partitions_one_that_fits_is_enough(resolved, cluster):
 
 def test_more_tasks_than_an_array_takes_are_no_hindrance(resolved, cluster):
     finding = one(resolved('array = "0-1001"'), cluster())
-    assert finding.severity is Severity.NOTE
+    assert finding.severity is Severity.INFO
     assert (
         finding.what == "the task numbers of a Slurm array must be below 1001 (MaxArraySize), but the last task is 1001"
     )

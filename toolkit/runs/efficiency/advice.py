@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from toolkit.errors import counted
+from toolkit.metrics.limits import limit
+from toolkit.metrics.step_advice import Advice
 from toolkit.rundir.states import RunState
-from toolkit.runs.efficiency.report import Advice, Efficiency, Share
+from toolkit.runs.efficiency.report import Efficiency, Share
 from toolkit.slurm.array import write_array
 from toolkit.slurm.times import format_slurm_time
 
@@ -16,9 +18,8 @@ if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
     from toolkit.runs.record.job import Request
 
-# If less than the share _LOW is used, the advice is to request the used amount times _ROOM.
-_LOW, _ROOM = 0.5, 1.3
-_HIGH = 0.9  # used share of memory above which the job is close to being killed
+# If less than the share _LOW is used, the advice is to request the used amount times _MARGIN.
+_LOW, _MARGIN, _HIGH = limit("request.low"), limit("request.margin"), limit("request.high")
 _WALLTIME_STEP_S = 300
 _LONGEST_LIST = 100  # characters; users would not type a longer task list
 _GIB = 2**30
@@ -42,9 +43,10 @@ def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
     """Advise on the walltime of a run that completed in one start: a shorter request waits less in the queue."""
     if time.used is None or time.asked is None or time.share is None or time.share >= _LOW:
         return
-    needed_s = math.ceil((time.used * _ROOM + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
+    needed_s = math.ceil((time.used * _MARGIN + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
     if needed_s < time.asked:
-        yield Advice(f"-t {format_slurm_time(needed_s)}", f"it finished after {_share(time)} of its walltime")
+        why = f"it finished after {_share(time)} of its walltime"
+        yield _request("walltime", f"-t {format_slurm_time(needed_s)}", why, time.share)
 
 
 def _memory(efficiency: Efficiency) -> Iterator[Advice]:
@@ -54,19 +56,22 @@ def _memory(efficiency: Efficiency) -> Iterator[Advice]:
     asked, needed = memory.asked, _memory_for(memory.used)
     reason = f"the node with the highest use needed {_share(memory)} of its memory"
     if memory.share < _LOW and needed * _GIB < asked:
-        yield Advice(_memory_flag(needed), reason)
+        yield _request("memory", _memory_flag(needed), reason, memory.share)
         return
     if memory.share > _HIGH:
-        yield Advice(_memory_flag(needed), f"{reason}, and a job that exceeds its memory is killed")
+        why = f"{reason}, and a job that exceeds its memory is killed"
+        yield _request("memory", _memory_flag(needed), why, memory.share)
     small = {one.task: one.memory_peak_bytes for one in efficiency.tasks if one.memory_peak_bytes < _LOW * asked}
     if small and (needed := _memory_for(max(small.values()))) * _GIB < asked:
-        used = f"at most {max(small.values()) / asked:.0%} of their memory"
-        yield from _some_tasks(small, efficiency, _memory_flag(needed), used)
+        share = max(small.values()) / asked
+        yield from _some_tasks(
+            "memory", small, efficiency, _memory_flag(needed), f"at most {share:.0%} of their memory", share
+        )
 
 
 def _memory_for(used: float) -> int:
     """Return GiB per node."""
-    return max(1, math.ceil(used * _ROOM / _GIB))
+    return max(1, math.ceil(used * _MARGIN / _GIB))
 
 
 def _memory_flag(gib: int) -> str:
@@ -81,19 +86,28 @@ def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
     if most is None or asked == 1:
         return
     if most < _LOW:
-        needed = max(1, math.ceil(most * asked * _ROOM))
+        needed = max(1, math.ceil(most * asked * _MARGIN))
         whose = "the CPUs of the busiest task" if shares else "its CPUs"
         if needed < asked:
-            yield Advice(f"-c {needed}", f"{whose} were busy for {most:.0%} of the time")
+            yield _request("cpus", f"-c {needed}", f"{whose} were busy for {most:.0%} of the time", most)
         return
     idle = {task: share for task, share in shares.items() if share < _LOW}
-    if idle and (needed := max(1, math.ceil(max(idle.values()) * asked * _ROOM))) < asked:
+    if idle and (needed := max(1, math.ceil(max(idle.values()) * asked * _MARGIN))) < asked:
+        share = max(idle.values())
         yield from _some_tasks(
-            idle, efficiency, f"-c {needed}", f"their CPUs for at most {max(idle.values()):.0%} of their time"
+            "cpus", idle, efficiency, f"-c {needed}", f"their CPUs for at most {share:.0%} of their time", share
         )
 
 
-def _some_tasks(tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str) -> Iterator[Advice]:
+def _request(rule: str, flag: str, why: str, used: float) -> Advice:
+    """Return advice on a request, of which the share `used` was used."""
+    exceeded = _HIGH if used > _HIGH else _LOW
+    return Advice(rule, why, flag, used, exceeded, evidence={"used_share": used}, effort="low", source="efficiency")
+
+
+def _some_tasks(
+    rule: str, tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str, share: float
+) -> Iterator[Advice]:
     """Advise to submit the less demanding tasks of an array separately."""
     small = sorted(tasks)
     numbers = write_array(small)
@@ -101,7 +115,7 @@ def _some_tasks(tasks: Iterable[int], efficiency: Efficiency, flag: str, used: s
         why = (
             f"{len(small)} of {counted(len(efficiency.tasks), 'task')} used {used}; the others need what was requested"
         )
-        yield Advice(f"-a {numbers} {flag}", why)
+        yield _request(rule, f"-a {numbers} {flag}", why, share)
 
 
 def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
@@ -110,20 +124,19 @@ def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         return
     if gpus.idle and not job.component:
         used = math.ceil((gpus.count - gpus.idle) / gpus.count * job.job.gpus_per_node)
-        yield Advice(f"--gpus-per-node {max(1, used)}", f"{gpus.idle} of {gpus.count} GPUs were idle in every sample")
+        why = f"{gpus.idle} of {gpus.count} GPUs were idle in every sample"
+        yield _request("gpus", f"--gpus-per-node {max(1, used)}", why, 1 - gpus.idle / gpus.count)
     elif gpus.utilisation < _LOW:
         run = efficiency.status.run_id
-        yield Advice(
-            "--set train.profile_steps=20",
-            f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` shows what they wait for",
-        )
+        why = f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` shows what they wait for"
+        yield _request("gpu_busy", "--set train.profile_steps=20", why, gpus.utilisation)
     if (
         gpus.memory_peak_bytes < _LOW * gpus.memory_bytes
         and "train.micro_batch" in job.origins
         and job.train.micro_batch
     ):
-        flag = f"--set train.micro_batch={2 * job.train.micro_batch}"
-        yield Advice(flag, f"the GPUs used {gpus.memory_peak_bytes / gpus.memory_bytes:.0%} of their memory")
+        flag, share = f"--set train.micro_batch={2 * job.train.micro_batch}", gpus.memory_peak_bytes / gpus.memory_bytes
+        yield _request("gpu_memory", flag, f"the GPUs used {share:.0%} of their memory", share)
 
 
 def _share(resource: Share) -> str:
