@@ -5,15 +5,16 @@ microseconds, and metadata events ("M") that name the rows.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from toolkit.metrics.phases import Profile, Span
 from toolkit.rundir.files import write_text
 
-__all__ = ["ThreadTrace", "spans_of_a_rank", "traces_of", "write_trace"]
+__all__ = ["ThreadTrace", "merge_traces", "spans_of_a_rank", "traces_of", "write_trace"]
 
 MOST_SPANS = 200_000  # spans over all ranks: about 20 MB, which a browser can still open
 
@@ -51,7 +52,8 @@ def write_trace(path: Path, threads: Sequence[ThreadTrace]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     spans = [span.began_ns + thread.epoch_ns for thread in threads for span in thread.spans]
     lost = sum(thread.lost for thread in threads)
-    head = json.dumps({"lost_phases": lost, "clocks": "of each host; they differ as far as the hosts' clocks do"})
+    clocks = "of each host; they differ as far as the hosts' clocks do"
+    head = json.dumps({"lost_phases": lost, "clocks": clocks, "began_ns": min(spans, default=0)})
     events = ",\n".join(json.dumps(event) for event in _events(threads, min(spans, default=0)))
     write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {head}, "traceEvents": [\n{events}\n]}}\n')
 
@@ -77,3 +79,76 @@ def _events(threads: Sequence[ThreadTrace], first_ns: int) -> Iterator[dict[str,
 
 def _metadata(kind: str, process: int, row: int, **named: Any) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": named}
+
+
+def merge_traces(
+    phases: Mapping[str, Any], kernels: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str],
+    clocks: Mapping[str, tuple[float, float]],
+) -> dict[str, Any]:  # fmt: skip
+    """Return one trace of the phases and of the kernels of each rank, on one clock.
+
+    Args:
+        phases: the content of `trace.json`, or {}.
+        kernels: by rank, what torch.profiler exported.
+        hosts: by rank.
+        clocks: by host, the offset of its clock and the error of that, in seconds.
+    """
+    began = {-1: int(phases.get("otherData", {}).get("began_ns", 0))}
+    began |= {rank: int(trace["baseTimeNanoseconds"]) for rank, trace in kernels.items()}
+    first_ns = min(ns for source, ns in began.items() if source >= 0 or phases)
+    events, host_of, numbers = [], dict[int, str](), dict[tuple[int, int], int]()
+    for source, trace in {-1: phases, **kernels}.items():
+        for event in trace.get("traceEvents", ()):
+            if event["ph"] not in "XM" or type(event["pid"]) is not int:  # torch's own spans and arrows
+                continue
+            event = {**event, "args": dict(event.get("args") or {})}
+            if "ts" in event:
+                event["ts"] += (began[source] - first_ns) / 1e3
+            if source >= 0:
+                event["pid"] = numbers.setdefault((source, event["pid"]), MOST_SPANS + len(numbers))
+                host_of[event["pid"]] = hosts[source]
+                if event["name"] == "process_name":
+                    event["args"]["name"] = f"rank {source} on {hosts[source]}: {event['args']['name']}"
+            elif event["name"] == "process_name":
+                host_of[event["pid"]] = event["args"]["name"].partition(" on ")[2]
+            events.append(event)
+    offsets = _offsets([event for event in events if event["ph"] == "X"], host_of, clocks)
+    for event in events:
+        if event["ph"] == "X":
+            event["ts"] -= offsets[host_of[event["pid"]]][0] * 1e6
+    first_us = min((event["ts"] for event in events if event["ph"] == "X"), default=0.0)
+    named = [{**event, "ts": 0} for event in events if event["ph"] == "M"]
+    spans = [{**event, "ts": round(event["ts"] - first_us, 3)} for event in events if event["ph"] == "X"]
+    aligned = {host: {"offset_s": at[0], "uncertainty_s": at[1]} for host, at in offsets.items()}
+    ordered = named + sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
+    return {"displayTimeUnit": "ms", "otherData": {"clocks": aligned}, "traceEvents": ordered}
+
+
+def _offsets(
+    spans: Sequence[Mapping[str, Any]], host_of: Mapping[int, str], clocks: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return for each host what to subtract from its times, and the remaining uncertainty, in seconds.
+
+    All ranks leave a collective together, so the ends of their waits for it show the offsets of the clocks. Without them,
+    the time stamps of the file system do, which are worse than clocks that a time server sets: small offsets do not count.
+    """
+    ends: dict[int, list[float]] = {}
+    for span in spans:
+        if span["name"] == "communication":
+            ends.setdefault(span["pid"], []).append((span["ts"] + span["dur"]) / 1e6)
+    ranks = {host_of[pid] for pid in ends}
+    if ranks >= {host_of[span["pid"]] for span in spans} and len({len(one) for one in ends.values()}) == 1:
+        middle = [median(moment) for moment in zip(*ends.values(), strict=True)]
+        ahead = {
+            host: [
+                at - mid
+                for pid, one in ends.items()
+                if host_of[pid] == host
+                for at, mid in zip(one, middle, strict=True)
+            ]
+            for host in ranks
+        }
+        return {host: (median(all_s), max(abs(one - median(all_s)) for one in all_s)) for host, all_s in ahead.items()}
+    found = {host: clocks.get(host, (0.0, 1.0)) for host in set(host_of.values())}
+    middle_s = median(offset for offset, _ in found.values())
+    return {host: (at - middle_s if abs(at - middle_s) > error else 0.0, error) for host, (at, error) in found.items()}

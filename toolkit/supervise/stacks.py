@@ -5,7 +5,10 @@ import signal
 import time
 from collections.abc import Sequence
 
-from toolkit.rundir.layout import AttemptDirectory
+from toolkit.errors import ToolkitError
+from toolkit.metrics.flight_record import disagreements
+from toolkit.rundir.files import read_json
+from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.rank_files import named, signal_guards_here
 
@@ -20,6 +23,9 @@ def collect_stacks(
     attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks, *, is_unmanaged: bool = False
 ) -> list[str]:
     """Request stacks, wait for their files, and summarize in a few lines at which position each rank is."""
+    for rank in ranks:  # files of an earlier request
+        attempt.stack_file(rank).unlink(missing_ok=True)
+        attempt.flight_file(rank).unlink(missing_ok=True)
     # srun would deliver the signal to all processes of a rank, and so to programs that handle it.
     if is_unmanaged or not running.ask_for_stacks():
         signal_guards_here(attempt, signal.SIGUSR1)
@@ -32,7 +38,17 @@ def collect_stacks(
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
     lines = [f"{named(members)}: {position}" for position, members in fewest_first[:SHOWN_PLACES]]
     more = len(places) - SHOWN_PLACES
-    return [*lines, f"and {more} more positions: see {attempt.errors}"] if more > 0 else lines
+    lines += [f"and {more} more positions: see {attempt.errors}"] if more > 0 else []
+    return [*lines, *differing_collectives(attempt)]
+
+
+def differing_collectives(attempt: AttemptDirectory) -> list[str]:
+    """Return what the flight recorders of the ranks show, [] if they are off or agree."""
+    try:
+        records = {rank_of(path): read_json(path) for path in sorted(attempt.errors.glob("rank-*.flight"))}
+        return list(disagreements(records))
+    except (ToolkitError, KeyError, IndexError, TypeError) as error:
+        return [f"cannot compare the flight recorders: {error}"]
 
 
 def _place(attempt: AttemptDirectory, rank: int) -> str:

@@ -11,7 +11,7 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.supervise.launch import is_unmanaged
 
-__all__ = ["ask_for", "requeue_run", "what_follows_a_stop"]
+__all__ = ["ask_for", "requeue_run", "require_running", "what_follows_a_stop"]
 
 
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
@@ -20,7 +20,7 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
     Raises:
         CheckFailedError: the run is not running, or its ranks never check for saves.
     """
-    status = _require_running(run, f"so it cannot {request}")
+    status = require_running(run, f"so it cannot {request}")
     if request == "save" and _is_unmanaged(run) and not _reports_steps(run):
         raise CheckFailedError(
             f"run {run.run_id} cannot save on request: its program has not called world.should_stop",
@@ -62,7 +62,7 @@ def requeue_run(run: RunDirectory) -> RunStatus:
         CheckFailedError: the run is not running in a Slurm job.
         SchedulerRefusedError: Slurm does not requeue it.
     """
-    status = _require_running(run, "so there is nothing to requeue")
+    status = require_running(run, "so there is nothing to requeue")
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-"):
         raise CheckFailedError(
@@ -106,7 +106,8 @@ def requeue_asked_at(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     return next((time for time in times if begun.time <= time <= end.time), "")
 
 
-def _require_running(run: RunDirectory, so: str) -> RunStatus:
+def require_running(run: RunDirectory, so: str) -> RunStatus:
+    """Return the status of a running run, or raise CheckFailedError with the consequence `so`."""
     status = run_status(run)
     if status.state is not RunState.RUNNING:
         raise CheckFailedError(

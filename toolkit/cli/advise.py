@@ -1,0 +1,124 @@
+"""`advise`, `stacks` and `trace`: what to change in a run, and what its ranks do at the moment or in some steps."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
+from toolkit.runs.named_runs import find
+from toolkit.terminal.talk import plain, say
+
+
+@click.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+@print_command_option
+@click.option("--apply", "is_applying", is_flag=True, help="Print the command that applies what changes no result.")
+def advise(run: str, runs: Path | None, as_json: bool, is_applying: bool) -> None:
+    """Advise at most five changes of RUN for its next attempt, and measure what earlier ones have gained.
+
+    \b
+    toolkit advise last
+    toolkit advise last --apply
+    """
+    from toolkit.runs.advise import advise_on, measured_gains, record_advice
+    from toolkit.runs.status.state import run_status
+
+    directory = find(run, runs)
+    found, gains = advise_on(directory), measured_gains(directory)
+    try:
+        record_advice(directory, found, is_applying=is_applying)
+    except OSError as error:  # of another user, or on a full disk
+        say(f"cannot record this advice: {error}")
+    if as_json:
+        rows = [{"priority": number, **asdict(one)} for number, one in enumerate(found, start=1)]
+        click.echo(json.dumps({"advice": rows, "measured": gains}, indent=1))
+        return
+    for number, one in enumerate(found, start=1):
+        click.echo(plain(f"{number}. {one.said}: {one.change}"))
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
+        click.echo(plain(f"   evidence: {numbers or 'see above'} ({one.source})"))
+        gain = f"{100 * one.gain:.0f} % of the time = {one.formula}" if one.gain else "no time, or unknown"
+        click.echo(f"   expected gain: {gain}; effort: {one.effort}")
+        if one.settings:
+            neutral = ", changes no result" if one.is_neutral else ""
+            click.echo(f"   setting: {' '.join(f'--set {setting}' for setting in one.settings)}{neutral}")
+    for row in gains:
+        said = f"predicted {100 * row['predicted']:.0f} %, {row['outcome']}"
+        click.echo(f"{' '.join(row['settings'])} since attempt {row['attempt']}: {said}")
+    if not found:
+        click.echo("nothing to change, according to these figures")
+    settings = [f"--set {setting}" for one in found if one.is_neutral for setting in one.settings]
+    if is_applying and settings:
+        is_over = run_status(directory).state.final
+        first = "" if is_over else f"toolkit stop {directory.run_id} && toolkit wait {directory.run_id}; "
+        click.echo(f"{first}toolkit resume {directory.run_id} {' '.join(settings)}")
+    elif is_applying:
+        say("no advice that changes no result has a setting")
+
+
+@click.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+@print_command_option
+@click.option("--rank", type=click.IntRange(0), help="Show only this rank.")
+def stacks(run: str, runs: Path | None, as_json: bool, rank: int | None) -> None:
+    """Show what the ranks of a running RUN do: their Python stacks, grouped, and collectives in which they differ.
+
+    \b
+    toolkit stacks last
+    toolkit stacks last --rank 3
+    """
+    from toolkit.runs.requests.stacks import request_stacks, stacks_by_ranks
+    from toolkit.slurm.array import write_array
+    from toolkit.supervise.stacks import differing_collectives
+
+    attempt = request_stacks(find(run, runs))
+    groups = {text: ranks for text, ranks in stacks_by_ranks(attempt).items() if rank is None or rank in ranks}
+    differing = differing_collectives(attempt)
+    if as_json:
+        rows = [{"ranks": ranks, "stack": text.splitlines()} for text, ranks in groups.items()]
+        click.echo(json.dumps({"stacks": rows, "collectives": differing}, indent=1))
+        return
+    for text, ranks in groups.items():
+        click.echo(f"rank{'s' * (len(ranks) > 1)} {write_array(ranks).replace(',', ', ')}:")
+        click.echo("\n".join(f"  {plain(line.strip())}" for line in text.splitlines()))
+    for line in differing:
+        click.echo(plain(line))
+
+
+@click.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@print_command_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File to write, for Perfetto.")
+@click.option("--kernels", type=click.IntRange(1, 100), metavar="STEPS", help="Record the kernels of the next steps.")
+def trace(run: str, runs: Path | None, output: Path, kernels: int | None) -> None:
+    """Merge the profiled steps and kernels of all ranks of RUN, with aligned clocks, into one file for Perfetto.
+
+    \b
+    toolkit trace last -o trace.json
+    toolkit trace last -o trace.json --kernels 3
+    """
+    from toolkit.errors import ToolkitError
+    from toolkit.rundir.files import write_text
+    from toolkit.runs.trace import request_kernels, trace_of
+
+    directory = find(run, runs)
+    if not output.parent.is_dir():
+        raise ToolkitError(
+            "the folder does not exist", where=str(output.parent), fix="choose a file in an existing folder"
+        )
+    if kernels is not None:
+        request_kernels(directory, kernels)
+    merged = trace_of(directory)
+    write_text(output, json.dumps(merged, allow_nan=False))
+    clocks = merged["otherData"]["clocks"].values()
+    worst_ms = 1e3 * max((one["uncertainty_s"] for one in clocks), default=0.0)
+    click.echo(
+        f"{output}: {len(merged['traceEvents']):,} events; clocks of {len(clocks)} hosts aligned within {worst_ms:.1f} ms"
+    )
