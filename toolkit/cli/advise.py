@@ -1,14 +1,22 @@
 """`advise`, `stacks` and `trace`: what to change in a run, and what its ranks do at the moment or in some steps."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
+from toolkit.errors import ToolkitError
 from toolkit.runs.named_runs import find
 from toolkit.terminal.talk import plain, say
+
+if TYPE_CHECKING:
+    from toolkit.metrics.step_advice import Advice
 
 
 @click.command()
@@ -38,26 +46,27 @@ def advise(run: str, runs: Path | None, as_json: bool, is_applying: bool) -> Non
         click.echo(json.dumps({"advice": rows, "measured": gains}, indent=1))
         return
     for number, one in enumerate(found, start=1):
-        click.echo(plain(f"{number}. {one.said}: {one.change}"))
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
-        click.echo(plain(f"   evidence: {numbers or 'see above'} ({one.source})"))
         gain = f"{100 * one.gain:.0f} % of the time = {one.formula}" if one.gain else "no time, or unknown"
+        click.echo(plain(f"{number}. {one.line}\n   evidence: {numbers} ({one.source})"))
         click.echo(f"   expected gain: {gain}; effort: {one.effort}")
         if one.settings:
-            neutral = ", changes no result" if one.is_neutral else ""
-            click.echo(f"   setting: {' '.join(f'--set {setting}' for setting in one.settings)}{neutral}")
+            click.echo(f"   setting that changes no result: {_flags([one])}")
     for row in gains:
-        said = f"predicted {100 * row['predicted']:.0f} %, {row['outcome']}"
-        click.echo(f"{' '.join(row['settings'])} since attempt {row['attempt']}: {said}")
+        since = f"{' '.join(row['settings'])} since attempt {row['attempt']}"
+        click.echo(f"{since}: predicted {100 * row['predicted']:.0f} %, {row['outcome']}")
     if not found:
         click.echo("nothing to change, according to these figures")
-    settings = [f"--set {setting}" for one in found if one.is_neutral for setting in one.settings]
-    if is_applying and settings:
-        is_over = run_status(directory).state.final
-        first = "" if is_over else f"toolkit stop {directory.run_id} && toolkit wait {directory.run_id}; "
-        click.echo(f"{first}toolkit resume {directory.run_id} {' '.join(settings)}")
+    elif is_applying and not _flags(found):
+        say("no change has a setting that changes no result")
     elif is_applying:
-        say("no advice that changes no result has a setting")
+        name, is_over = directory.run_id, run_status(directory).state.final
+        first = "" if is_over else f"toolkit stop {name} && toolkit wait {name}; "
+        click.echo(f"{first}toolkit resume {name} {_flags(found)}")
+
+
+def _flags(found: Sequence[Advice]) -> str:
+    return " ".join(f"--set {setting}" for one in found if one.is_neutral for setting in one.settings)
 
 
 @click.command()
@@ -73,20 +82,26 @@ def stacks(run: str, runs: Path | None, as_json: bool, rank: int | None) -> None
     toolkit stacks last
     toolkit stacks last --rank 3
     """
-    from toolkit.runs.requests.stacks import request_stacks, stacks_by_ranks
+    from toolkit.rundir.attempt_records import StartRecord
+    from toolkit.runs.requests.control import request_stacks
     from toolkit.slurm.array import write_array
-    from toolkit.supervise.stacks import differing_collectives
+    from toolkit.supervise.stacks import differing_collectives, main_thread, ranks_by
 
     attempt = request_stacks(find(run, runs))
-    groups = {text: ranks for text, ranks in stacks_by_ranks(attempt).items() if rank is None or rank in ranks}
-    differing = differing_collectives(attempt)
+    begun, differing = StartRecord.read(attempt), differing_collectives(attempt)
+    groups = ranks_by(main_thread, attempt, range(begun.ranks if begun else 0))
+    groups = {text: ranks for text, ranks in groups.items() if rank is None or rank in ranks}
+    if rank is not None and not groups:
+        raise ToolkitError(
+            f"run {attempt.run.run_id} has no rank {rank}", where="--rank", fix="choose a smaller number"
+        )
     if as_json:
         rows = [{"ranks": ranks, "stack": text.splitlines()} for text, ranks in groups.items()]
         click.echo(json.dumps({"stacks": rows, "collectives": differing}, indent=1))
         return
     for text, ranks in groups.items():
         click.echo(f"rank{'s' * (len(ranks) > 1)} {write_array(ranks).replace(',', ', ')}:")
-        click.echo("\n".join(f"  {plain(line.strip())}" for line in text.splitlines()))
+        click.echo(plain("  " + text.replace("\n", "\n  ")))
     for line in differing:
         click.echo(plain(line))
 
@@ -104,7 +119,6 @@ def trace(run: str, runs: Path | None, output: Path, kernels: int | None) -> Non
     toolkit trace last -o trace.json
     toolkit trace last -o trace.json --kernels 3
     """
-    from toolkit.errors import ToolkitError
     from toolkit.rundir.files import write_text
     from toolkit.runs.trace import request_kernels, trace_of
 

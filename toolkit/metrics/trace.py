@@ -81,46 +81,39 @@ def _metadata(kind: str, process: int, row: int, **named: Any) -> dict[str, Any]
     return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": named}
 
 
-def merge_traces(
-    phases: Mapping[str, Any], kernels: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str],
-    clocks: Mapping[str, tuple[float, float]],
-) -> dict[str, Any]:  # fmt: skip
-    """Return one trace of the phases and of the kernels of each rank, on one clock.
+def merge_traces(traces: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """Return one trace on one clock.
 
     Args:
-        phases: the content of `trace.json`, or {}.
-        kernels: by rank, what torch.profiler exported.
-        hosts: by rank.
+        traces: what `write_trace` wrote, with the name "", and what torch.profiler exported, such as "rank 0 on n1".
         clocks: by host, the offset of its clock and the error of that, in seconds.
     """
-    began = {-1: int(phases.get("otherData", {}).get("began_ns", 0))}
-    began |= {rank: int(trace["baseTimeNanoseconds"]) for rank, trace in kernels.items()}
-    first_ns = min(ns for source, ns in began.items() if source >= 0 or phases)
-    events, host_of, numbers = [], dict[int, str](), dict[tuple[int, int], int]()
-    for source, trace in {-1: phases, **kernels}.items():
-        for event in trace.get("traceEvents", ()):
-            if event["ph"] not in "XM" or type(event["pid"]) is not int:  # torch's own spans and arrows
-                continue
-            event = {**event, "args": dict(event.get("args") or {})}
-            if "ts" in event:
-                event["ts"] += (began[source] - first_ns) / 1e3
-            if source >= 0:
-                event["pid"] = numbers.setdefault((source, event["pid"]), MOST_SPANS + len(numbers))
-                host_of[event["pid"]] = hosts[source]
+    began_ns = {
+        name: int(trace.get("baseTimeNanoseconds") or trace["otherData"]["began_ns"]) for name, trace in traces.items()
+    }
+    spans, names, host_of = list[dict[str, Any]](), list[dict[str, Any]](), dict[int, str]()
+    numbers: dict[tuple[str, int], int] = {}
+    for name, trace in traces.items():
+        for event in trace["traceEvents"]:
+            if event["ph"] in "XM" and type(event["pid"]) is int:  # not torch's arrows, and spans of itself
+                number = numbers.setdefault((name, event["pid"]), len(numbers) + 1)
+                event = {
+                    **event,
+                    "pid": number,
+                    "ts": event.get("ts", 0) + (began_ns[name] - min(began_ns.values())) / 1e3,
+                }
+                (spans if event["ph"] == "X" else names).append(event)
                 if event["name"] == "process_name":
-                    event["args"]["name"] = f"rank {source} on {hosts[source]}: {event['args']['name']}"
-            elif event["name"] == "process_name":
-                host_of[event["pid"]] = event["args"]["name"].partition(" on ")[2]
-            events.append(event)
-    offsets = _offsets([event for event in events if event["ph"] == "X"], host_of, clocks)
-    for event in events:
-        if event["ph"] == "X":
-            event["ts"] -= offsets[host_of[event["pid"]]][0] * 1e6
-    first_us = min((event["ts"] for event in events if event["ph"] == "X"), default=0.0)
-    named = [{**event, "ts": 0} for event in events if event["ph"] == "M"]
-    spans = [{**event, "ts": round(event["ts"] - first_us, 3)} for event in events if event["ph"] == "X"]
-    aligned = {host: {"offset_s": at[0], "uncertainty_s": at[1]} for host, at in offsets.items()}
-    ordered = named + sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
+                    label = f"{name}: {event['args']['name']}" if name else event["args"]["name"]
+                    event["args"], host_of[number] = {"name": label}, label.split(" on ", 1)[1].split(": ")[0]
+    offsets = _offsets(spans, host_of, clocks)
+    for event in spans:
+        event["ts"] -= offsets[host_of[event["pid"]]][0] * 1e6
+    first_us = min((event["ts"] for event in spans), default=0.0)
+    for event in (*spans, *names):
+        event["ts"] = round(event["ts"] - first_us, 3) if event["ph"] == "X" else 0
+    aligned = {host: {"offset_s": offset_s, "uncertainty_s": error_s} for host, (offset_s, error_s) in offsets.items()}
+    ordered = names + sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
     return {"displayTimeUnit": "ms", "otherData": {"clocks": aligned}, "traceEvents": ordered}
 
 
@@ -129,26 +122,26 @@ def _offsets(
 ) -> dict[str, tuple[float, float]]:
     """Return for each host what to subtract from its times, and the remaining uncertainty, in seconds.
 
-    All ranks leave a collective together, so the ends of their waits for it show the offsets of the clocks. Without them,
-    the time stamps of the file system do, which are worse than clocks that a time server sets: small offsets do not count.
+    All ranks leave a collective together, so the ends of their waits show the offsets of the clocks. Without them, the
+    time stamps of the file system do; smaller offsets than their error do not count.
     """
-    ends: dict[int, list[float]] = {}
+    hosts, ends = set(host_of.values()), dict[int, list[float]]()
     for span in spans:
         if span["name"] == "communication":
             ends.setdefault(span["pid"], []).append((span["ts"] + span["dur"]) / 1e6)
-    ranks = {host_of[pid] for pid in ends}
-    if ranks >= {host_of[span["pid"]] for span in spans} and len({len(one) for one in ends.values()}) == 1:
-        middle = [median(moment) for moment in zip(*ends.values(), strict=True)]
-        ahead = {
-            host: [
+    if len(hosts) == 1:
+        return dict.fromkeys(hosts, (0.0, 0.0))
+    if {host_of[pid] for pid in ends} == hosts and len(set(map(len, ends.values()))) == 1:
+        middle, found = [median(moment) for moment in zip(*ends.values(), strict=True)], {}
+        for host in hosts:
+            ahead = [
                 at - mid
                 for pid, one in ends.items()
                 if host_of[pid] == host
                 for at, mid in zip(one, middle, strict=True)
             ]
-            for host in ranks
-        }
-        return {host: (median(all_s), max(abs(one - median(all_s)) for one in all_s)) for host, all_s in ahead.items()}
-    found = {host: clocks.get(host, (0.0, 1.0)) for host in set(host_of.values())}
-    middle_s = median(offset for offset, _ in found.values())
-    return {host: (at - middle_s if abs(at - middle_s) > error else 0.0, error) for host, (at, error) in found.items()}
+            found[host] = (median(ahead), median(abs(one - median(ahead)) for one in ahead))
+        return found
+    known = {host: clocks.get(host, (0.0, 1.0)) for host in hosts}
+    mid = median(offset for offset, _ in known.values())
+    return {host: (at - mid if abs(at - mid) > error else 0.0, error) for host, (at, error) in known.items()}

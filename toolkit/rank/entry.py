@@ -42,7 +42,7 @@ _OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
 def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     """Run the entry as rank `rank`, record its error, and exit the process."""
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
-    answer_requests(attempt, rank)
+    answer_requests(attempt.flight_file(rank))
     try:
         _run_entry(environ, rank)
     except SystemExit as leave:  # the script called sys.exit()

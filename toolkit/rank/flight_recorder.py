@@ -9,27 +9,26 @@ import time
 from pathlib import Path
 
 from toolkit.rundir.files import write_text
-from toolkit.rundir.layout import AttemptDirectory
 from toolkit.terminal.talk import say_beside
 
 __all__ = ["FLIGHT_SIGNAL", "answer_requests"]
 
 FLIGHT_SIGNAL = signal.SIGRTMIN + 8
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo and others; of NCCL
 
 
-def answer_requests(attempt: AttemptDirectory, rank: int) -> None:
+def answer_requests(path: Path) -> None:
     """Start a thread that waits for requests, if the recorder is on. Call it before other threads start."""
     if os.environ.get("TORCH_FR_BUFFER_SIZE", "0").strip("0"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [FLIGHT_SIGNAL])  # later threads inherit the mask
-        threading.Thread(target=_answer, args=(attempt.flight_file(rank),), name="flight", daemon=True).start()
+        threading.Thread(target=_answer, args=(path,), name="flight", daemon=True).start()
 
 
 def _answer(path: Path) -> None:
     while signal.sigwait([FLIGHT_SIGNAL]):
-        c10d = sys.modules.get("torch._C._distributed_c10d")
-        dumps = [json.loads(getattr(c10d, name)()) for name in _DUMPS if hasattr(c10d, name)]
-        entries = [entry for dump in dumps for entry in dump["entries"]]
+        c10d, entries = sys.modules.get("torch._C._distributed_c10d"), []
+        for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # of gloo and others; of NCCL
+            if hasattr(c10d, name):
+                entries += json.loads(getattr(c10d, name)())["entries"]
         try:
             write_text(path, json.dumps({"time_ns": time.time_ns(), "entries": entries}))
         except OSError as error:

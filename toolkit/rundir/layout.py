@@ -304,14 +304,10 @@ class AttemptDirectory:
         """Return the last collectives of a rank at the same time, if torch's flight recorder is on."""
         return self.errors / f"rank-{rank:05}.flight"
 
-    def kernels_file(self, rank: int) -> Path:
-        """Return the kernels of a rank in the steps that `toolkit trace --kernels` requested."""
-        return self.path / f"kernels/rank-{rank:05}.json"
-
     @property
-    def kernels_request(self) -> Path:
-        """Written by `toolkit trace --kernels`: the steps whose kernels the ranks record."""
-        return self.path / "kernels/request.json"
+    def kernels(self) -> Path:
+        """`request.json`, written by `toolkit trace --kernels`, and the kernels that each rank recorded for it."""
+        return self.path / "kernels"
 
     def rank_file(self, rank: int) -> Path:
         return self.ranks / f"rank-{rank:05}.json"

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import groupby
 from statistics import fmean
 from typing import Any, Self
@@ -30,11 +29,11 @@ from toolkit.terminal.talk import say
 
 __all__ = ["advise_on", "measured_gains", "record_advice"]
 
-_MOST_SHOWN = 5
-_RECENT = 60  # windows of each rank
+_MOST_SHOWN, _RECENT = 5, 60  # changes; windows of each rank
 _EASE = {"low": 1.0, "medium": 0.5, "high": 0.25}  # what a gain counts, by effort
 _TABLES = ("job", "env", "checkpoint", "data", "train", "parallel", "args")
 _PHASES = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER)
+_RULES = {VerdictKind.STARVATION: step_profile.DATA, VerdictKind.SLOW_SAVE: step_profile.CHECKPOINT}
 
 
 @dataclass(frozen=True)
@@ -74,95 +73,79 @@ def advise_on(run: RunDirectory) -> list[Advice]:
             f"run {run.run_id} has recorded no windows of steps", where=str(run.path if attempt is None else attempt.windows),
             fix="wait until its ranks have made steps for 10 s, name a task of an array, or set observe.record = true",
         )  # fmt: skip
-    basis, found = _Basis(attempt, readings), dict[str, Advice]()
-    for one in (*basis.of_windows(), *basis.of_saves(), *basis.of_verdicts(), *basis.of_others()):
+    keys, found = _keys_of(attempt), dict[str, Advice]()
+    sources = (_of_windows(readings, keys), _of_saves(run), _of_verdicts(readings, keys), _of_files(readings, keys))
+    for one in (one for source in sources for one in source):
         known = found.setdefault(one.rule, one)
         found[one.rule] = replace(known, evidence=one.evidence | known.evidence)
-    return sorted(
-        found.values(), key=lambda one: (one.severity != Severity.CRITICAL, -one.gain * _EASE[one.effort])
-    )[:_MOST_SHOWN]  # fmt: skip
+    ordered = sorted(found.values(), key=lambda one: (one.severity != "critical", -one.gain * _EASE[one.effort]))
+    return ordered[:_MOST_SHOWN]
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """What the advice on the newest attempt is based on."""
+def _of_windows(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advice]:
+    """Yield advice on the phases. The slowest rank waits only for the communication itself, so its wait counts."""
+    ranks = [windows.merge(one[-_RECENT:]) for one in readings.windows.values()]
+    if not (step_s := fmean(window.mean(windows.STEP) for window in ranks)):
+        return
+    seconds = max(sum(window.seconds for window in one) for one in readings.windows.values())
+    of = {name: fmean(window.mean(name) for window in ranks) / step_s for name in _PHASES}
+    shares = {
+        step_profile.DATA: of[windows.DATA], step_profile.OPTIMIZER: of[windows.OPTIMIZER],
+        step_profile.COMMUNICATION: min(window.mean(windows.EXPOSED) for window in ranks) / step_s,
+        step_profile.CHECKPOINT: sum(one.waited_s for one in readings.saves if one.attempt == readings.attempt) / seconds,
+    }  # fmt: skip
+    if of[windows.FORWARD] and not keys["train.validate_every"]:
+        shares[step_profile.REST] = 1 - sum(of.values()) - shares[step_profile.CHECKPOINT]
+    mesh = {name: int(keys[f"parallel.{name}"]) for name in ("tp", "shard", "replicate")}
+    has_passes = 0 < keys["train.micro_batch"] < keys["train.batch"]
+    less = less_communication(mesh, len({window.host for window in ranks}), has_passes=has_passes)
+    for one in advise_on_shares(shares, keys, {step_profile.COMMUNICATION: less}):
+        source = "checkpoints.jsonl" if one.rule == step_profile.CHECKPOINT else "windows"
+        yield replace(one, evidence=one.evidence | {"step_s": step_s}, source=source)
 
-    attempt: AttemptDirectory
-    readings: RunReadings
 
-    @cached_property
-    def keys(self) -> dict[str, Any]:
-        return _keys_of(self.attempt)
-
-    def of_windows(self) -> Iterator[Advice]:
-        """Yield advice on the phases. The slowest rank waits only for the communication itself, so its wait counts."""
-        ranks = [windows.merge(one[-_RECENT:]) for one in self.readings.windows.values() if one]
-        seconds = max(sum(window.seconds for window in one) for one in self.readings.windows.values())
-        step_s = fmean(window.mean(windows.STEP) for window in ranks)
-        if not step_s:
-            return
-        of = {name: fmean(window.mean(name) for window in ranks) / step_s for name in _PHASES}
-        saves = [save for save in self.readings.saves if save.attempt == self.attempt.number]
-        shares = {
-            step_profile.DATA: of[windows.DATA], step_profile.OPTIMIZER: of[windows.OPTIMIZER],
-            step_profile.COMMUNICATION: min(window.mean(windows.EXPOSED) for window in ranks) / step_s,
-            step_profile.CHECKPOINT: sum(save.waited_s for save in saves) / seconds,
-        }  # fmt: skip
-        if of[windows.FORWARD] and not self.keys["train.validate_every"]:
-            shares[step_profile.REST] = 1 - sum(of.values()) - shares[step_profile.CHECKPOINT]
-        mesh = {name: int(self.keys[f"parallel.{name}"]) for name in ("tp", "shard", "replicate")}
-        has_passes = 0 < self.keys["train.micro_batch"] < self.keys["train.batch"]
-        less = less_communication(mesh, len({window.host for window in ranks}), has_passes=has_passes)
-        for one in advise_on_shares(shares, self.keys, {step_profile.COMMUNICATION: less}):
-            source = "checkpoints.jsonl" if one.rule == step_profile.CHECKPOINT else "windows"
-            yield replace(one, evidence=one.evidence | {"step_s": step_s}, source=source)
-
-    def of_saves(self) -> Iterator[Advice]:
-        """Yield advice on the interval of saves if another one loses far less time."""
-        costs = measured(self.attempt.run.path)
-        if costs is None or costs.interval_s is None or not costs.seconds or not costs.is_bad():
-            return
-        now, best = (
-            lost_share(interval_s, costs.cost_s, costs.mtbf_s) for interval_s in (costs.interval_s, costs.best_s)
-        )
+def _of_saves(run: RunDirectory) -> Iterator[Advice]:
+    """Yield advice on the interval of saves if another one loses far less time."""
+    costs = measured(run.path)
+    if costs is not None and costs.interval_s is not None and costs.seconds and costs.is_bad():
+        now, best = (lost_share(one, costs.cost_s, costs.mtbf_s) for one in (costs.interval_s, costs.best_s))
         every_s = max(1, round(costs.best_s))
         yield Advice(
-            "save interval", f"saves every {costs.interval_s:.0f} s of work, with repeated steps, lose {100 * now:.1f} % of the time",
-            f"save every {every_s} s of work", now, severity=Severity.INFO, source="checkpoints.jsonl",
-            evidence={"save_s": costs.cost_s, "interval_s": costs.interval_s, "mtbf_s": costs.mtbf_s},
-            gain=now - best, formula="lost share now - at the best interval (Daly 2006)", effort="low",
-            is_neutral=True, settings=(f"checkpoint.every_s={every_s}", "checkpoint.every_steps=0"),
+            "save interval", f"saves every {costs.interval_s:.0f} s of work and repeated steps cost {100 * now:.1f} % of the time",
+            f"save every {every_s} s of work", now, source="checkpoints.jsonl", gain=now - best,
+            evidence={"save_s": costs.cost_s, "interval_s": costs.interval_s, "mtbf_s": costs.mtbf_s}, effort="low",
+            formula="lost share now - at the best interval (Daly 2006)", is_neutral=True,
+            settings=(f"checkpoint.every_s={every_s}", "checkpoint.every_steps=0"),
         )  # fmt: skip
 
-    def of_verdicts(self) -> Iterator[Advice]:
-        """Yield advice on raised verdicts, and without a gain on severe ones that were cleared."""
-        rules = {VerdictKind.STARVATION: step_profile.DATA, VerdictKind.SLOW_SAVE: step_profile.CHECKPOINT}
-        for one in {one.key: one for one in self.readings.verdicts if one.attempt == self.attempt.number}.values():
-            is_over = one.state == "cleared"
-            if one.kind is VerdictKind.SAVE_SHARE or (is_over and one.severity is Severity.INFO):
-                continue  # the saves themselves give their share
-            unbound = one.cause == "neighbours" and self.keys["job.bind"] == "none"
-            yield Advice(
-                rules.get(one.kind, one.kind.value), one.message + " (over now)" * is_over, one.change,
-                severity=Severity.INFO if is_over else one.severity, evidence=dict(one.evidence), source="verdicts.jsonl",
-                gain=0.0 if is_over else min(1.0, one.cost_s_per_hour / 3600), is_neutral=unbound,
-                formula="0, unless it returns" if is_over else "time lost per hour / 1 h",
-                settings=("job.bind=auto",) if unbound else (),
-            )  # fmt: skip
 
-    def of_others(self) -> Iterator[Advice]:
-        """Yield advice on precision, on the profiled steps, and on the requested resources."""
-        mfu = self.readings.training[-1].mfu if self.readings.training else None
-        if mfu is not None and self.keys["train.precision"] == "fp32":
-            said = f"in fp32 the GPUs reach {mfu:.0%} of their peak"
-            yield Advice("precision", said, "try train.precision = bf16", evidence={"mfu": mfu}, source="train.jsonl")
-        run = self.attempt.run
-        with suppress(NotFoundError):  # most runs profile no steps
-            yield from advise(step_profile.read_profile(run.metrics / step_profile.FILE))
-        try:
-            yield from efficiency_of(run).advice
-        except ToolkitError as error:
-            say(f"omitted: efficiency: {error.message}")
+def _of_verdicts(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advice]:
+    """Yield advice on raised verdicts, and without a gain on severe ones that were cleared."""
+    for one in {one.key: one for one in readings.verdicts if one.attempt == readings.attempt}.values():
+        is_over = one.state == "cleared"
+        if one.kind is VerdictKind.SAVE_SHARE or (is_over and one.severity is Severity.INFO):
+            continue  # the saves themselves give their share
+        settings = ("job.bind=auto",) if one.cause == "neighbours" and keys["job.bind"] == "none" else ()
+        yield Advice(
+            _RULES.get(one.kind, one.kind.value), one.message + " (over now)" * is_over, one.change,
+            severity=Severity.INFO if is_over else one.severity, evidence=dict(one.evidence), source="verdicts.jsonl",
+            gain=0.0 if is_over else min(1.0, one.cost_s_per_hour / 3600), formula="time lost per hour / 1 h",
+            settings=settings, is_neutral=bool(settings),
+        )  # fmt: skip
+
+
+def _of_files(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advice]:
+    """Yield advice on precision, on the profiled steps, and on the requested resources."""
+    mfu = readings.training[-1].mfu if readings.training else None
+    if mfu is not None and keys["train.precision"] == "fp32":
+        said, change = f"in fp32 the GPUs reach {mfu:.0%} of their peak", "try train.precision = bf16"
+        yield Advice("precision", said, change, evidence={"mfu": mfu}, source="train.jsonl")
+    with suppress(NotFoundError):  # most runs profile no steps
+        yield from advise(step_profile.read_profile(readings.run.metrics / step_profile.FILE))
+    try:
+        yield from efficiency_of(readings.run).advice
+    except ToolkitError as error:
+        say(f"omitted: efficiency: {error.message}")
 
 
 def _keys_of(attempt: AttemptDirectory) -> dict[str, Any]:
@@ -185,30 +168,29 @@ def record_advice(run: RunDirectory, shown: Sequence[Advice], *, is_applying: bo
 
 
 def _records_of(run: RunDirectory) -> list[AdviceRecord]:
-    try:
+    with suppress(FileNotFoundError):
         return list(read_records(run.metrics / "advice.jsonl", AdviceRecord.from_line, what="advice"))
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def measured_gains(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the advice that a later attempt followed, with `settings`, `predicted`, `measured`, `p` and `outcome`.
+    """Return the settings that a later attempt has: `predicted` and `measured` gain, `p`, and the `outcome` in words.
 
     Raises:
         ToolkitError: a line of `advice.jsonl` is damaged.
     """
-    keys = {number: _keys_of(run.attempt(number)) for number in run.attempt_numbers()}
-    found = []
-    for number, settings, gain in {(one.attempt, one.advice.settings, one.advice.gain) for one in _records_of(run)}:
+    records = {(one.attempt, one.advice.settings): one for one in _records_of(run) if one.advice.settings}
+    keys, found = {number: _keys_of(run.attempt(number)) for number in run.attempt_numbers()}, []
+    for (number, settings), record in records.items():
         after = [later for later in keys if later > number and _has(keys[later], settings)]
-        if settings and after and number in keys and not _has(keys[number], settings):
+        if after and not _has(keys[number], settings):
             own = {setting.partition("=")[0] for setting in settings}
-            changed = {key for key, value in keys[after[-1]].items() if value != keys[number].get(key)}
-            others = f", together with {', '.join(sorted(changed - own))}" * bool(changed - own)
-            row = _compare(run.attempt(number), run.attempt(after[-1]))
-            row["outcome"] += others
-            found.append({"attempt": number, "settings": settings, "predicted": gain} | row)
-    return sorted(found, key=lambda row: (row["attempt"], row["settings"]))
+            others = sorted({key for key, value in keys[after[-1]].items() if value != keys[number].get(key)} - own)
+            gain, p, outcome = _compare(run.attempt(number), run.attempt(after[-1]))
+            outcome += f", together with {', '.join(others)}" if others else ""
+            row = {"attempt": number, "settings": settings, "predicted": record.advice.gain, "measured": gain}
+            found.append(row | {"p": p, "outcome": outcome})
+    return found
 
 
 def _has(keys: Mapping[str, Any], settings: Sequence[str]) -> bool:
@@ -216,20 +198,17 @@ def _has(keys: Mapping[str, Any], settings: Sequence[str]) -> bool:
     return all(str(keys.get(key)).lower() == value for key, _, value in pairs)
 
 
-def _compare(before: AttemptDirectory, after: AttemptDirectory) -> dict[str, Any]:
+def _compare(before: AttemptDirectory, after: AttemptDirectory) -> tuple[float | None, float | None, str]:
     """Return the measured gain of an attempt over another one, its p, and both in words."""
     ranks = [begun.ranks if (begun := StartRecord.read(one)) else 0 for one in (before, after)]
     old, new = _block_times(before), _block_times(after)
-    gain, p = None, None
     if ranks[0] != ranks[1]:
-        outcome = f"not comparable: {ranks[0]} ranks before, {ranks[1]} after"
-    elif min(len(old), len(new)) < limit("advice.blocks"):
-        outcome = f"not measured yet: {len(old)} blocks of steps before, {len(new)} after"
-    else:
-        gain, p = 1 - fmean(new) / fmean(old), mann_whitney(old, new)
-        is_real = p < limit("advice.p") and abs(gain) > limit("advice.gain")
-        outcome = f"measured {100 * gain:.0f} % (p = {p:.2g})" if is_real else f"no measurable change (p = {p:.2g})"
-    return {"measured": gain, "p": p, "outcome": outcome}
+        return None, None, f"not comparable: {ranks[0]} ranks before, {ranks[1]} after"
+    if min(len(old), len(new)) < limit("advice.blocks"):
+        return None, None, f"not measured yet: {len(old)} blocks of steps before, {len(new)} after"
+    gain, p = 1 - fmean(new) / fmean(old), mann_whitney(old, new)
+    is_real = p < limit("advice.p") and abs(gain) > limit("advice.gain")
+    return gain, p, f"{f'measured {100 * gain:.0f} %' if is_real else 'no measurable change'} (p = {p:.2g})"
 
 
 def _block_times(attempt: AttemptDirectory) -> list[float]:

@@ -45,8 +45,9 @@ def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
         return
     needed_s = math.ceil((time.used * _MARGIN + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
     if needed_s < time.asked:
-        why = f"it finished after {_share(time)} of its walltime"
-        yield _request("walltime", f"-t {format_slurm_time(needed_s)}", why, time.share)
+        yield _request(
+            f"-t {format_slurm_time(needed_s)}", time.share, f"it finished after {_share(time)} of its walltime"
+        )
 
 
 def _memory(efficiency: Efficiency) -> Iterator[Advice]:
@@ -56,17 +57,14 @@ def _memory(efficiency: Efficiency) -> Iterator[Advice]:
     asked, needed = memory.asked, _memory_for(memory.used)
     reason = f"the node with the highest use needed {_share(memory)} of its memory"
     if memory.share < _LOW and needed * _GIB < asked:
-        yield _request("memory", _memory_flag(needed), reason, memory.share)
+        yield _request(_memory_flag(needed), memory.share, reason)
         return
     if memory.share > _HIGH:
-        why = f"{reason}, and a job that exceeds its memory is killed"
-        yield _request("memory", _memory_flag(needed), why, memory.share)
+        yield _request(_memory_flag(needed), memory.share, f"{reason}, and a job that exceeds its memory is killed")
     small = {one.task: one.memory_peak_bytes for one in efficiency.tasks if one.memory_peak_bytes < _LOW * asked}
     if small and (needed := _memory_for(max(small.values()))) * _GIB < asked:
         share = max(small.values()) / asked
-        yield from _some_tasks(
-            "memory", small, efficiency, _memory_flag(needed), f"at most {share:.0%} of their memory", share
-        )
+        yield from _some_tasks(small, efficiency, _memory_flag(needed), share, "of their memory")
 
 
 def _memory_for(used: float) -> int:
@@ -89,33 +87,28 @@ def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         needed = max(1, math.ceil(most * asked * _MARGIN))
         whose = "the CPUs of the busiest task" if shares else "its CPUs"
         if needed < asked:
-            yield _request("cpus", f"-c {needed}", f"{whose} were busy for {most:.0%} of the time", most)
+            yield _request(f"-c {needed}", most, f"{whose} were busy for {most:.0%} of the time")
         return
     idle = {task: share for task, share in shares.items() if share < _LOW}
     if idle and (needed := max(1, math.ceil(max(idle.values()) * asked * _MARGIN))) < asked:
-        share = max(idle.values())
-        yield from _some_tasks(
-            "cpus", idle, efficiency, f"-c {needed}", f"their CPUs for at most {share:.0%} of their time", share
-        )
+        yield from _some_tasks(idle, efficiency, f"-c {needed}", max(idle.values()), "of the time of their CPUs")
 
 
-def _request(rule: str, flag: str, why: str, used: float) -> Advice:
-    """Return advice on a request, of which the share `used` was used."""
-    exceeded = _HIGH if used > _HIGH else _LOW
+def _request(flag: str, used: float, why: str) -> Advice:
+    """Return advice on a request, of which the share `used` was used; the rule is the name of the flag."""
+    rule, exceeded = f"request {flag.replace('--set ', '').split('=')[0].split()[0]}", _HIGH if used > _HIGH else _LOW
     return Advice(rule, why, flag, used, exceeded, evidence={"used_share": used}, effort="low", source="efficiency")
 
 
 def _some_tasks(
-    rule: str, tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str, share: float
+    tasks: Iterable[int], efficiency: Efficiency, flag: str, share: float, of_what: str
 ) -> Iterator[Advice]:
     """Advise to submit the less demanding tasks of an array separately."""
     small = sorted(tasks)
     numbers = write_array(small)
     if 2 * len(small) >= len(efficiency.tasks) and len(numbers) <= _LONGEST_LIST:
-        why = (
-            f"{len(small)} of {counted(len(efficiency.tasks), 'task')} used {used}; the others need what was requested"
-        )
-        yield _request(rule, f"-a {numbers} {flag}", why, share)
+        why = f"{len(small)} of {counted(len(efficiency.tasks), 'task')} used at most {share:.0%} {of_what}; the others need what was requested"
+        yield _request(f"-a {numbers} {flag}", share, why)
 
 
 def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
@@ -124,19 +117,25 @@ def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         return
     if gpus.idle and not job.component:
         used = math.ceil((gpus.count - gpus.idle) / gpus.count * job.job.gpus_per_node)
-        why = f"{gpus.idle} of {gpus.count} GPUs were idle in every sample"
-        yield _request("gpus", f"--gpus-per-node {max(1, used)}", why, 1 - gpus.idle / gpus.count)
+        yield _request(
+            f"--gpus-per-node {max(1, used)}",
+            1 - gpus.idle / gpus.count,
+            f"{gpus.idle} of {gpus.count} GPUs were idle in every sample",
+        )
     elif gpus.utilisation < _LOW:
         run = efficiency.status.run_id
-        why = f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` shows what they wait for"
-        yield _request("gpu_busy", "--set train.profile_steps=20", why, gpus.utilisation)
+        yield _request(
+            "--set train.profile_steps=20",
+            gpus.utilisation,
+            f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` shows what they wait for",
+        )
     if (
         gpus.memory_peak_bytes < _LOW * gpus.memory_bytes
         and "train.micro_batch" in job.origins
         and job.train.micro_batch
     ):
         flag, share = f"--set train.micro_batch={2 * job.train.micro_batch}", gpus.memory_peak_bytes / gpus.memory_bytes
-        yield _request("gpu_memory", flag, f"the GPUs used {share:.0%} of their memory", share)
+        yield _request(flag, share, f"the GPUs used {share:.0%} of their memory")
 
 
 def _share(resource: Share) -> str:

@@ -1,5 +1,7 @@
 """Request a save, a stop or a requeue from a running run, and record requeues."""
 
+import time
+
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import newest_parts
@@ -11,7 +13,10 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.supervise.launch import is_unmanaged
 
-__all__ = ["ask_for", "requeue_run", "require_running", "what_follows_a_stop"]
+__all__ = ["ask_for", "request_stacks", "requeue_run", "require_running", "what_follows_a_stop"]
+
+
+REPLY_S = 30.0
 
 
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
@@ -30,6 +35,25 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
     for part in run.with_tasks():
         write_text(part.control / request, utc_now() + "\n")
     return status
+
+
+def request_stacks(run: RunDirectory) -> AttemptDirectory:
+    """Make the supervisor collect the stacks of all ranks, and wait for them; return the attempt.
+
+    Raises:
+        CheckFailedError: the run is not running, or its supervisor does not respond.
+    """
+    ask_for(run, "stacks")
+    asked, deadline = run.control / "stacks", time.monotonic() + REPLY_S
+    while asked.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if asked.exists() or (attempt := run.last_attempt()) is None:
+        asked.unlink(missing_ok=True)
+        raise CheckFailedError(
+            f"the supervisor of run {run.run_id} did not collect stacks within {REPLY_S:.0f} s",
+            where=str(asked), fix="name a task of an array; check the log of the job with `toolkit logs`",
+        )  # fmt: skip
+    return attempt
 
 
 def what_follows_a_stop(run: RunDirectory) -> str:

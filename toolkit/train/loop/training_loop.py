@@ -106,7 +106,7 @@ def training_steps(
             break
     recorded.close()
     profiled.end()
-    kernels.begin(None)
+    kernels.begin(float("inf"))
 
 
 def _goes_back(world: World, state: TrainingState, decision: StepDecision, saves: Saves | None) -> bool:
