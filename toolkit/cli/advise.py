@@ -48,7 +48,8 @@ def advise(run: str, runs: Path | None, as_json: bool, is_applying: bool) -> Non
     for number, one in enumerate(found, start=1):
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
         gain = f"{100 * one.gain:.0f} % of the time = {one.formula}" if one.gain else "no time, or unknown"
-        click.echo(plain(f"{number}. {one.line}\n   evidence: {numbers} ({one.source})"))
+        click.echo(plain(f"{number}. {one.line}"))
+        click.echo(plain(f"   evidence: {numbers} ({one.source})"))
         click.echo(f"   expected gain: {gain}; effort: {one.effort}")
         if one.settings:
             click.echo(f"   setting that changes no result: {_flags([one])}")
@@ -101,7 +102,7 @@ def stacks(run: str, runs: Path | None, as_json: bool, rank: int | None) -> None
         return
     for text, ranks in groups.items():
         click.echo(f"rank{'s' * (len(ranks) > 1)} {write_array(ranks).replace(',', ', ')}:")
-        click.echo(plain("  " + text.replace("\n", "\n  ")))
+        click.echo("\n".join(f"  {plain(line)}" for line in text.splitlines()))
     for line in differing:
         click.echo(plain(line))
 

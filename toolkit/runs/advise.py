@@ -169,7 +169,7 @@ def record_advice(run: RunDirectory, shown: Sequence[Advice], *, is_applying: bo
 
 def _records_of(run: RunDirectory) -> list[AdviceRecord]:
     with suppress(FileNotFoundError):
-        return list(read_records(run.metrics / "advice.jsonl", AdviceRecord.from_line, what="advice"))
+        return list(read_records(run.metrics / "advice.jsonl", AdviceRecord.from_line, what="stored advice"))
     return []
 
 

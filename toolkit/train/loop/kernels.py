@@ -24,7 +24,7 @@ class KernelSteps:
         self._profiler: profile | None = None
 
     def begin(self, number: float) -> None:
-        """Start or end the recording if it is due."""
+        """Start or end the recording if a request requires it."""
         if self._folder is None:
             return
         try:
