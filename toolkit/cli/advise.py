@@ -1,22 +1,15 @@
 """`advise`, `stacks` and `trace`: what to change in a run, and what its ranks do at the moment or in some steps."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, counted
 from toolkit.runs.named_runs import find
 from toolkit.terminal.talk import plain, say
-
-if TYPE_CHECKING:
-    from toolkit.metrics.step_advice import Advice
 
 
 @click.command()
@@ -45,29 +38,27 @@ def advise(run: str, runs: Path | None, as_json: bool, is_applying: bool) -> Non
         rows = [{"priority": number, **asdict(one)} for number, one in enumerate(found, start=1)]
         click.echo(json.dumps({"advice": rows, "measured": gains}, indent=1))
         return
+    flags = []
     for number, one in enumerate(found, start=1):
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
         gain = f"{100 * one.gain:.0f} % of the time = {one.formula}" if one.gain else "no time, or unknown"
         click.echo(plain(f"{number}. {one.line}"))
-        click.echo(plain(f"   evidence: {numbers} ({one.source})"))
+        click.echo(plain(f"   evidence: {numbers or 'above'} ({one.source})"))
         click.echo(f"   expected gain: {gain}; effort: {one.effort}")
-        if one.settings:
-            click.echo(f"   setting that changes no result: {_flags([one])}")
+        if one.is_neutral:
+            flags += [f"--set {setting}" for setting in one.settings]
+            click.echo(f"   setting that changes no result: {' '.join(flags[-len(one.settings) :])}")
     for row in gains:
         since = f"{' '.join(row['settings'])} since attempt {row['attempt']}"
         click.echo(f"{since}: predicted {100 * row['predicted']:.0f} %, {row['outcome']}")
     if not found:
         click.echo("nothing to change, according to these figures")
-    elif is_applying and not _flags(found):
-        say("no change has a setting that changes no result")
-    elif is_applying:
+    elif is_applying and flags:
         name, is_over = directory.run_id, run_status(directory).state.final
         first = "" if is_over else f"toolkit stop {name} && toolkit wait {name}; "
-        click.echo(f"{first}toolkit resume {name} {_flags(found)}")
-
-
-def _flags(found: Sequence[Advice]) -> str:
-    return " ".join(f"--set {setting}" for one in found if one.is_neutral for setting in one.settings)
+        click.echo(f"{first}toolkit resume {name} {' '.join(flags)}")
+    elif is_applying:
+        say("no change has a setting that changes no result")
 
 
 @click.command()
@@ -90,18 +81,18 @@ def stacks(run: str, runs: Path | None, as_json: bool, rank: int | None) -> None
 
     attempt = request_stacks(find(run, runs))
     begun, differing = StartRecord.read(attempt), differing_collectives(attempt)
-    groups = ranks_by(main_thread, attempt, range(begun.ranks if begun else 0))
-    groups = {text: ranks for text, ranks in groups.items() if rank is None or rank in ranks}
-    if rank is not None and not groups:
+    ranks = range(begun.ranks if begun else 0)
+    if rank is not None and rank not in ranks:
         raise ToolkitError(
-            f"run {attempt.run.run_id} has no rank {rank}", where="--rank", fix="choose a smaller number"
+            f"expected a rank below {len(ranks)}, got {rank}", where="--rank", fix="choose a smaller one"
         )
+    groups = ranks_by(main_thread, attempt, ranks if rank is None else [rank])
     if as_json:
-        rows = [{"ranks": ranks, "stack": text.splitlines()} for text, ranks in groups.items()]
+        rows = [{"ranks": members, "stack": text.splitlines()} for text, members in groups.items()]
         click.echo(json.dumps({"stacks": rows, "collectives": differing}, indent=1))
         return
-    for text, ranks in groups.items():
-        click.echo(f"rank{'s' * (len(ranks) > 1)} {write_array(ranks).replace(',', ', ')}:")
+    for text, members in groups.items():
+        click.echo(f"rank{'s' * (len(members) > 1)} {write_array(members).replace(',', ', ')}:")
         click.echo("\n".join(f"  {plain(line)}" for line in text.splitlines()))
     for line in differing:
         click.echo(plain(line))
@@ -125,15 +116,12 @@ def trace(run: str, runs: Path | None, output: Path, kernels: int | None) -> Non
 
     directory = find(run, runs)
     if not output.parent.is_dir():
-        raise ToolkitError(
-            "the folder does not exist", where=str(output.parent), fix="choose a file in an existing folder"
-        )
+        raise ToolkitError("folder not found", where=str(output.parent), fix="choose a file in an existing folder")
     if kernels is not None:
         request_kernels(directory, kernels)
     merged = trace_of(directory)
     write_text(output, json.dumps(merged, allow_nan=False))
     clocks = merged["otherData"]["clocks"].values()
-    worst_ms = 1e3 * max((one["uncertainty_s"] for one in clocks), default=0.0)
-    click.echo(
-        f"{output}: {len(merged['traceEvents']):,} events; clocks of {len(clocks)} hosts aligned within {worst_ms:.1f} ms"
-    )
+    within_ms = 1e3 * max((one["uncertainty_s"] for one in clocks), default=0.0)
+    events = f"{len(merged['traceEvents']):,} events"
+    click.echo(f"{output}: {events}, clocks of {counted(len(clocks), 'host')} aligned within {within_ms:.1f} ms")

@@ -88,32 +88,25 @@ def merge_traces(traces: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, t
         traces: what `write_trace` wrote, with the name "", and what torch.profiler exported, such as "rank 0 on n1".
         clocks: by host, the offset of its clock and the error of that, in seconds.
     """
-    began_ns = {
-        name: int(trace.get("baseTimeNanoseconds") or trace["otherData"]["began_ns"]) for name, trace in traces.items()
-    }
+    began = {name: one.get("baseTimeNanoseconds") or one["otherData"]["began_ns"] for name, one in traces.items()}
     spans, names, host_of = list[dict[str, Any]](), list[dict[str, Any]](), dict[int, str]()
     numbers: dict[tuple[str, int], int] = {}
     for name, trace in traces.items():
         for event in trace["traceEvents"]:
-            if event["ph"] in "XM" and type(event["pid"]) is int:  # not torch's arrows, and spans of itself
+            if event["ph"] in "XM" and type(event["pid"]) is int:  # not torch's arrows and spans of itself
                 number = numbers.setdefault((name, event["pid"]), len(numbers) + 1)
-                event = {
-                    **event,
-                    "pid": number,
-                    "ts": event.get("ts", 0) + (began_ns[name] - min(began_ns.values())) / 1e3,
-                }
-                (spans if event["ph"] == "X" else names).append(event)
+                moved_us = event.get("ts", 0) + (began[name] - min(began.values())) / 1e3
+                (spans if event["ph"] == "X" else names).append({**event, "pid": number, "ts": moved_us})
                 if event["name"] == "process_name":
                     label = f"{name}: {event['args']['name']}" if name else event["args"]["name"]
-                    event["args"], host_of[number] = {"name": label}, label.split(" on ", 1)[1].split(": ")[0]
+                    names[-1]["args"], host_of[number] = {"name": label}, label.split(" on ", 1)[1].split(": ")[0]
     offsets = _offsets(spans, host_of, clocks)
     for event in spans:
         event["ts"] -= offsets[host_of[event["pid"]]][0] * 1e6
     first_us = min((event["ts"] for event in spans), default=0.0)
-    for event in (*spans, *names):
-        event["ts"] = round(event["ts"] - first_us, 3) if event["ph"] == "X" else 0
+    spans = [{**event, "ts": round(event["ts"] - first_us, 3)} for event in spans]
+    ordered = [{**event, "ts": 0} for event in names] + sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
     aligned = {host: {"offset_s": offset_s, "uncertainty_s": error_s} for host, (offset_s, error_s) in offsets.items()}
-    ordered = names + sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
     return {"displayTimeUnit": "ms", "otherData": {"clocks": aligned}, "traceEvents": ordered}
 
 
@@ -126,22 +119,15 @@ def _offsets(
     time stamps of the file system do; smaller offsets than their error do not count.
     """
     hosts, ends = set(host_of.values()), dict[int, list[float]]()
-    for span in spans:
-        if span["name"] == "communication":
-            ends.setdefault(span["pid"], []).append((span["ts"] + span["dur"]) / 1e6)
+    for span in (span for span in spans if span["name"] == "communication"):
+        ends.setdefault(span["pid"], []).append((span["ts"] + span["dur"]) / 1e6)
     if len(hosts) == 1:
         return dict.fromkeys(hosts, (0.0, 0.0))
     if {host_of[pid] for pid in ends} == hosts and len(set(map(len, ends.values()))) == 1:
-        middle, found = [median(moment) for moment in zip(*ends.values(), strict=True)], {}
-        for host in hosts:
-            ahead = [
-                at - mid
-                for pid, one in ends.items()
-                if host_of[pid] == host
-                for at, mid in zip(one, middle, strict=True)
-            ]
-            found[host] = (median(ahead), median(abs(one - median(ahead)) for one in ahead))
-        return found
+        middle, ahead = [median(moment) for moment in zip(*ends.values(), strict=True)], dict[str, list[float]]()
+        for pid, own in ends.items():
+            ahead.setdefault(host_of[pid], []).extend(at - mid for at, mid in zip(own, middle, strict=True))
+        return {host: (median(one), median(abs(value - median(one)) for value in one)) for host, one in ahead.items()}
     known = {host: clocks.get(host, (0.0, 1.0)) for host in hosts}
     mid = median(offset for offset, _ in known.values())
     return {host: (at - mid if abs(at - mid) > error else 0.0, error) for host, (at, error) in known.items()}

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import fmean
 from typing import Any, Self
 
-from toolkit.checkpoint.advice import lost_share, measured
+from toolkit.checkpoint.advice import interval_advice
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.metrics import step_profile, windows
 from toolkit.metrics.blocks import BlockBuilder
@@ -74,8 +74,13 @@ def advise_on(run: RunDirectory) -> list[Advice]:
             fix="wait until its ranks have made steps for 10 s, name a task of an array, or set observe.record = true",
         )  # fmt: skip
     keys, found = _keys_of(attempt), dict[str, Advice]()
-    sources = (_of_windows(readings, keys), _of_saves(run), _of_verdicts(readings, keys), _of_files(readings, keys))
-    for one in (one for source in sources for one in source):
+    sources = (
+        _of_windows(readings, keys),
+        interval_advice(run.path),
+        _of_verdicts(readings, keys),
+        _of_files(readings, keys),
+    )
+    for one in chain.from_iterable(sources):
         known = found.setdefault(one.rule, one)
         found[one.rule] = replace(known, evidence=one.evidence | known.evidence)
     ordered = sorted(found.values(), key=lambda one: (one.severity != "critical", -one.gain * _EASE[one.effort]))
@@ -102,21 +107,6 @@ def _of_windows(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advi
     for one in advise_on_shares(shares, keys, {step_profile.COMMUNICATION: less}):
         source = "checkpoints.jsonl" if one.rule == step_profile.CHECKPOINT else "windows"
         yield replace(one, evidence=one.evidence | {"step_s": step_s}, source=source)
-
-
-def _of_saves(run: RunDirectory) -> Iterator[Advice]:
-    """Yield advice on the interval of saves if another one loses far less time."""
-    costs = measured(run.path)
-    if costs is not None and costs.interval_s is not None and costs.seconds and costs.is_bad():
-        now, best = (lost_share(one, costs.cost_s, costs.mtbf_s) for one in (costs.interval_s, costs.best_s))
-        every_s = max(1, round(costs.best_s))
-        yield Advice(
-            "save interval", f"saves every {costs.interval_s:.0f} s of work and repeated steps cost {100 * now:.1f} % of the time",
-            f"save every {every_s} s of work", now, source="checkpoints.jsonl", gain=now - best,
-            evidence={"save_s": costs.cost_s, "interval_s": costs.interval_s, "mtbf_s": costs.mtbf_s}, effort="low",
-            formula="lost share now - at the best interval (Daly 2006)", is_neutral=True,
-            settings=(f"checkpoint.every_s={every_s}", "checkpoint.every_steps=0"),
-        )  # fmt: skip
 
 
 def _of_verdicts(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advice]:

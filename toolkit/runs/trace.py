@@ -4,7 +4,7 @@ import math
 import time
 from typing import Any
 
-from toolkit.errors import CheckFailedError, NotFoundError
+from toolkit.errors import CheckFailedError, NotFoundError, counted
 from toolkit.metrics.samples import ClockSample
 from toolkit.metrics.step_profile import TRACE_FILE
 from toolkit.metrics.trace import merge_traces
@@ -19,8 +19,7 @@ from toolkit.terminal.talk import say
 
 __all__ = ["request_kernels", "trace_of"]
 
-NOTICE_S = 15.0  # until all ranks have noticed a request
-_WAIT_S = 120.0  # besides the steps
+NOTICE_S, _WAIT_S = 15.0, 120.0  # until all ranks have noticed a request; for their files, besides the steps
 
 
 def request_kernels(run: RunDirectory, steps: int) -> None:
@@ -32,24 +31,26 @@ def request_kernels(run: RunDirectory, steps: int) -> None:
     require_running(run, "so it cannot record kernels")
     attempt, last = run.last_attempt(), last_record(run.metrics / "train.jsonl")
     begun = StartRecord.read(attempt) if attempt is not None else None
-    fix = "request them of a job with toolkit's training loop, after its first step and before its last one"
-    if attempt is None or begun is None or last is None:
-        raise CheckFailedError(f"no step of run {run.run_id} is known", where=str(run.path), fix=fix)
-    make_folder(attempt.kernels)
-    for path in attempt.kernels.glob("rank-*.json"):  # of an earlier request
-        path.unlink()
-    first = last.step + math.ceil(NOTICE_S / last.seconds)
-    write_json(attempt.kernels / "request.json", {"first_step": first, "steps": steps})
-    say(f"recording the kernels of {steps} steps from step {first} on")
-    deadline, done = time.monotonic() + _WAIT_S + NOTICE_S + steps * last.seconds, 0
-    while done < begun.ranks and time.monotonic() < deadline and not attempt.exit_file.exists():
-        time.sleep(0.5)
-        done = sum(1 for _ in attempt.kernels.glob("rank-*.json"))
-    (attempt.kernels / "request.json").unlink(missing_ok=True)
+    done, ranks = 0, begun.ranks if begun is not None else 0
+    if attempt is not None and last is not None:
+        make_folder(attempt.kernels)
+        for path in attempt.kernels.glob("rank-*.json"):  # of an earlier request
+            path.unlink()
+        first = last.step + math.ceil(NOTICE_S / last.seconds)
+        write_json(attempt.kernels / "request.json", {"first_step": first, "steps": steps})
+        say(f"recording the kernels of {counted(steps, 'step')} from step {first} on")
+        deadline = time.monotonic() + _WAIT_S + NOTICE_S + steps * last.seconds
+        while done < ranks and time.monotonic() < deadline and not attempt.exit_file.exists():
+            time.sleep(0.5)
+            done = sum(1 for _ in attempt.kernels.glob("rank-*.json"))
+        (attempt.kernels / "request.json").unlink(missing_ok=True)
     if not done:
-        raise CheckFailedError(f"no rank of run {run.run_id} has recorded kernels", where=str(attempt.kernels), fix=fix)
-    if done < begun.ranks:
-        say(f"only {done} of {begun.ranks} ranks recorded kernels")
+        raise CheckFailedError(
+            f"no rank of run {run.run_id} has recorded kernels", where=str(run.path),
+            fix="request them of a job with toolkit's training loop, after its first step and before its last one",
+        )  # fmt: skip
+    if done < ranks:
+        say(f"only {done} of {ranks} ranks recorded kernels")
 
 
 def trace_of(run: RunDirectory) -> dict[str, Any]:

@@ -27,6 +27,12 @@ _GIB = 2**30
 
 def advice_for(efficiency: Efficiency, job: ResolvedJob, request: Request, *, starts: int) -> Iterator[Advice]:
     """Yield what to request next time; resources whose use is unknown are omitted."""
+    for flag, why in _requests(efficiency, job, request, starts):
+        yield Advice(f"request {flag.partition('=')[0]}", why, flag, source="efficiency", effort="low")
+
+
+def _requests(efficiency: Efficiency, job: ResolvedJob, request: Request, starts: int) -> Iterator[tuple[str, str]]:
+    """Yield flags of `toolkit submit` and `resume` that request the required amount, each with the reason."""
     if (
         efficiency.status.state is RunState.COMPLETED
         and starts == max(1, efficiency.status.starts)
@@ -39,32 +45,30 @@ def advice_for(efficiency: Efficiency, job: ResolvedJob, request: Request, *, st
     yield from _gpus(efficiency, job)
 
 
-def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
+def _walltime(time: Share, warn_s: int) -> Iterator[tuple[str, str]]:
     """Advise on the walltime of a run that completed in one start: a shorter request waits less in the queue."""
     if time.used is None or time.asked is None or time.share is None or time.share >= _LOW:
         return
     needed_s = math.ceil((time.used * _MARGIN + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
     if needed_s < time.asked:
-        yield _request(
-            f"-t {format_slurm_time(needed_s)}", time.share, f"it finished after {_share(time)} of its walltime"
-        )
+        yield (f"-t {format_slurm_time(needed_s)}", f"it finished after {_share(time)} of its walltime")
 
 
-def _memory(efficiency: Efficiency) -> Iterator[Advice]:
+def _memory(efficiency: Efficiency) -> Iterator[tuple[str, str]]:
     memory = efficiency.memory_bytes
     if memory.used is None or memory.asked is None or memory.share is None:
         return
     asked, needed = memory.asked, _memory_for(memory.used)
     reason = f"the node with the highest use needed {_share(memory)} of its memory"
     if memory.share < _LOW and needed * _GIB < asked:
-        yield _request(_memory_flag(needed), memory.share, reason)
+        yield (_memory_flag(needed), reason)
         return
     if memory.share > _HIGH:
-        yield _request(_memory_flag(needed), memory.share, f"{reason}, and a job that exceeds its memory is killed")
+        yield (_memory_flag(needed), f"{reason}, and a job that exceeds its memory is killed")
     small = {one.task: one.memory_peak_bytes for one in efficiency.tasks if one.memory_peak_bytes < _LOW * asked}
     if small and (needed := _memory_for(max(small.values()))) * _GIB < asked:
-        share = max(small.values()) / asked
-        yield from _some_tasks(small, efficiency, _memory_flag(needed), share, "of their memory")
+        used = f"at most {max(small.values()) / asked:.0%} of their memory"
+        yield from _some_tasks(small, efficiency, _memory_flag(needed), used)
 
 
 def _memory_for(used: float) -> int:
@@ -76,7 +80,7 @@ def _memory_flag(gib: int) -> str:
     return f"--set job.mem_gb_per_node={gib}"
 
 
-def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
+def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[tuple[str, str]]:
     """Advise on CPUs; for an array, by the busiest task, because all tasks get the same number."""
     asked = job.job.cpus_per_rank
     shares = {one.task: one.cpu_share for one in efficiency.tasks if one.cpu_share is not None}
@@ -87,46 +91,37 @@ def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         needed = max(1, math.ceil(most * asked * _MARGIN))
         whose = "the CPUs of the busiest task" if shares else "its CPUs"
         if needed < asked:
-            yield _request(f"-c {needed}", most, f"{whose} were busy for {most:.0%} of the time")
+            yield (f"-c {needed}", f"{whose} were busy for {most:.0%} of the time")
         return
     idle = {task: share for task, share in shares.items() if share < _LOW}
     if idle and (needed := max(1, math.ceil(max(idle.values()) * asked * _MARGIN))) < asked:
-        yield from _some_tasks(idle, efficiency, f"-c {needed}", max(idle.values()), "of the time of their CPUs")
+        yield from _some_tasks(
+            idle, efficiency, f"-c {needed}", f"their CPUs for at most {max(idle.values()):.0%} of their time"
+        )
 
 
-def _request(flag: str, used: float, why: str) -> Advice:
-    """Return advice on a request, of which the share `used` was used; the rule is the name of the flag."""
-    rule, exceeded = f"request {flag.replace('--set ', '').split('=')[0].split()[0]}", _HIGH if used > _HIGH else _LOW
-    return Advice(rule, why, flag, used, exceeded, evidence={"used_share": used}, effort="low", source="efficiency")
-
-
-def _some_tasks(
-    tasks: Iterable[int], efficiency: Efficiency, flag: str, share: float, of_what: str
-) -> Iterator[Advice]:
+def _some_tasks(tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str) -> Iterator[tuple[str, str]]:
     """Advise to submit the less demanding tasks of an array separately."""
     small = sorted(tasks)
     numbers = write_array(small)
     if 2 * len(small) >= len(efficiency.tasks) and len(numbers) <= _LONGEST_LIST:
-        why = f"{len(small)} of {counted(len(efficiency.tasks), 'task')} used at most {share:.0%} {of_what}; the others need what was requested"
-        yield _request(f"-a {numbers} {flag}", share, why)
+        why = (
+            f"{len(small)} of {counted(len(efficiency.tasks), 'task')} used {used}; the others need what was requested"
+        )
+        yield (f"-a {numbers} {flag}", why)
 
 
-def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
+def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[tuple[str, str]]:
     gpus = efficiency.gpus
     if gpus is None:
         return
     if gpus.idle and not job.component:
         used = math.ceil((gpus.count - gpus.idle) / gpus.count * job.job.gpus_per_node)
-        yield _request(
-            f"--gpus-per-node {max(1, used)}",
-            1 - gpus.idle / gpus.count,
-            f"{gpus.idle} of {gpus.count} GPUs were idle in every sample",
-        )
+        yield (f"--gpus-per-node {max(1, used)}", f"{gpus.idle} of {gpus.count} GPUs were idle in every sample")
     elif gpus.utilisation < _LOW:
         run = efficiency.status.run_id
-        yield _request(
+        yield (
             "--set train.profile_steps=20",
-            gpus.utilisation,
             f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` shows what they wait for",
         )
     if (
@@ -134,8 +129,8 @@ def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
         and "train.micro_batch" in job.origins
         and job.train.micro_batch
     ):
-        flag, share = f"--set train.micro_batch={2 * job.train.micro_batch}", gpus.memory_peak_bytes / gpus.memory_bytes
-        yield _request(flag, share, f"the GPUs used {share:.0%} of their memory")
+        flag = f"--set train.micro_batch={2 * job.train.micro_batch}"
+        yield (flag, f"the GPUs used {gpus.memory_peak_bytes / gpus.memory_bytes:.0%} of their memory")
 
 
 def _share(resource: Share) -> str:

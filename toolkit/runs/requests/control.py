@@ -38,20 +38,21 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
 
 
 def request_stacks(run: RunDirectory) -> AttemptDirectory:
-    """Make the supervisor collect the stacks of all ranks, and wait for them; return the attempt.
+    """Make the supervisor collect the stacks of all ranks, wait for them, and return the attempt.
 
     Raises:
         CheckFailedError: the run is not running, or its supervisor does not respond.
     """
     ask_for(run, "stacks")
     asked, deadline = run.control / "stacks", time.monotonic() + REPLY_S
-    while asked.exists() and time.monotonic() < deadline:
+    while (is_waiting := asked.exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    if asked.exists() or (attempt := run.last_attempt()) is None:
-        asked.unlink(missing_ok=True)
+    asked.unlink(missing_ok=True)
+    attempt = run.last_attempt()
+    if is_waiting or attempt is None or recorded_job(run).job.once:
         raise CheckFailedError(
-            f"the supervisor of run {run.run_id} did not collect stacks within {REPLY_S:.0f} s",
-            where=str(asked), fix="name a task of an array; check the log of the job with `toolkit logs`",
+            f"the supervisor of run {run.run_id} has not collected stacks", where=str(asked),
+            fix="name a task of an array, and check `toolkit logs`; the ranks of a batch script (job.once) have no stacks",
         )  # fmt: skip
     return attempt
 
