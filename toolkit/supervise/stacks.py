@@ -12,6 +12,8 @@ from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.rank_files import named, signal_guards_here
 
+__all__ = ["differing_collectives", "main_thread", "ranks_by"]
+
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
 # faulthandler prints the innermost frame first, and marks the interrupted thread as "Current".
