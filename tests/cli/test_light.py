@@ -23,7 +23,7 @@ LOGIN_COMMANDS = [
     "bench step JOB -n 1", "bench step --result last", "bench collectives --result last --json", "bench collectives --result last -o FOLDER.png",
     "data pack JOB -o FOLDER.tokens --processes 1", "data show FOLDER.tokens", "data index JOB",
     "preflight JOB", "efficiency RUN", "timeline RUN", "watch RUN",
-    "explain RUN", "verdict RUN", "advise RUN", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN", "rerun RUN --wait", "diff RUN last",
+    "explain RUN", "verdict RUN", "advise RUN", "stacks RUN", "trace RUN -o FOLDER.json", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN", "rerun RUN --wait", "diff RUN last",
     "session ls", "session start", "session exec NONE -- true",
     "gc --dry-run",
     "doctor", "completion fish",

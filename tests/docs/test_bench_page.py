@@ -15,8 +15,8 @@ import pytest
 
 from toolkit.comm.bench.request import BenchRequest
 from toolkit.metrics import collectives, step_advice, step_profile
-from toolkit.metrics.limits import limit
 from toolkit.metrics.collectives import OPERATIONS
+from toolkit.metrics.limits import limit
 
 PAGE, STEP_PAGE = re.split(
     r"(?=^# Where)", (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8"), flags=re.MULTILINE

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from toolkit.metrics.verdicts import Severity
 from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.slurm.associations import Association, Limits, QueuedJob
@@ -14,7 +15,6 @@ from toolkit.slurm.limits import NodeShape, Reservation
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.checks import _of_site_file
 from toolkit.submission.preflight.cluster import Accounting
-from toolkit.metrics.verdicts import Severity
 from toolkit.submission.preflight.nodes import against_nodes
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
 from toolkit.submission.preflight.shape import against_array_limits

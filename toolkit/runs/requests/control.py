@@ -43,6 +43,7 @@ def request_stacks(run: RunDirectory) -> AttemptDirectory:
     Raises:
         CheckFailedError: the run is not running, or its supervisor does not respond.
     """
+    require_running(run, "so it has no stacks")
     ask_for(run, "stacks")
     asked, deadline = run.control / "stacks", time.monotonic() + REPLY_S
     while (is_waiting := asked.exists()) and time.monotonic() < deadline:
