@@ -22,7 +22,7 @@ def of(names: str, why: str) -> dict[str, str]:
 NO_JSON = {
     **of(
         "submit run resume rerun cancel stop save requeue session-start session-exec session-attach session-notebook "
-        "session-stop alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send import jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index",
+        "session-stop alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send import trace jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index",
         "does something; what it prints is a line about it",
     ),
     **of(

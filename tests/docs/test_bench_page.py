@@ -16,6 +16,7 @@ import pytest
 from toolkit.comm.bench.request import BenchRequest
 from toolkit.metrics import collectives, step_advice, step_profile
 from toolkit.metrics.collectives import OPERATIONS
+from toolkit.metrics.limits import limit
 
 PAGE, STEP_PAGE = re.split(
     r"(?=^# Where)", (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8"), flags=re.MULTILINE
@@ -144,15 +145,14 @@ def test_the_limits_of_the_page_are_those_of_the_rules() -> None:
     section = STEP_PAGE[STEP_PAGE.index("## What to change") : STEP_PAGE.index("## What it costs")]
     rows = dict(re.findall(r"^\| `([a-z ]+)` \| ([^|]+) \|", section, re.MULTILINE))
     shares = {
-        "data": step_advice.DATA_LIMIT, "communication": step_advice.COMMUNICATION_LIMIT,
-        "optimizer": step_advice.OPTIMIZER_LIMIT, "checkpoint": step_advice.CHECKPOINT_LIMIT,
-        "rest": step_advice.REST_LIMIT, "late rank": step_advice.LATE_LIMIT,
+        "data": "starvation.share", "communication": "advice.communication", "optimizer": "advice.optimizer",
+        "checkpoint": "save.share", "rest": "advice.rest", "late rank": "advice.late",
     }  # fmt: skip
-    for rule, limit in shares.items():
-        assert f"{100 * limit:g} %" in rows.pop(rule), rule
-    assert f"under {step_advice.FEWEST_TOKENS} tokens" in rows.pop("small passes")
-    assert f"p95 of {step_advice.FEWEST_STEADY_STEPS} steps or more above twice" in rows.pop("unsteady")
-    assert step_advice.UNSTEADY_LIMIT == 2 and not rows
+    for rule, name in shares.items():
+        assert f"{100 * limit(name):g} %" in rows.pop(rule), rule
+    assert f"under {limit('advice.pass_tokens'):g} tokens" in rows.pop("small passes")
+    assert f"p95 of {limit('advice.steady_steps'):g} steps or more above twice" in rows.pop("unsteady")
+    assert limit("advice.unsteady") == 2 and not rows
 
 
 def test_the_phases_of_the_page_are_those_of_the_loop() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from toolkit.metrics.phases import Profile, Span
-from toolkit.metrics.trace import MOST_SPANS, ThreadTrace, spans_of_a_rank, traces_of, write_trace
+from toolkit.metrics.trace import MOST_SPANS, ThreadTrace, merge_traces, spans_of_a_rank, traces_of, write_trace
 
 
 def test_what_is_written_follows_the_format(tmp_path: Path) -> None:
@@ -130,3 +130,61 @@ def test_the_file_stays_as_small_as_a_browser_needs() -> None:
     profile.end_step()
     (thread,) = traces_of(profile, 0, "a", 0)
     assert (len(thread.spans), thread.lost) == (3, 3)
+
+
+def of_hosts(tmp_path: Path, ahead_ns: int, *, name: str = "communication", jitter_ns: int = 0) -> dict:
+    """A trace of two hosts whose ranks leave five collectives together; the clock of host b is ahead."""
+    threads = [
+        ThreadTrace(0, "a", "training", 10**18, tuple(Span(name, k * 10**7, k * 10**7 + 10**6) for k in range(5)), 0),
+        ThreadTrace(
+            1, "b", "training", 10**18 + ahead_ns,
+            tuple(Span(name, k * 10**7 + 5 * 10**5, k * 10**7 + 10**6 + jitter_ns * (k % 2)) for k in range(5)), 0,
+        ),
+    ]  # fmt: skip
+    write_trace(tmp_path / "trace.json", threads)
+    return json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_clocks_are_aligned_by_the_ends_of_collectives(tmp_path: Path) -> None:
+    phases = of_hosts(tmp_path, 3_700_000_000, jitter_ns=1000)
+    merged = merge_traces({"": phases}, {"b": (99.0, 1.0)})
+    spans = [event for event in merged["traceEvents"] if event["ph"] == "X"]
+    ends = {pid: [e["ts"] + e["dur"] for e in spans if e["pid"] == pid] for pid in {e["pid"] for e in spans}}
+    assert all(abs(a - b) <= 1.01 for a, b in zip(*ends.values(), strict=True)), "within the microsecond of jitter"
+    clocks = merged["otherData"]["clocks"]
+    assert abs(clocks["b"]["offset_s"] - clocks["a"]["offset_s"] - 3.7) < 1e-5
+    assert all(one["uncertainty_s"] <= 1e-6 for one in clocks.values())
+    assert [event["ts"] for event in spans] == sorted(event["ts"] for event in spans) and spans[0]["ts"] == 0
+
+
+def test_without_collectives_only_offsets_above_their_error_count(tmp_path: Path) -> None:
+    for ahead_s, is_known in ((7.0, True), (0.4, False)):
+        phases = of_hosts(tmp_path, round(ahead_s * 1e9), name="forward")
+        merged = merge_traces({"": phases}, {"a": (0.0, 1.0), "b": (ahead_s, 1.0)})
+        clocks = merged["otherData"]["clocks"]
+        found = clocks["b"]["offset_s"] - clocks["a"]["offset_s"]
+        assert (abs(found - ahead_s) < 1e-9) if is_known else found == 0
+        assert clocks["b"]["uncertainty_s"] == 1.0
+
+
+def test_kernels_get_processes_of_their_own_with_names(tmp_path: Path) -> None:
+    phases = of_hosts(tmp_path, 0)
+    began = phases["otherData"]["began_ns"]
+    kernels = {
+        "baseTimeNanoseconds": began - 1000,
+        "traceEvents": [
+            {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}},
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "ts": 0, "args": {"name": "thread 7"}},
+            {"ph": "X", "name": "aten::mm", "pid": 1, "tid": 7, "ts": 1.0, "dur": 2.0},
+            {"ph": "X", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 0, "dur": 9},
+            {"ph": "s", "name": "ac2g", "pid": 1, "tid": 7, "ts": 1.0, "id": 1},
+        ],
+    }
+    events = merge_traces({"": phases, "rank 1 on b": kernels}, {})["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(names.values()) == ["rank 0 on a", "rank 1 on b", "rank 1 on b: python"]
+    (mm,) = [event for event in events if event["name"] == "aten::mm"]
+    assert names[mm["pid"]] == "rank 1 on b: python" and mm["ts"] == 0.0
+    assert {event["ph"] for event in events} == {"M", "X"}
+    rows = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
+    assert rows <= {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}

@@ -74,10 +74,15 @@ def test_a_damaged_rank_file_keeps_nobody_from_telling_where_the_others_are(run_
     monkeypatch.setattr("toolkit.supervise.stacks.PATIENCE_S", 0.1)
     attempt = claim_attempt(run_directory)
     attempt.rank_file(1).write_bytes(b"")
-    attempt.stack_file(0).write_text('Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in main\n')
+    attempt.stack_file(1).write_text("of an earlier request\n")
+    stack = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in main\n'
 
-    class Deaf:
+    class HalfDeaf:
         def ask_for_stacks(self):
+            attempt.stack_file(0).write_text(stack)
             return False
 
-    assert collect_stacks(attempt, range(2), Deaf()) == ["rank 0: main (a.py:3)", "rank 1: did not respond within 0 s"]
+    assert collect_stacks(attempt, range(2), HalfDeaf()) == [
+        "rank 0: main (a.py:3)",
+        "rank 1: did not respond within 0 s: its guard or node hangs, or got no signal",
+    ]

@@ -18,12 +18,13 @@ from statistics import median
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import CENTURY_S, SaveRecord, read_save_log, seconds_since_epoch
+from toolkit.metrics.step_advice import Advice
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
 from toolkit.units import shorten_duration
 
-__all__ = ["advice_lines", "warning_line"]
+__all__ = ["advice_lines", "interval_advice", "warning_line"]
 
 # Random failures, which lose the steps since the last save. A preemption counts only if its ranks could not save.
 _FAILURES = {
@@ -207,7 +208,7 @@ def advice_lines(run_directory: Path) -> list[str]:
         f"failures: {_format_failures(costs)}",
         _format_optimum(costs),
     ]
-    return [*lines, _recommendation(costs)] if costs.is_bad() else lines
+    return [*lines, _recommendation(costs).line] if costs.is_bad() else lines
 
 
 def _format_optimum(costs: Costs) -> str:
@@ -224,7 +225,13 @@ def _format_optimum(costs: Costs) -> str:
 def warning_line(run_directory: Path) -> str:
     """Return the line that recommends a change, or reports that the costs are unknown; "" if neither applies."""
     costs, unknown = _measured_or_why_not(run_directory)
-    return _recommendation(costs) if costs is not None and costs.is_bad() else unknown
+    return _recommendation(costs).line if costs is not None and costs.is_bad() else unknown
+
+
+def interval_advice(run_directory: Path) -> list[Advice]:
+    """Return the advice on the save interval, [] if it is good enough or its costs are unknown."""
+    costs, _ = _measured_or_why_not(run_directory)
+    return [_recommendation(costs)] if costs is not None and costs.is_bad() else []
 
 
 def _measured_or_why_not(run_directory: Path) -> tuple[Costs | None, str]:
@@ -248,15 +255,19 @@ def _format_failures(costs: Costs) -> str:
     )
 
 
-def _recommendation(costs: Costs) -> str:
+def _recommendation(costs: Costs) -> Advice:
     assert costs.interval_s is not None
     now = lost_share(costs.interval_s, costs.cost_s, costs.mtbf_s)
     best = lost_share(costs.best_s, costs.cost_s, costs.mtbf_s)
-    advice = "save less often" if costs.interval_s < costs.best_s else "save more often"
-    return (
-        f"{advice}: about {_percent(now)} of the time is lost to saves and repeated steps, but only {_percent(best)} "
-        f"with checkpoint.every_s = {max(1, round(costs.best_s))} and every_steps = 0"
-    )
+    every_s, often = max(1, round(costs.best_s)), "less" if costs.interval_s < costs.best_s else "more"
+    return Advice(
+        "save interval", f"save {often} often",
+        f"about {_percent(now)} of the time is lost to saves and repeated steps, but only {_percent(best)} "
+        f"with checkpoint.every_s = {every_s} and every_steps = 0", now, source="checkpoints.jsonl", gain=now - best,
+        evidence={"save_s": costs.cost_s, "interval_s": costs.interval_s, "mtbf_s": costs.mtbf_s}, effort="low",
+        formula="lost share now - at the best interval (Daly 2006)", is_neutral=True,
+        settings=(f"checkpoint.every_s={every_s}", "checkpoint.every_steps=0"),
+    )  # fmt: skip
 
 
 def _percent(share: float) -> str:

@@ -141,7 +141,7 @@ def preflight(request: JobRequest, as_json: bool) -> None:
         click.echo(json.dumps(found.as_json(), indent=1))
     else:
         for finding in found.findings:
-            click.echo(f"{finding.severity.value:<8} {finding.check:<13} {finding.as_error()}")
+            click.echo(f"{finding.term:<8} {finding.check:<13} {finding.as_error()}")
         for one in found.silent:
             click.echo(f"{'unknown':<8} {one}")
         click.echo("submit would refuse this job" if found.refusals else "submit would accept this job")

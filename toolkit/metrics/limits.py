@@ -34,7 +34,9 @@ FALSE_ALARMS = {
     "imbalance": "0 with quiet work at 2 to 1,024 ranks (0.10)",
     "leak": "per 4 h: flat, sawtooth and random walk 0 (0.015), plateaus 0.06 (0.10)",
     "loss": "0 per 10,000 losses at 1, 3 and 8 % noise (0.10)",
-    **dict.fromkeys(("block", "clock", "gpu", "link", "save", "severity", "stall", "starvation"), _NOT_MEASURED),
+    **dict.fromkeys(
+        ("advice", "block", "clock", "gpu", "link", "request", "save", "severity", "stall", "starvation"), _NOT_MEASURED
+    ),
 }
 
 _ROWS = (
@@ -96,6 +98,19 @@ _ROWS = (
     DetectorLimit("link.errors", 10, "errors", "growth of error counters in `link.seconds`"),
     DetectorLimit("link.seconds", 600, "s", "interval of the growth"),
     DetectorLimit("clock.seconds", 0.5, "s", "difference between the clocks of nodes, besides its uncertainty"),
+    DetectorLimit("advice.communication", 0.20, "of the step", "exposed communication"),
+    DetectorLimit("advice.optimizer", 0.10, "of the step", "time of the optimizer"),
+    DetectorLimit("advice.rest", 0.10, "of the step", "time outside of phases"),
+    DetectorLimit("advice.late", 0.10, "of the step", "how much longer the slowest rank works than the median rank"),
+    DetectorLimit("advice.unsteady", 2, "median steps", "95th percentile of the step time"),
+    DetectorLimit("advice.steady_steps", 20, "steps", "fewest steps for a percentile"),
+    DetectorLimit("advice.pass_tokens", 256, "tokens", "fewest tokens of a pass on the CPU (benchmarks/pass_size.py)"),
+    DetectorLimit("advice.blocks", 6, "blocks", "a measured gain: fewest blocks before and after the change"),
+    DetectorLimit("advice.p", 0.01, "probability", "a measured gain: largest p of the Mann-Whitney test"),
+    DetectorLimit("advice.gain", 0.03, "of the step", "least measured gain"),
+    DetectorLimit("request.low", 0.5, "of the request", "use below which less should be requested"),
+    DetectorLimit("request.margin", 1.3, "of the use", "what to request instead"),
+    DetectorLimit("request.high", 0.9, "of the request", "use of memory that risks that Slurm kills the job"),
 )
 
 LIMITS = {row.name: row for row in _ROWS}

@@ -12,7 +12,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, json_reason, tail_text
 from toolkit.terminal.talk import say_beside
 
-__all__ = ["RecordTail", "last_of", "read_records"]
+__all__ = ["RecordLog", "RecordTail", "last_of", "read_records"]
 
 
 class Record(Protocol):

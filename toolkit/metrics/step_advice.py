@@ -1,104 +1,137 @@
-"""Advice from the step profile: rules, each with the limit that triggers it. Standard library only."""
+"""Advice, and the rules on the shares of a step, from a step profile or the windows of a run. Standard library only."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from toolkit.metrics.limits import limit
 from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, StepProfile
+from toolkit.metrics.verdicts import Severity, severity_of
 
-__all__ = ["advise"]
-
-# Fractions of the step time.
-DATA_LIMIT = 0.10
-COMMUNICATION_LIMIT = 0.20
-OPTIMIZER_LIMIT = 0.10
-CHECKPOINT_LIMIT = 0.05
-REST_LIMIT = 0.10
-LATE_LIMIT = 0.10  # how much longer the slowest rank works than the median rank
-UNSTEADY_LIMIT = 2.0  # ratio of the 95th percentile of step times to their median
-FEWEST_STEADY_STEPS = 20  # fewer steps are too few for a percentile
-FEWEST_TOKENS = 256  # tokens per forward and backward pass on the CPU, measured by benchmarks/pass_size.py
+__all__ = ["Advice", "advise", "advise_on_shares", "less_communication"]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A triggered rule, whose `value` exceeds its `limit`. `said` explains the problem; `change` is the advice."""
+    """A triggered rule. `said` explains the problem; `change` is the advice.
+
+    value, limit: the number that triggered the rule, and the limit that it exceeds; 0 if the rule has none.
+    evidence, source: the numbers behind the advice, and where they come from.
+    gain: the expected share of the time, by `formula`. effort: "low", "medium" or "high".
+    is_neutral: whether the change alters no result, except the rounding of sums over ranks.
+    settings: what `--set` applies, such as "data.workers=4".
+    """
 
     rule: str
-    value: float
-    limit: float
     said: str
     change: str
+    value: float = 0.0
+    limit: float = 0.0
+    severity: str = Severity.INFO
+    evidence: dict[str, float] = field(default_factory=dict)
+    source: str = "profile.json"
+    gain: float = 0.0
+    formula: str = ""
+    effort: str = "medium"
+    is_neutral: bool = False
+    settings: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         return f"{self.said}: {self.change}"
 
 
+# By phase: the limit, what takes the time, the usual change, and its effort.
+_SHARES = {
+    DATA: ("starvation.share", "waiting for samples takes",
+           "raise data.workers if a Loader reads the samples, otherwise speed up `take_samples`", "low"),
+    COMMUNICATION: ("advice.communication", "exposed communication takes", "", "medium"),
+    OPTIMIZER: ("advice.optimizer", "the optimizer takes", "use a larger train.batch and fewer steps", "medium"),
+    CHECKPOINT: ("save.share", "saving takes", "raise checkpoint.every_steps, or set checkpoint.background = true", "low"),
+    REST: ("advice.rest", "time outside of phases takes",
+           "raise train.log_every, and check the code that processes the records", "low"),
+}  # fmt: skip
+
+
 def advise(profile: StepProfile) -> tuple[Advice, ...]:
     """Return the triggered rules, the most expensive first."""
-    found = [*_late(profile), *_shares(profile), *_small_passes(profile), *_unsteady(profile)]
+    settings = profile.settings
+    has_passes = settings.micro_batch > 0 and settings.passes > 1
+    changes = {COMMUNICATION: less_communication(profile.mesh, profile.nodes, has_passes=has_passes)}
+    if settings.fused is False:
+        changes[OPTIMIZER] = "create the optimizer with fused=True, or use a larger train.batch and fewer steps"
+    shares = advise_on_shares({name: profile.share(name) for name in _SHARES}, {}, changes)
+    found = [*_late(profile), *shares, *_small_passes(profile), *_unsteady(profile)]
     order = {"unsteady": 2, "small passes": 1}
     return tuple(sorted(found, key=lambda advice: (order.get(advice.rule, 0), -advice.value)))
 
 
+def advise_on_shares(
+    shares: Mapping[str, float], keys: Mapping[str, Any], changes: Mapping[str, str]
+) -> Iterator[Advice]:
+    """Yield advice on phases whose share of the step exceeds its limit, with the setting that `keys` of the job suggest.
+
+    `changes` has what to change instead of the usual, by phase.
+    """
+    for name, (limit_name, said, usual, effort) in _SHARES.items():
+        share, most = shares.get(name, 0.0), limit(limit_name)
+        if share > most:
+            advice = Advice(
+                name, f"{said} {_percent(share)} of the step (limit {_percent(most)})", changes.get(name, usual), share,
+                most, severity_of(share), {f"{name}_share": share}, gain=share, formula="at most the share", effort=effort,
+            )  # fmt: skip
+            setting, gain, formula = _setting(name, share, keys)
+            yield (
+                replace(advice, settings=(setting,), is_neutral=True, gain=gain, formula=formula) if setting else advice
+            )
+
+
+def _setting(phase: str, share: float, keys: Mapping[str, Any]) -> tuple[str, float, str]:
+    """Return a setting that alters no result, its expected gain and the formula of the gain; "" if there is none."""
+    workers, every = keys.get("data.workers"), keys.get("train.log_every")
+    if phase == DATA and workers is not None:
+        now = 4 if workers == "auto" else int(workers)  # `auto` tries at most 4
+        more = min(256, max(2, 2 * now))
+        if now:
+            return f"data.workers={more}", min(share, 1 - now / more), f"min(share, 1 - {now}/{more})"
+        return f"data.workers={more}", 1 - max(1 - share, share / more), f"1 - max(1 - share, share / {more})"
+    if phase == REST and every is not None:
+        return f"train.log_every={10 * every}", 0.9 * share, "at most share x (1 - 1/10)"
+    if phase == CHECKPOINT and keys.get("checkpoint.background") is False:
+        return "checkpoint.background=true", share, "at most the share"
+    if phase == COMMUNICATION and keys.get("parallel.reduction") == "flat":
+        return "parallel.reduction=auto", share, "at most the share"
+    if phase == COMMUNICATION and keys.get("parallel.bucket_mb", "measured") != "measured":
+        return "parallel.bucket_mb=measured", share, "at most the share"
+    return "", 0.0, ""
+
+
 def _late(profile: StepProfile) -> Iterator[Advice]:
-    work = profile.work
-    usual_s = work.min if profile.ranks == 2 else work.median
-    behind_s = work.max - usual_s
+    work, most = profile.work, limit("advice.late")
+    behind_s = work.max - (work.min if profile.ranks == 2 else work.median)
     share = behind_s / profile.step.mean_s
-    if share > LATE_LIMIT:
+    if share > most:
         own = [phase for phase in profile.phases if phase.name != COMMUNICATION]
-        most = max(own, key=lambda phase: phase.ranks.max - phase.ranks.min)
+        phase = max(own, key=lambda phase: phase.ranks.max - phase.ranks.min)
         yield Advice(
-            "late rank", share, LATE_LIMIT,
+            "late rank",
             f"rank {work.max_rank} works {1e3 * behind_s:.2f} ms per step longer than the others, {_percent(share)} of "
-            f"the step (limit {_percent(LATE_LIMIT)}), most of it in {most.name}",
+            f"the step (limit {_percent(most)}), most of it in {phase.name}",
             "start with this rank, because the others wait for it; run `toolkit topo check` on its node",
+            share, most, severity_of(share), {"late_share": share}, gain=share, formula="the share",
         )  # fmt: skip
 
 
-def _shares(profile: StepProfile) -> Iterator[Advice]:
-    limits = {
-        DATA: DATA_LIMIT, COMMUNICATION: COMMUNICATION_LIMIT, OPTIMIZER: OPTIMIZER_LIMIT, CHECKPOINT: CHECKPOINT_LIMIT,
-        REST: REST_LIMIT,
-    }  # fmt: skip
-    what = {
-        DATA: "waiting for samples takes",
-        COMMUNICATION: "exposed communication takes",
-        OPTIMIZER: "the optimizer takes",
-        CHECKPOINT: "saving takes",
-        REST: "time outside of phases takes",
-    }
-    for name, limit in limits.items():
-        share = profile.share(name)
-        if share > limit:
-            said = f"{what[name]} {_percent(share)} of the step (limit {_percent(limit)})"
-            yield Advice(name, share, limit, said, _change(profile, name))
-
-
-def _change(profile: StepProfile, name: str) -> str:
-    if name == COMMUNICATION:
-        return _less_communication(profile)
-    if name == OPTIMIZER:
-        if profile.settings.fused is False:
-            return "create the optimizer with fused=True, or use a larger train.batch and fewer steps"
-        return "use a larger train.batch and fewer steps"
-    return {
-        DATA: "raise data.workers if a Loader reads the samples, otherwise speed up `take_samples`",
-        CHECKPOINT: "raise checkpoint.every_steps, or set checkpoint.background = true",
-        REST: "raise train.log_every, and check the code that processes the records",
-    }[name]
-
-
-def _less_communication(profile: StepProfile) -> str:
-    mesh, ways = profile.mesh, []
+def less_communication(mesh: Mapping[str, int], nodes: int, *, has_passes: bool) -> str:
+    """Return what to try; `has_passes`: whether a step has several micro-batches."""
+    ways = []
     if mesh.get("tp", 1) > 1:
         ways.append("fewer parallel.tp ranks, or keep them on one node")
     if mesh.get("shard", 1) > 1:
         ways.append("a smaller parallel.zero, which gathers less often, if memory allows it")
-    elif profile.nodes > 1 and mesh.get("replicate", 1) > 1:
+    elif nodes > 1 and mesh.get("replicate", 1) > 1:
         ways.append('parallel.reduction = "hierarchical" or, on the CPU, "measured"')
-    if profile.settings.micro_batch and profile.settings.passes > 1:
+    if has_passes:
         ways.append("a larger train.micro_batch")
     ways.append("a larger train.batch, for more samples per gradient reduction")
     return "try " + "; ".join(ways)
@@ -108,23 +141,22 @@ def _small_passes(profile: StepProfile) -> Iterator[Advice]:
     passes, ranks = profile.settings.passes, profile.mesh.get("replicate", 1) * profile.mesh.get("shard", 1)
     if profile.device != "cpu" or passes < 2:  # a single pass already has all samples of the rank
         return
-    tokens = profile.tokens_per_step // (passes * ranks)
-    if tokens < FEWEST_TOKENS:
+    tokens, fewest = profile.tokens_per_step // (passes * ranks), int(limit("advice.pass_tokens"))
+    if tokens < fewest:
         yield Advice(
-            "small passes", tokens, FEWEST_TOKENS,
-            f"a micro-batch has {tokens} tokens (limit {FEWEST_TOKENS}), so kernel calls dominate its time",
+            "small passes", f"a micro-batch has {tokens} tokens (limit {fewest}), so kernel calls dominate its time",
             f"raise train.micro_batch, which is {profile.settings.micro_batch}: a step has {passes} micro-batches",
+            tokens, fewest, effort="low",
         )  # fmt: skip
 
 
 def _unsteady(profile: StepProfile) -> Iterator[Advice]:
-    step = profile.step
+    step, most = profile.step, limit("advice.unsteady")
     ratio = step.p95_s / step.p50_s if step.p50_s else 0.0
-    if profile.steps >= FEWEST_STEADY_STEPS and ratio > UNSTEADY_LIMIT:
+    if profile.steps >= limit("advice.steady_steps") and ratio > most:
         yield Advice(
-            "unsteady", ratio, UNSTEADY_LIMIT,
-            f"one step in twenty takes {ratio:.1f} times as long as the median step (limit {UNSTEADY_LIMIT:g})",
-            "other processes probably use the CPUs: trust p50 rather than means, and measure on an idle node",
+            "unsteady", f"one step in twenty takes {ratio:.1f} times as long as the median step (limit {most:g})",
+            "other processes probably use the CPUs: trust p50 rather than means, and measure on an idle node", ratio, most,
         )  # fmt: skip
 
 

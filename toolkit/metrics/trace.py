@@ -5,15 +5,16 @@ microseconds, and metadata events ("M") that name the rows.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from toolkit.metrics.phases import Profile, Span
 from toolkit.rundir.files import write_text
 
-__all__ = ["ThreadTrace", "spans_of_a_rank", "traces_of", "write_trace"]
+__all__ = ["ThreadTrace", "merge_traces", "spans_of_a_rank", "traces_of", "write_trace"]
 
 MOST_SPANS = 200_000  # spans over all ranks: about 20 MB, which a browser can still open
 
@@ -51,7 +52,8 @@ def write_trace(path: Path, threads: Sequence[ThreadTrace]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     spans = [span.began_ns + thread.epoch_ns for thread in threads for span in thread.spans]
     lost = sum(thread.lost for thread in threads)
-    head = json.dumps({"lost_phases": lost, "clocks": "of each host; they differ as far as the hosts' clocks do"})
+    clocks = "of each host; they differ as far as the hosts' clocks do"
+    head = json.dumps({"lost_phases": lost, "clocks": clocks, "began_ns": min(spans, default=0)})
     events = ",\n".join(json.dumps(event) for event in _events(threads, min(spans, default=0)))
     write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {head}, "traceEvents": [\n{events}\n]}}\n')
 
@@ -77,3 +79,55 @@ def _events(threads: Sequence[ThreadTrace], first_ns: int) -> Iterator[dict[str,
 
 def _metadata(kind: str, process: int, row: int, **named: Any) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": named}
+
+
+def merge_traces(traces: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """Return one trace on one clock.
+
+    Args:
+        traces: what `write_trace` wrote, with the name "", and what torch.profiler exported, such as "rank 0 on n1".
+        clocks: by host, the offset of its clock and the error of that, in seconds.
+    """
+    began = {name: one.get("baseTimeNanoseconds") or one["otherData"]["began_ns"] for name, one in traces.items()}
+    spans, names, host_of = list[dict[str, Any]](), list[dict[str, Any]](), dict[int, str]()
+    numbers: dict[tuple[str, int], int] = {}
+    for name, trace in traces.items():
+        for event in trace["traceEvents"]:
+            if event["ph"] in "XM" and type(event["pid"]) is int:  # not torch's arrows and spans of itself
+                number = numbers.setdefault((name, event["pid"]), len(numbers) + 1)
+                moved_us = event.get("ts", 0) + (began[name] - min(began.values())) / 1e3
+                (spans if event["ph"] == "X" else names).append({**event, "pid": number, "ts": moved_us})
+                if event["name"] == "process_name":
+                    label = f"{name}: {event['args']['name']}" if name else event["args"]["name"]
+                    names[-1]["args"], host_of[number] = {"name": label}, label.split(" on ", 1)[1].split(": ")[0]
+    offsets = _offsets(spans, host_of, clocks)
+    for event in spans:
+        event["ts"] -= offsets[host_of[event["pid"]]][0] * 1e6
+    first_us = min((event["ts"] for event in spans), default=0.0)
+    spans = [{**event, "ts": round(event["ts"] - first_us, 3)} for event in spans]
+    ordered = [{**event, "ts": 0} for event in names] + sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
+    aligned = {host: {"offset_s": offset_s, "uncertainty_s": error_s} for host, (offset_s, error_s) in offsets.items()}
+    return {"displayTimeUnit": "ms", "otherData": {"clocks": aligned}, "traceEvents": ordered}
+
+
+def _offsets(
+    spans: Sequence[Mapping[str, Any]], host_of: Mapping[int, str], clocks: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return for each host what to subtract from its times, and the remaining uncertainty, in seconds.
+
+    All ranks leave a collective together, so the ends of their waits show the offsets of the clocks. Without them, the
+    time stamps of the file system do; smaller offsets than their error do not count.
+    """
+    hosts, ends = set(host_of.values()), dict[int, list[float]]()
+    for span in (span for span in spans if span["name"] == "communication"):
+        ends.setdefault(span["pid"], []).append((span["ts"] + span["dur"]) / 1e6)
+    if len(hosts) == 1:
+        return dict.fromkeys(hosts, (0.0, 0.0))
+    if {host_of[pid] for pid in ends} == hosts and len(set(map(len, ends.values()))) == 1:
+        middle, ahead = [median(moment) for moment in zip(*ends.values(), strict=True)], dict[str, list[float]]()
+        for pid, own in ends.items():
+            ahead.setdefault(host_of[pid], []).extend(at - mid for at, mid in zip(own, middle, strict=True))
+        return {host: (median(one), median(abs(value - median(one)) for value in one)) for host, one in ahead.items()}
+    known = {host: clocks.get(host, (0.0, 1.0)) for host in hosts}
+    mid = median(offset for offset, _ in known.values())
+    return {host: (at - mid if abs(at - mid) > error else 0.0, error) for host, (at, error) in known.items()}

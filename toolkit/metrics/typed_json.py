@@ -7,6 +7,8 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from toolkit.errors import ToolkitError
 
+__all__ = ["read_typed"]
+
 
 def read_typed(value: Any, kind: Any, where: str, *, what: str, fix: str) -> Any:
     """Convert a JSON value to `kind`: a plain value, an optional one, or a tuple, dict or dataclass of such kinds.

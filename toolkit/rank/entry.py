@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rank.flight_recorder import answer_requests
 from toolkit.rank.result import store_result
 from toolkit.rank.torch_variables import set_for_program, set_for_script
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
@@ -41,6 +42,7 @@ _OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
 def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     """Run the entry as rank `rank`, record its error, and exit the process."""
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
+    answer_requests(attempt.flight_file(rank))
     try:
         _run_entry(environ, rank)
     except SystemExit as leave:  # the script called sys.exit()

@@ -17,6 +17,7 @@ from types import FrameType
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.ring import rings_of
+from toolkit.rank.flight_recorder import FLIGHT_SIGNAL
 from toolkit.rank.log import RankLog, ScriptLog
 from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
@@ -233,16 +234,21 @@ def _own_signal() -> int:
     return int(os.environ.get("TOOLKIT_SIGNAL") or 0)
 
 
-def _handles(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, by the mask SigCgt of proc(5)."""
-    status = _status_of(pid)
-    return bool(int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1)
+def _handles(pid: int, number: int, mask: str = "SigCgt") -> bool:
+    """Return whether a process has a handler for a signal, or has it in another mask of proc(5)."""
+    return bool(int(_status_of(pid).get(mask, "0"), 16) >> (number - 1) & 1)
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     """Write the stacks of the threads of the rank to a file, or its state if it is stopped or hangs in the kernel."""
-    if _handles(child, STACK_SIGNAL):  # a program that replaced the process has no such handler, and would be killed
-        with suppress(ProcessLookupError):
+    os.ftruncate(stacks, 0)  # of an earlier request
+    os.lseek(stacks, 0, os.SEEK_SET)  # the rank shares the position
+    # A program that replaced the process has no such handlers, and would be killed.
+    can_answer = _handles(child, STACK_SIGNAL)
+    with suppress(ProcessLookupError):
+        if _handles(child, FLIGHT_SIGNAL, "SigBlk"):
+            os.kill(child, FLIGHT_SIGNAL)
+        if can_answer:
             os.kill(child, STACK_SIGNAL)
     deadline = time.monotonic() + STACKS_PATIENCE_S
     written = 0
@@ -252,7 +258,8 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
         if 0 < written == before:  # the file no longer grows, so it is complete
             break
     text = os.pread(stacks, written, 0).decode(errors="replace")
-    write_text(path, text or f"no response: process {child} is in state {_process_state(child)}\n")
+    state = _process_state(child) if can_answer else f"{_process_state(child)} and is not a Python script of the job"
+    write_text(path, text or f"no response: process {child} is in state {state}\n")
 
 
 def _process_state(pid: int) -> str:

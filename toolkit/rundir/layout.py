@@ -312,8 +312,17 @@ class AttemptDirectory:
         return self.errors / f"rank-{rank:05}.json"
 
     def stack_file(self, rank: int) -> Path:
-        """Return the stack traces of a rank's threads when the attempt stalled."""
+        """Return the stack traces of a rank's threads when the attempt stalled, or at the last `toolkit stacks`."""
         return self.errors / f"rank-{rank:05}.stack"
+
+    def flight_file(self, rank: int) -> Path:
+        """Return the last collectives of a rank at the same time, if torch's flight recorder is on."""
+        return self.errors / f"rank-{rank:05}.flight"
+
+    @property
+    def kernels(self) -> Path:
+        """`request.json`, written by `toolkit trace --kernels`, and the kernels that each rank recorded for it."""
+        return self.path / "kernels"
 
     def rank_file(self, rank: int) -> Path:
         return self.ranks / f"rank-{rank:05}.json"

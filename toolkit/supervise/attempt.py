@@ -89,6 +89,7 @@ class AttemptWatch:
     _flag_tried_at: float = float("-inf")
     _kill_at: float | None = None  # end of the grace time after a stop request
     _is_stalled: bool = False
+    _is_stacks_asked: bool = False
     _may_stall: bool = True
     _unreadable_since: float | None = None
 
@@ -178,6 +179,10 @@ class AttemptWatch:
             self.reasons.refresh_end(self.attempt)
         self._report_wait(now)
         self._read_requests(now)
+        if self._is_stacks_asked:
+            self.event("stacks", summary=self._stacks(range(self.shape.ranks), ranks))
+            (self.run.control / "stacks").unlink(missing_ok=True)  # the reply
+            self._is_stacks_asked = False
         if self._have_all_ended(now):
             self.event("killed", reason="the launcher did not exit after every rank had")
             return True
@@ -267,6 +272,7 @@ class AttemptWatch:
             for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
                 if self.run.is_asked(name):
                     self.request.ask(cause)
+            self._is_stacks_asked = (self.run.control / "stacks").exists()
         if self.request.cause is None and self.request.warned:
             self.request.ask(self.reasons.why_warned())
         if self.request.cause is None and self.request.terminated:

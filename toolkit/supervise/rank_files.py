@@ -12,7 +12,7 @@ from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.log import say
 
-__all__ = ["begun_ranks"]
+__all__ = ["begun_ranks", "host_of"]
 
 NAMED = 8
 

@@ -3,11 +3,16 @@
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from toolkit.rundir.layout import AttemptDirectory
+from toolkit.errors import ToolkitError
+from toolkit.metrics.flight_record import disagreements
+from toolkit.rundir.files import read_json
+from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.rank_files import named, signal_guards_here
+
+__all__ = ["differing_collectives", "main_thread", "ranks_by"]
 
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
@@ -20,39 +25,64 @@ def collect_stacks(
     attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks, *, is_unmanaged: bool = False
 ) -> list[str]:
     """Request stacks, wait for their files, and summarize in a few lines at which position each rank is."""
+    for path in (path for rank in ranks for path in (attempt.stack_file(rank), attempt.flight_file(rank))):
+        path.unlink(missing_ok=True)  # of an earlier request
     # srun would deliver the signal to all processes of a rank, and so to programs that handle it.
     if is_unmanaged or not running.ask_for_stacks():
         signal_guards_here(attempt, signal.SIGUSR1)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in ranks):
         time.sleep(0.1)
-    places: dict[str, list[int]] = {}
-    for rank in ranks:
-        places.setdefault(_place(attempt, rank), []).append(rank)
+    places = ranks_by(innermost, attempt, ranks)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
     lines = [f"{named(members)}: {position}" for position, members in fewest_first[:SHOWN_PLACES]]
     more = len(places) - SHOWN_PLACES
-    return [*lines, f"and {more} more positions: see {attempt.errors}"] if more > 0 else lines
+    lines += [f"and {more} more positions: see {attempt.errors}"] if more > 0 else []
+    return [*lines, *differing_collectives(attempt)]
 
 
-def _place(attempt: AttemptDirectory, rank: int) -> str:
+def ranks_by(form: Callable[[str], str], attempt: AttemptDirectory, ranks: Sequence[int]) -> dict[str, list[int]]:
+    """Return the ranks by a form of their stacks, or by the reason why they have none."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        try:
+            place = form(attempt.stack_file(rank).read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            why = "has exited" if attempt.done_marker(rank).exists() else "its guard or node hangs, or got no signal"
+            place = f"did not respond within {PATIENCE_S:.0f} s: {why}"
+        found.setdefault(place, []).append(rank)
+    return found
+
+
+def main_thread(text: str) -> str:
+    """Return the stack of the main thread from the user's code inwards, or the reason why there is none."""
+    lines = _main(text).rstrip().splitlines()
+    own = [line.strip() for line in reversed(lines) if not re.search(r"<frozen |/toolkit/rank/|most recent call", line)]
+    return "\n".join(own or lines)
+
+
+def differing_collectives(attempt: AttemptDirectory) -> list[str]:
+    """Return what the flight recorders of the ranks show; [] if they are off or agree."""
     try:
-        text = attempt.stack_file(rank).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return f"did not respond within {PATIENCE_S:.0f} s"
-    return innermost(text)
+        files = sorted(attempt.errors.glob("rank-*.flight"))
+        return list(disagreements({rank_of(path): read_json(path) for path in files}))
+    except (ToolkitError, KeyError, TypeError, ValueError) as error:
+        return [f"cannot compare the flight recorders: {error}"]
 
 
 def innermost(text: str) -> str:
     """Return the innermost frame of the main thread, and the innermost one of the user's own code."""
-    # The main thread is printed last, whichever thread the signal interrupted.
-    main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
-    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    frames = [match for line in _main(text).splitlines() if (match := _FRAME.match(line))]
     if not frames:
         return text.strip().splitlines()[0] if text.strip() else "reported nothing"
     own = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
     position = f"{frames[0]['function']} ({_short(frames[0])})"
     return position if own is None or own is frames[0] else f"{position}, from {own['function']} ({_short(own)})"
+
+
+def _main(text: str) -> str:
+    """Return the lines of the main thread, which is printed last, whichever thread the signal interrupted."""
+    return re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
 
 
 def _short(frame: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from toolkit.metrics.verdicts import Severity
 from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.slurm.associations import Association, Limits, QueuedJob
@@ -14,7 +15,6 @@ from toolkit.slurm.limits import NodeShape, Reservation
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.checks import _of_site_file
 from toolkit.submission.preflight.cluster import Accounting
-from toolkit.submission.preflight.finding import Severity
 from toolkit.submission.preflight.nodes import against_nodes
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
 from toolkit.submission.preflight.shape import against_array_limits
@@ -68,7 +68,7 @@ def test_nothing_is_found_where_nothing_is_wrong(resolved, cluster):
 )  # fmt: skip
 def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, what, fix):
     finding = one(resolved(keys), cluster(**partition))
-    assert (finding.severity, finding.what, finding.fix) == ("refusal", what, fix)
+    assert (finding.term, finding.what, finding.fix) == ("refusal", what, fix)
     assert finding.where.endswith(where)
 
 
@@ -88,7 +88,7 @@ def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, wh
 )  # fmt: skip
 def test_no_node_is_so_large(resolved, cluster, keys, site, where, what, fix):
     finding = one(resolved(keys, site=site), cluster())
-    assert (finding.severity, finding.what, finding.fix) == ("refusal", what, fix)
+    assert (finding.term, finding.what, finding.fix) == ("refusal", what, fix)
     assert finding.where.endswith(where)
 
 
@@ -121,7 +121,7 @@ def test_nodes_that_are_down_are_waited_for(resolved, cluster):
     up, down = (NodeShape(2, name, 8, 16000, {}, frozenset(), is_usable=up) for name, up in (("a", True), ("b", False)))
     assert found(resolved("nodes = 2"), cluster([up, down])) == []
     finding = one(resolved("nodes = 3"), cluster([up, down]))
-    assert (finding.severity, finding.fix) == ("warning", "nodes = 2")
+    assert (finding.term, finding.fix) == ("warning", "nodes = 2")
     assert "but 2 of the 4 suitable ones are down, drained or reserved" in finding.what
     held = replace(down, is_usable=True, is_reserved=True)
     assert one(resolved("nodes = 3"), cluster([up, held])).severity == "warning"
@@ -152,7 +152,7 @@ def test_of_several_partitions_one_that_fits_is_enough(resolved, cluster):
 
 def test_more_tasks_than_an_array_takes_are_no_hindrance(resolved, cluster):
     finding = one(resolved('array = "0-1001"'), cluster())
-    assert finding.severity is Severity.NOTE
+    assert finding.severity is Severity.INFO
     assert (
         finding.what == "the task numbers of a Slurm array must be below 1001 (MaxArraySize), but the last task is 1001"
     )
@@ -199,7 +199,7 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
 )  # fmt: skip
 def test_what_accounting_allows(resolved, cluster, keys, limits, where, what, fix):
     finding = one(resolved(keys), accounted(cluster, of_qos=Limits(**limits)))
-    assert (finding.severity, finding.what, finding.fix) == ("refusal", what, fix)
+    assert (finding.term, finding.what, finding.fix) == ("refusal", what, fix)
     assert finding.where.endswith(where)
 
 
@@ -300,7 +300,7 @@ def test_whose_a_reservation_is(resolved, cluster, monkeypatch):
         return found(job, replace(cluster(), reservations=[Reservation("class", later, 2, (), **whose)]))
 
     (refusal,) = of(users=("bob", "eve"))
-    assert (refusal.severity, refusal.what) == ("refusal", "reservation class is only for bob, eve, but you are ada")
+    assert (refusal.term, refusal.what) == ("refusal", "reservation class is only for bob, eve, but you are ada")
     (warning,) = of(users=("bob",), accounts=("physics",))
     assert warning.severity == "warning" and "not for account chem" in warning.what
     for whose in (
@@ -379,7 +379,7 @@ def test_nodes_that_are_named_are_there(resolved, cluster, keys, where, what, fi
         },
     )
     finding = one(resolved(keys), here)
-    assert (finding.severity, finding.what, finding.fix) == ("refusal", what, fix)
+    assert (finding.term, finding.what, finding.fix) == ("refusal", what, fix)
     assert finding.where.endswith(where)
 
 

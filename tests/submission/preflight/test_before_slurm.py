@@ -19,7 +19,7 @@ from toolkit.submission.preflight.storage import Mount, check_room, check_shared
 
 
 def shape(job):
-    return [(one.severity.value, one.what, one.fix) for one in check_shape(job, request_of(job))]
+    return [(one.term, one.what, one.fix) for one in check_shape(job, request_of(job))]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_ranks_and_gpus(resolved):
 
 
 def files(job, *once):
-    return [(one.severity.value, one.where, one.what, one.fix) for one in check_files(job, once)]
+    return [(one.term, one.where, one.what, one.fix) for one in check_files(job, once)]
 
 
 def test_a_folder_of_logs_that_slurm_would_not_make(resolved, tmp_path):
@@ -106,7 +106,7 @@ def test_runs_where_only_this_host_sees_them(resolved, cluster, tmp_path, monkey
     job = resolved()
     private = Path("/tmp/runs")
     (finding,) = shared(job, private, cluster())
-    assert (finding.severity, "below /tmp, so other hosts cannot see it" in finding.what) == ("refusal", True)
+    assert (finding.term, "below /tmp, so other hosts cannot see it" in finding.what) == ("refusal", True)
     assert [one.severity for one in shared(job, private, None)] == ["warning"]
     monkeypatch.setattr(storage, "mount_of", lambda path: Mount(Path("/fast"), "tmpfs", "none"))
     assert "in the memory of this host (tmpfs)" in shared(job, Path("/fast/runs"), cluster())[0].what
@@ -117,7 +117,7 @@ def test_runs_where_only_this_host_sees_them(resolved, cluster, tmp_path, monkey
 def test_a_disk_of_this_host_is_worth_a_note(resolved, cluster, monkeypatch):
     monkeypatch.setattr(storage, "mount_of", lambda path: Mount(Path("/data"), "xfs", "/dev/sdb"))
     (finding,) = shared(resolved(), Path("/data/runs"), cluster())
-    assert finding.severity == "note" and "xfs at /data" in finding.what
+    assert finding.term == "note" and "xfs at /data" in finding.what
     site = '[paths]\nruns = "/data/runs"\n'  # the site file says that all nodes see it
     assert shared(resolved(site=site), Path("/data/runs"), cluster()) == []
     monkeypatch.setattr(storage, "mount_of", lambda path: Mount(Path("/data"), "nfs4", "server:/data"))
@@ -142,7 +142,7 @@ def test_room_for_the_next_checkpoint(resolved, tmp_path, monkeypatch):
 
     def found(free_bytes, free_files=10**6):
         monkeypatch.setattr(storage.os, "statvfs", lambda _: Room(free_bytes, 1, free_files, 10**7))
-        return [(one.severity.value, one.what) for one in check_room(resolved(), tmp_path / "runs", run)]
+        return [(one.term, one.what) for one in check_room(resolved(), tmp_path / "runs", run)]
 
     assert [severity for severity, _ in found(5000)] == ["refusal"]
     assert found(10**12) == []
@@ -185,5 +185,5 @@ def test_quota(resolved, tmp_path, monkeypatch, line, severity, what):
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setattr(storage.os, "statvfs", lambda _: Room(10**12, 1, 10**6, 10**7))
     found = list(check_room(resolved(), tmp_path / "runs"))
-    assert [one.severity.value for one in found] == ([severity] if severity else [])
+    assert [one.term for one in found] == ([severity] if severity else [])
     assert not found or what in found[0].what

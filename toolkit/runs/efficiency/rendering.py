@@ -43,7 +43,7 @@ def lines_of(efficiency: Efficiency) -> Iterator[str]:
         yield "steps     unknown"
     yield f"counted   by {efficiency.source}"
     for number, advice in enumerate(efficiency.advice):
-        yield f"{'' if number else 'change':<10}{advice.flag}: {advice.why}"
+        yield f"{'' if number else 'change':<10}{advice.change}: {advice.said}"
     if not efficiency.advice:
         yield "change    nothing, according to these figures"
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toolkit.metrics.step_advice import Advice
 from toolkit.runs.status.state_table import RunStatus
 
 
@@ -28,14 +29,6 @@ class GpuUsage:
     utilisation_peak: float
     memory_peak_bytes: int
     memory_bytes: int
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A flag of `toolkit submit` and `resume` that requests the required amount, and why."""
-
-    flag: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +76,7 @@ class Efficiency:
         """Return the documented JSON of `efficiency --json`."""
         value = asdict(self)
         del value["status"]
+        value["advice"] = [{"flag": one.change, "why": one.said} | asdict(one) for one in self.advice]
         for name in ("walltime_s", "cpu_s", "memory_bytes"):
             value[name]["share"] = getattr(self, name).share
         return {"run_id": self.status.run_id, "state": self.status.state.value, **value}

@@ -1,5 +1,7 @@
 """Request a save, a stop or a requeue from a running run, and record requeues."""
 
+import time
+
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import newest_parts
@@ -12,7 +14,10 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.supervise.launch import is_unmanaged
 
-__all__ = ["ask_for", "requeue_run", "what_follows_a_stop"]
+__all__ = ["ask_for", "request_stacks", "requeue_run", "require_running", "what_follows_a_stop"]
+
+
+REPLY_S = 30.0
 
 
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
@@ -21,7 +26,7 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
     Raises:
         CheckFailedError: the run is not running, or its ranks never check for saves.
     """
-    status = _require_running(run, f"so it cannot {request}")
+    status = require_running(run, f"so it cannot {request}")
     if request == "save" and _is_unmanaged(run) and not _reports_steps(run):
         raise CheckFailedError(
             f"run {run.run_id} cannot save on request: its program has not called world.should_stop",
@@ -32,6 +37,27 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
         note_request(part, request, f"toolkit {request}")
         write_text(part.control / request, utc_now() + "\n")
     return status
+
+
+def request_stacks(run: RunDirectory) -> AttemptDirectory:
+    """Make the supervisor collect the stacks of all ranks, wait for them, and return the attempt.
+
+    Raises:
+        CheckFailedError: the run is not running, or its supervisor does not respond.
+    """
+    require_running(run, "so it has no stacks")
+    ask_for(run, "stacks")
+    asked, deadline = run.control / "stacks", time.monotonic() + REPLY_S
+    while (is_waiting := asked.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    asked.unlink(missing_ok=True)
+    attempt = run.last_attempt()
+    if is_waiting or attempt is None or recorded_job(run).job.once:
+        raise CheckFailedError(
+            f"the supervisor of run {run.run_id} has not collected stacks", where=str(asked),
+            fix="name a task of an array, and check `toolkit logs`; the ranks of a batch script (job.once) have no stacks",
+        )  # fmt: skip
+    return attempt
 
 
 def what_follows_a_stop(run: RunDirectory) -> str:
@@ -64,7 +90,7 @@ def requeue_run(run: RunDirectory) -> RunStatus:
         CheckFailedError: the run is not running in a Slurm job.
         SchedulerRefusedError: Slurm does not requeue it.
     """
-    status = _require_running(run, "so there is nothing to requeue")
+    status = require_running(run, "so there is nothing to requeue")
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-"):
         raise CheckFailedError(
@@ -108,7 +134,8 @@ def requeue_asked_at(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     return next((time for time in times if begun.time <= time <= end.time), "")
 
 
-def _require_running(run: RunDirectory, so: str) -> RunStatus:
+def require_running(run: RunDirectory, so: str) -> RunStatus:
+    """Return the status of a running run, or raise CheckFailedError with the consequence `so`."""
     status = run_status(run)
     if status.state is not RunState.RUNNING:
         raise CheckFailedError(

@@ -12,6 +12,7 @@ from toolkit.config.checks import beyond_limits
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, all_of
+from toolkit.metrics.verdicts import Severity
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.job import Request, request_of, sbatch_words, slurm_of, uses_slurm
 from toolkit.slurm.commands import UnknownClusterError
@@ -19,7 +20,7 @@ from toolkit.slurm.sbatch_options import last_value_of, value_of
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.cluster import Cluster, ask_cluster
 from toolkit.submission.preflight.cost import Cost, cost_of, in_words, together
-from toolkit.submission.preflight.finding import About, Finding, Severity
+from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.preflight.nodes import against_nodes
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
 from toolkit.submission.preflight.shape import against_array_limits, check_dependency, check_shape, check_sums
@@ -116,7 +117,7 @@ class Preflight:
 
     @property
     def refusals(self) -> list[Finding]:
-        return [one for one in self.findings if one.severity is Severity.REFUSAL]
+        return [one for one in self.findings if one.severity is Severity.CRITICAL]
 
     @property
     def warnings(self) -> list[Finding]:
@@ -206,11 +207,11 @@ def _of_site_file(job: ResolvedJob, site: Site, found: Sequence[Finding], *, pas
 
     `past_time` is true if the QOS of the job overrides the time limit of the partition.
     """
-    told = {one.where for one in found if one.severity is Severity.REFUSAL}
+    told = {one.where for one in found if one.severity is Severity.CRITICAL}
     if past_time:
         told.add(job.origin("job.time").place("job.time"))
     return [
-        Finding("site_limits", Severity.REFUSAL, error.where, error.message, error.fix)
+        Finding("site_limits", Severity.CRITICAL, error.where, error.message, error.fix)
         for error in beyond_limits(job, site)
         if error.where not in told
     ]
@@ -218,8 +219,7 @@ def _of_site_file(job: ResolvedJob, site: Site, found: Sequence[Finding], *, pas
 
 def _ordered(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return findings by severity; one that several components share is reported once."""
-    order = list(Severity)
-    return tuple(sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity)))
+    return tuple(sorted(dict.fromkeys(found), key=lambda one: -one.severity.order))
 
 
 # The prefix of a refusal that does not end the command.

@@ -10,11 +10,12 @@ from datetime import datetime
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import counted
+from toolkit.metrics.verdicts import Severity
 from toolkit.runs.record.job import Request
 from toolkit.slurm.limits import PartitionLimits, Reservation
 from toolkit.slurm.times import format_slurm_time
 from toolkit.submission.preflight.cluster import Cluster
-from toolkit.submission.preflight.finding import About, Finding, Severity
+from toolkit.submission.preflight.finding import About, Finding
 
 __all__ = ["against_partitions", "against_reservation", "cpu_fix", "in_gib"]
 
@@ -39,7 +40,7 @@ def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> 
     beyond = cluster.limits_of(request).flags
     charged = cluster.with_defaults(request)
     found = [list(_against(job, charged, one, beyond)) for one in chosen]
-    refused = [any(one.severity is Severity.REFUSAL for one in findings) for findings in found]
+    refused = [any(one.severity is Severity.CRITICAL for one in findings) for findings in found]
     return found[0] if all(refused) else found[refused.index(False)]
 
 
@@ -48,7 +49,7 @@ def _whichever_is_meant(job: ResolvedJob, request: Request, cluster: Cluster) ->
     beyond = cluster.limits_of(request).flags
     here = cluster.candidates(request)
     first, *others = [
-        [one for one in _against(job, request, partition, beyond) if one.severity is Severity.REFUSAL]
+        [one for one in _against(job, request, partition, beyond) if one.severity is Severity.CRITICAL]
         for partition in here
     ]
     for finding in first:

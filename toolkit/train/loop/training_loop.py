@@ -14,6 +14,7 @@ from toolkit.metrics.training import TrainRecord
 from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import share, split
 from toolkit.train.guard import StepDecision
+from toolkit.train.loop.kernels import KernelSteps
 from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
 from toolkit.train.loop.recording import RecordedSteps
 from toolkit.train.loop.step import OptimizerStep, Stepped
@@ -58,11 +59,12 @@ def training_steps(
             limit.
     """
     mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
-    profiled = ProfiledSteps(world, settings, step)
+    profiled, kernels = ProfiledSteps(world, settings, step), KernelSteps(world)
     recorded = RecordedSteps(world.device, profile, profiled.steps, is_compiled=settings.compile)
     while state.step < settings.steps and not _is_over(step.schedule, validations):
         recorded.begin(state.step + 1)
         profiled.begin(state.step + 1)
+        kernels.begin(state.step + 1)
         samples = share(state.samples, settings.batch, mesh.data_rank, mesh.data_size)
         with profile.phase(DATA):
             micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
@@ -104,6 +106,7 @@ def training_steps(
             break
     recorded.close()
     profiled.end()
+    kernels.begin(float("inf"))
 
 
 def _goes_back(world: World, state: TrainingState, decision: StepDecision, saves: Saves | None) -> bool:
