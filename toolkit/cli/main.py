@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "timeline": ("toolkit.cli.explain", "timeline", "Draw how a run spent its time."),
     "explain": ("toolkit.cli.explain", "explain", "Explain the state of a run, and what to do."),
     "verdict": ("toolkit.cli.verdict", "verdict", "Show what slows a run down or endangers it."),
+    "metrics": ("toolkit.cli.metrics", "metrics", "Provide metrics to Prometheus, Grafana and others."),
     "efficiency": ("toolkit.cli.explain", "efficiency", "Compare what a run used with what it requested."),
     "rehearse": ("toolkit.cli.rehearse", "rehearse", "Inject a failure into a run, and measure what it costs."),
     "history": ("toolkit.cli.follow", "history", "List all runs, newest first."),
