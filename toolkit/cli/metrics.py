@@ -82,22 +82,27 @@ def push(run: str, runs: Path | None, gateway: str, is_deletion: bool) -> None:
     "--what", type=click.Choice(["training", "windows", "verdicts"]), default="training", help="For --csv [training]."
 )
 @click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Write event files of TensorBoard.")
-def export(run: str, runs: Path | None, csv: TextIO | None, what: str, tensorboard: Path | None) -> None:
-    """Export the records of RUN as CSV, or as events of TensorBoard.
+@click.option("--otlp", metavar="URL|FILE", help="Send spans to an OpenTelemetry collector, or write them as JSON.")
+def export(run: str, runs: Path | None, csv: TextIO | None, what: str, tensorboard: Path | None, otlp: str) -> None:
+    """Export the records of RUN as CSV, events of TensorBoard, or spans of OpenTelemetry.
 
     \b
     toolkit metrics export last --csv steps.csv
-    toolkit metrics export last --tensorboard tb
+    toolkit metrics export last --tensorboard tb --otlp http://localhost:4318
     """
     from toolkit.runs.outputs import write_csv, write_events
+    from toolkit.runs.spans import export_spans
 
-    if not (csv or tensorboard):
-        raise click.UsageError("expected --csv or --tensorboard")
+    if not (csv or tensorboard or otlp):
+        raise click.UsageError("expected --csv, --tensorboard or --otlp")
     found = find(run, runs)
     if csv:
         write_csv(found, what, csv)
     if tensorboard:
         write_events(found, tensorboard)
+    if otlp:
+        to = otlp if otlp.startswith(("http://", "https://")) else click.File("w")(otlp)
+        say(f"exported {export_spans(found, to)} spans")
 
 
 def _print(name: str) -> None:
