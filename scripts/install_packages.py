@@ -13,8 +13,11 @@ sys.path.insert(0, str(ROOT))
 from toolkit.devcluster.packages import PACKAGES  # noqa: E402
 
 # The tests use strace to interrupt processes that save checkpoints, mkfs.ext4 for small disks that become full, tmux
-# for shells of sessions, and zsh and fish for shell completion.
-NEEDED = (*PACKAGES, "strace", "e2fsprogs", "tmux", "zsh", "fish")
+# for shells of sessions, zsh and fish for shell completion, and Prometheus with its programs for `toolkit metrics`.
+NEEDED = (
+    *PACKAGES, "strace", "e2fsprogs", "tmux", "zsh", "fish", "prometheus", "prometheus-alertmanager",
+    "prometheus-pushgateway",
+)  # fmt: skip
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 

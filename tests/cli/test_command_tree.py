@@ -22,7 +22,8 @@ def of(names: str, why: str) -> dict[str, str]:
 NO_JSON = {
     **of(
         "submit run resume rerun cancel stop save requeue session-start session-exec session-attach session-notebook "
-        "session-stop alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send import trace jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index",
+        "session-stop alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send import trace jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index "
+        "metrics-serve metrics-push metrics-export dash report",
         "does something; what it prints is a line about it",
     ),
     **of(
@@ -34,6 +35,7 @@ NO_JSON = {
     "wait": "its exit code is the answer",
     "config-schema": "prints JSON in any case",
     "completion": "prints a script",
+    **of("metrics-dashboard metrics-rules", "prints a file"),
 }
 # Commands without --print-cmd, and why.
 NO_SLURM = {
@@ -49,6 +51,7 @@ NO_SLURM = {
         "devcluster-restore",
         "is Slurm's administrator: its commands are those of the daemons",
     ),
+    **of("metrics-dashboard metrics-rules", "prints a file"),
     "completion": "prints a script; what TAB asks Slurm stays unsaid amid a line",
     **of("bench-collectives bench-step", "runs a job here; its supervisor's srun stands in the run's log"),
 }

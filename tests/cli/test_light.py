@@ -12,7 +12,7 @@ from toolkit.cli.main import COMMANDS, cli
 
 # Each line is one command; FOLDER is a fresh folder, RUN a run that has ended, CKPT a folder that holds checkpoints.
 LOGIN_COMMANDS = [
-    "submit JOB --dry-run", "submit JOB --wait", "render JOB", "import JOB", "status", "logs RUN", "wait RUN", "cancel RUN", "history",
+    "submit JOB --dry-run", "submit JOB --wait", "render JOB", "import JOB", "status", "metrics dashboard", "logs RUN", "wait RUN", "cancel RUN", "history",
     "resume RUN --wait", "jobs list", "jobs copy mpi_hello FOLDER", "site list", "site show local", "site detect", "site partitions JOB", "site check local",
     "config show JOB", "config schema job", "topo show --help", "topo check --help", "topo groups --help",
     "ckpt ls CKPT", "ckpt show CKPT", "ckpt verify CKPT",

@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "advise": ("toolkit.cli.advise", "advise", "Advise what to change in a run, and measure what changes gained."),
     "stacks": ("toolkit.cli.advise", "stacks", "Show what the ranks of a running run do at the moment."),
     "trace": ("toolkit.cli.advise", "trace", "Merge the traces of all ranks of a run into one file."),
+    "metrics": ("toolkit.cli.metrics", "metrics", "Provide metrics to Prometheus, Grafana and others."),
     "efficiency": ("toolkit.cli.explain", "efficiency", "Compare what a run used with what it requested."),
     "rehearse": ("toolkit.cli.rehearse", "rehearse", "Inject a failure into a run, and measure what it costs."),
     "history": ("toolkit.cli.follow", "history", "List all runs, newest first."),

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.metrics.records import RecordLog, last_of, read_steps
 
-__all__ = ["ValidationLog", "ValidationRecord", "in_words", "last_validation"]
+__all__ = ["ValidationLog", "ValidationRecord", "in_words", "last_validation", "read_validations"]
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,11 @@ class RunReadings:
     def update(self) -> None:
         """Read what was added since the last call. A damaged file is named in `problems`."""
         self._follow_attempt()
-        for record in self._train.new():
-            while self.training and self.training[-1].step >= record.step:  # steps repeat after a resume
-                self.training.pop()
-            self.training.append(record)
+        while records := self._train.new():  # a part of a long file
+            for record in records:
+                while self.training and self.training[-1].step >= record.step:  # steps repeat after a resume
+                    self.training.pop()
+                self.training.append(record)
         self.validations += self._validation.new()
         self.saves += self._save.new()
         self.verdicts += self._verdict.new()

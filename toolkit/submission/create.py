@@ -168,7 +168,7 @@ def _make(planned: _Planned, request: JobRequest, *, instead: str) -> RunDirecto
     return run
 
 
-_ENVIRONMENT = ("CONDA_DEFAULT_ENV", "HOSTNAME", "LANG", "LOADEDMODULES", "USER", "VIRTUAL_ENV")
+_ENVIRONMENT = ("CONDA_DEFAULT_ENV", "HOSTNAME", "LANG", "LOADEDMODULES", "TRACEPARENT", "USER", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+"""`toolkit metrics`: the metrics of runs for Prometheus, Grafana and other programs."""
+
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from toolkit.cli.options import RUN, print_command_option, runs_option
+from toolkit.runs.named_runs import find
+from toolkit.terminal.talk import say
+
+_PATH = click.Path(path_type=Path)
+_RANKS = {"worst": 16, "all": sys.maxsize}
+
+
+@click.group()
+def metrics() -> None:
+    """Provide the metrics of runs to other programs: serve, push, export, dashboard, rules.
+
+    \b
+    toolkit metrics serve last
+    """
+
+
+@metrics.command()
+@click.argument("run", type=RUN, nargs=-1, required=True)
+@runs_option
+@print_command_option
+@click.option("--socket", type=_PATH, help="Unix socket [in XDG_RUNTIME_DIR or /tmp/toolkit-UID].")
+@click.option("--listen", default="", metavar="ADDRESS:PORT", help="TCP address; requires the secret of RUN as token.")
+@click.option("--ranks", type=click.Choice(list(_RANKS)), default="worst", help="Ranks to show [worst: 16 by work].")
+@click.option("--sd-file", type=_PATH, help="With --listen: write a target for Prometheus into this .json file.")
+def serve(run: tuple[str, ...], runs: Path | None, socket: Path | None, listen: str, ranks: str, sd_file: Path) -> None:
+    """Serve the metrics of RUNs to Prometheus, until Ctrl-C. The token is that of the first RUN.
+
+    \b
+    toolkit metrics serve last
+    toolkit metrics serve last --listen 127.0.0.1:9464 --sd-file targets/last.json
+    """
+    from toolkit.observe.exporter import MetricsServer, socket_folder
+    from toolkit.supervise.secrets import read_secret_file
+
+    found = [find(one, runs) for one in run]
+    (host, _, port), secret = listen.rpartition(":"), found[0].secret
+    if (socket if listen else sd_file) or (listen and not (host and port.isdigit() and int(port) < 65536)):
+        raise click.UsageError("expected --socket PATH, or --listen ADDRESS:PORT with or without --sd-file PATH")
+    token = read_secret_file(str(secret), where="--listen") if listen else ""
+    address = (host, int(port)) if listen else str(socket or socket_folder() / f"{found[0].run_id}.sock")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))
+    with MetricsServer(address, found, _RANKS[ranks], token, sd_file) as server:
+        say(f"serving {server.target}{listen and f'; the token is in {secret}'}")
+        server.serve_forever()
+
+
+@metrics.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@print_command_option
+@click.option("--gateway", metavar="URL", required=True, help="URL of the Pushgateway.")
+@click.option("--delete", "is_deletion", is_flag=True, help="Delete the group of the job and site instead.")
+def push(run: str, runs: Path | None, gateway: str, is_deletion: bool) -> None:
+    """Push the result of RUN, which has ended, to a Prometheus Pushgateway.
+
+    \b
+    toolkit metrics push last --gateway http://localhost:9091
+    """
+    from toolkit.runs.outputs import push_end
+
+    click.echo(push_end(find(run, runs), gateway, is_deletion=is_deletion))
+
+
+@metrics.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@print_command_option
+@click.option("--csv", type=click.File("w"), help="Write CSV; - is stdout.")
+@click.option(
+    "--what", type=click.Choice(["training", "windows", "verdicts"]), default="training", help="For --csv [training]."
+)
+@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Write event files of TensorBoard.")
+@click.option("--otlp", metavar="URL|FILE", help="Send spans to an OpenTelemetry collector, or write them as JSON.")
+def export(run: str, runs: Path | None, csv: TextIO | None, what: str, tensorboard: Path | None, otlp: str) -> None:
+    """Export the records of RUN as CSV, events of TensorBoard, or spans of OpenTelemetry.
+
+    \b
+    toolkit metrics export last --csv steps.csv
+    toolkit metrics export last --tensorboard tb --otlp http://localhost:4318
+    """
+    from toolkit.runs.outputs import write_csv, write_events
+    from toolkit.runs.spans import export_spans
+
+    if not (csv or tensorboard or otlp):
+        raise click.UsageError("expected --csv, --tensorboard or --otlp")
+    found = find(run, runs)
+    if csv:
+        write_csv(found, what, csv)
+    if tensorboard:
+        write_events(found, tensorboard)
+    if otlp:
+        to = otlp if otlp.startswith(("http://", "https://")) else click.File("w")(otlp)
+        say(f"exported {export_spans(found, to)} spans")
+
+
+def _print(name: str) -> None:
+    from toolkit.observe.series import data_file
+
+    click.echo(data_file(name), nl=False)
+
+
+for _name, _file in {"dashboard": "dashboard.json", "rules": "rules.yml"}.items():
+    _help = f"Print the shipped {_name} for Grafana and Prometheus.\n\n\b\ntoolkit metrics {_name} > {_file}"
+    metrics.add_command(click.Command(_name, callback=partial(_print, _file), help=_help))

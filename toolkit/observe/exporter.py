@@ -1,0 +1,109 @@
+"""Serve the series of runs by HTTP, on a unix socket of the user or on a TCP port that requires a token."""
+
+import hmac
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Lock
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.observe.readings import RunReadings
+from toolkit.observe.series import records_of, text_of
+from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.files import write_text
+from toolkit.rundir.layout import RunDirectory
+
+__all__ = ["MetricsServer", "socket_folder"]
+
+
+class MetricsServer(ThreadingMixIn, TCPServer):
+    """Serves the series of runs and their tasks on the path of a socket, or on a (host, port) to clients with the token.
+
+    `targets` is a file for the service discovery of Prometheus, which exists until the server is closed.
+    """
+
+    daemon_threads = allow_reuse_address = True
+
+    def __init__(
+        self, address: Any, runs: Sequence[RunDirectory], ranks: int, token: str, targets: Path | None
+    ) -> None:
+        self.runs, self.ranks, self.token, self.lock = runs, ranks, token, Lock()
+        self.readings, self.files = dict[Path, RunReadings](), list[Path]()  # the files to remove
+        self.names = ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn(), address[0])
+        self.address_family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        if isinstance(address, str):
+            os.umask(0o177)  # only this user can open the socket
+            with socket.socket(socket.AF_UNIX) as client:  # a server that was killed left its socket
+                if Path(address).is_socket() and client.connect_ex(address):
+                    Path(address).unlink()
+        try:
+            super().__init__(address, _Handler)
+            self.target = address if isinstance(address, str) else f"{address[0]}:{self.server_address[1]}"
+            self.files += [Path(address)] if isinstance(address, str) else []
+            if targets is not None:
+                write_text(targets, json.dumps([{"targets": [self.target]}]), mode=0o644)
+                self.files.append(targets)
+        except OSError as error:
+            self.server_close()
+            where, why = error.filename or str(address).strip("()"), f"cannot serve: {error.strerror or error}"
+            raise ToolkitError(why, where=where, fix="choose another address or file") from error
+
+    def server_close(self) -> None:
+        super().server_close()
+        for path in self.files:
+            path.unlink(missing_ok=True)
+
+    def text(self) -> str:
+        """Return the series of this moment. A run that has no attempt, or was removed, has none."""
+        shown = []
+        with self.lock:
+            for run in (one for each in self.runs for one in each.with_tasks()):
+                if (attempt := run.last_attempt()) is not None:
+                    end, readings = AttemptRecord.read(attempt), self.readings.setdefault(run.path, RunReadings(run))
+                    readings.update()
+                    own = {"run_id": run.run_id, "job_name": run.job_name}
+                    shown.append((own, records_of(readings, end, self.ranks)))
+        return text_of(shown)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 30.0
+    server: MetricsServer
+
+    def do_GET(self) -> None:
+        given, token = self.headers.get("Authorization", ""), f"Bearer {self.server.token}"
+        status, text = 404, "expected /metrics\n"
+        if self.server.token and self.headers.get("Host", "").partition(":")[0] not in self.server.names:
+            status, text = 421, "expected a name of this host in the header Host\n"  # against DNS rebinding
+        elif self.server.token and not hmac.compare_digest(given.encode(), token.encode()):
+            status, text = 401, "expected the token in the file `secret` of the run\n"
+        elif self.path == "/metrics":
+            try:
+                status, text = 200, self.server.text()
+            except (ToolkitError, OSError) as error:
+                status, text = 500, f"{error}\n"
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("WWW-Authenticate", "Bearer")
+        with suppress(ConnectionError):  # the client closed the connection
+            self.end_headers()
+            self.wfile.write(text.encode("utf-8", "replace"))
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a line per scrape would hide messages."""
+
+
+def socket_folder() -> Path:
+    """Return a folder in $XDG_RUNTIME_DIR or /tmp that only this user can access, after making it."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/missing")
+    folder = runtime / "toolkit" if runtime.is_dir() else Path(f"/tmp/toolkit-{os.geteuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if ((status := folder.lstat()).st_mode, status.st_uid) != (0o40700, os.geteuid()):
+        raise ToolkitError("other users can access it", where=str(folder), fix="remove it, or pass --socket PATH")
+    return folder
