@@ -44,6 +44,7 @@ def watch(attempt):
             "notify": {"webhook": "", "sender": sender, "channels": {"team": "slack:file:/nonexistent"}},
         }  # fmt: skip
         made = Alerting(attempt, job, lambda: left_s, lambda target, *arguments: target(*arguments))
+        make.resolve_all = made.resolve_all
         return lambda value, **more: made.look([] if value is None else [window(value)], [], [], **more)
 
     return make
@@ -77,6 +78,15 @@ def test_after_a_requeue_the_alert_continues_without_another_notification(attemp
     for value in (None, 1.0, 3.0):
         looks(value)
     assert len(lines(attempt)) == len(waiting(attempt)) == 1
+
+
+def test_the_end_of_the_run_resolves_what_still_fires(attempt, watch):
+    watch()(3.0)
+    watch()  # the process that ends the run reads the state from the file
+    watch.resolve_all("completed")
+    watch.resolve_all("completed")
+    assert [one.state for one in lines(attempt)] == ["firing", "resolved"]
+    assert waiting(attempt)[1].endswith("warning high resolved: the run has ended: completed (x > 2)")
 
 
 def test_what_the_node_cannot_send_stays_for_the_login_side(attempt, watch, capsys):

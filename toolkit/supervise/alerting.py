@@ -67,6 +67,20 @@ class Alerting:
             if alert.is_notification:
                 self._notify(rule, alert)
 
+    def resolve_all(self, reason: str) -> None:
+        """Resolve every firing alert, because the run has ended: nothing else would close its incident."""
+        if not self._rules:
+            return
+        machine, log = self._states = self._states or self._continued()
+        for alert in list(machine.latest.values()):
+            if alert.state is AlertState.FIRING:
+                message = f"the run has ended: {reason}"
+                alert = replace(alert, state=AlertState.RESOLVED, message=message, time=utc_now(), action="")
+                machine.latest[alert.rule] = alert
+                log.write(alert)
+                if alert.is_notification:
+                    self._notify(self._rules[alert.rule], alert)
+
     def _continued(self) -> tuple[AlertMachine, AlertLog]:
         """Return the states as the previous attempt left them."""
         path, earlier = self._attempt.run.metrics / "alerts.jsonl", list[Alert]()

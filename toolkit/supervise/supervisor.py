@@ -374,6 +374,13 @@ class Supervisor:
         retry = replace(self.retry, room_seconds=ROOM_S)  # wait until the user frees space for this record
         record_end(attempt, end, decision, seconds, retry)
         self.webhook.tell(attempt, end, decision)
+        if decision.next is Next.END:
+            try:
+                Alerting(attempt, self.job, self.allocation.left_s, self.webhook.start).resolve_all(
+                    decision.cause.value
+                )
+            except OSError as error:
+                say(f"cannot resolve the alerts of the run: {error.strerror}")
 
     def _leave(self, attempt: AttemptDirectory, decision: EndDecision) -> int:
         state = decision.final_state.value if decision.next is Next.END else decision.next.value
