@@ -24,7 +24,7 @@ LOGIN_COMMANDS = [
     "data pack JOB -o FOLDER.tokens --processes 1", "data show FOLDER.tokens", "data index JOB",
     "preflight JOB", "efficiency RUN", "timeline RUN", "watch RUN",
     "alerts RUN", "alerts history RUN", "alerts send RUN", "alerts check JOB --against RUN", "explain RUN", "verdict RUN",
-    "advise RUN", "stacks RUN", "trace RUN -o FOLDER.json", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN", "rerun RUN --wait", "diff RUN last",
+    "advise RUN", "stacks RUN", "trace RUN -o FOLDER.json", "report RUN -o FOLDER.html", "dash NONE", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN", "rerun RUN --wait", "diff RUN last",
     "session ls", "session start", "session exec NONE -- true",
     "gc --dry-run",
     "doctor", "completion fish",

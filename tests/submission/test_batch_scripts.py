@@ -110,3 +110,21 @@ def test_a_stop_reaches_the_programs_of_a_script(toolkit, tmp_path: Path, wait_u
     toolkit.ok("stop", run.run_id)
     assert toolkit("wait", run.run_id).code == 130
     assert "saved" in log.read_text()
+
+
+def test_variables_of_slurm_that_do_not_exist_here_are_named(toolkit, tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "# $SLURM_NODEID\ncd $SLURM_SUBMIT_DIR && echo in $PWD\necho ${SLURM_NTASKS:-1} $SLURM_JOB_ID\necho ${SLURM_JOB_ID}",
+    )
+    said = toolkit("run", script)
+    assert f"in {Path.cwd()}\n" in said.out
+    assert "job.sh reads variables that only Slurm sets: SLURM_JOB_ID (line 4, 5). Fix:" in said.err
+
+
+def test_arguments_before_the_dashes_are_rejected(toolkit, tmp_path: Path) -> None:
+    script = write(tmp_path, 'echo "[$@]"')
+    assert "unexpected argument 'ok'; write `--` before" in toolkit("run", script, "ok", "--", "x").err
+    assert "[ok x]" in toolkit.ok("run", script, "--", "ok", "x")
+    assert "[ok x]" in toolkit.ok("run", script, "ok", "x")  # as for sbatch
+    assert "unexpected argument 'ok'; write `--` before" in toolkit("resume", "last", "ok", "--", "x").err

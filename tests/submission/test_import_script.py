@@ -30,16 +30,16 @@ def test_directives_lines_and_launch_become_tables(tmp_path: Path) -> None:
     assert tables == {
         "job": {
             "name": "gpt", "nodes": 2, "ranks_per_node": 4, "cpus_per_rank": 8, "gpus_per_node": 4, "mem_gb_per_node": 64,
-            "time": "1-0", "signal": "USR1", "sbatch": ["--exclusive"], "entry": "train.py", "argv": ["--lr", "3e-4", "--name", "my run"],
+            "time": "1-0", "signal": "USR1", "sbatch": ["--exclusive"], "entry": ["python", "train.py", "--lr", "3e-4", "--name", "my run"],
         },
         "env": {
             "modules": ["cuda/12", "nccl"],
             "setup": ["source env/bin/activate", "export HF_HOME=/scratch/hf", "export TAG=$SLURM_JOB_ID", "LR=3e-4"],
         },
-        "restart": {"warn_s": 300},
+        "restart": {"crashes": 0, "walltimes": 0, "warn_s": 300},
         "notify": {"mail": ["me@example.org"], "mail_on": ["END"]},
     }  # fmt: skip
-    assert [note.partition(":")[0] for note in notes] == ["line 4", "line 8"]
+    assert [note.partition(":")[0] for note in notes] == ["line 4", "line 8", "line 6", "[restart]"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,9 @@ def test_directives_lines_and_launch_become_tables(tmp_path: Path) -> None:
 )
 def test_launches(tmp_path: Path, launch: str, expected: dict) -> None:
     tables, _ = imported(tmp_path, f'#SBATCH -N2\nARGS="-a 1"\n{launch}')
-    assert tables["job"] == {"nodes": 2} | expected
+    defaults = {"name": "job.sh", "nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}
+    assert tables["job"] == defaults | expected
+    assert tables["restart"] == {"crashes": 0, "walltimes": 0}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_launches(tmp_path: Path, launch: str, expected: dict) -> None:
         ("python train.py > log", "line 3 needs a shell"),
         ("srun python a.py\nsrun python b.py", "line 4 follows the launch"),
         ("srun python a.py --task $SLURM_ARRAY_TASK_ID", "only a shell can evaluate"),
-        ("accelerate launch --config_file c.yaml a.py", "--config-file has no key"),
+        ("accelerate launch --config_file c.yaml a.py", "line 3: --config_file has no key"),
         ("python train.py", "line 3 starts no ranks"),
         ("echo hello", "it starts no ranks"),
         ("X=$(date)\nsrun python a.py --at $X", "only a shell can evaluate"),
@@ -80,8 +82,10 @@ def test_launches(tmp_path: Path, launch: str, expected: dict) -> None:
         ('"', "line 3 needs a shell"),
         ("srun", "line 3 names no program"),
         ("A=1 make\nsrun python a.py", "line 3 needs a shell"),
-        ("export -n A\nsrun python a.py", "line 3 starts no ranks"),
-        ("make\nsrun ./a.out", "line 3 starts no ranks"),
+        ("export -n A\nsrun python a.py", "line 3 has no translation: export -n A"),
+        ("umask 077\nsrun ./a.out", "line 3 has no translation: umask 077"),
+        ("/venv/bin/torchrun a.py", "line 3 runs /venv/bin/torchrun in a Python that only this file names"),
+        ("echo 'a\\\nb'\nsrun ./a.out", "line 3 needs a shell"),
     ],
 )
 def test_bodies_that_stay_a_script(tmp_path: Path, body: str, reason: str) -> None:
@@ -112,7 +116,9 @@ def test_secrets_are_never_written(tmp_path: Path, text: str) -> None:
     tables, notes = imported(tmp_path, text)
     assert SECRET not in str(tables) and SECRET not in str(notes)
     if "HF_TOKEN" in text:
-        assert tables["env"]["pass"] == ["HF_TOKEN"] and any("HF_TOKEN looks like a secret" in note for note in notes)
+        assert tables["env"]["secrets"] == {"HF_TOKEN": "env"} and any(
+            "HF_TOKEN looks like a secret" in note for note in notes
+        )
 
 
 def test_an_imported_script_runs(toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,17 +129,25 @@ def test_an_imported_script_runs(toolkit, tmp_path: Path, monkeypatch: pytest.Mo
     assert toolkit("import", "job.sh", "-o", "job.toml").code == 2
 
 
-@pytest.mark.parametrize("first", ["#!/bin/bash -l", "#!/usr/bin/env python3", "#!/bin/csh"])
-def test_a_script_that_is_not_plain_bash_stays_a_script(tmp_path: Path, first: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ("#!/bin/bash -l", "line 1: -l starts a login shell"),
+        ("#!/usr/bin/env python3", "line 1: '#!/usr/bin/env python3' is not"),
+        ("#!/bin/csh", "line 1: '#!/bin/csh' is not"),
+    ],
+)
+def test_a_script_that_is_not_plain_bash_stays_a_script(tmp_path: Path, first: str, reason: str) -> None:
     (path := tmp_path / "job.sh").write_text(f"{first}\n#SBATCH -N2\nsrun ./a.out\n")
     text, notes = import_script(path, tmp_path)
-    assert "once = true" in text and f"its first line is '{first}'" in notes[-1]
+    assert "once = true" in text and reason in notes[-1]
 
 
 def test_tasks_without_nodes_are_named(tmp_path: Path) -> None:
     tables, notes = imported(tmp_path, "#SBATCH -n 128\nsrun ./a.out")
     assert tables["job"]["ranks_per_node"] == 128 and "the job file requests one: set job.nodes" in notes[0]
-    assert imported(tmp_path, "#SBATCH -n 128 -N 1\nsrun ./a.out")[1] == []
+    notes = imported(tmp_path, "#SBATCH -n 128 -N 1\nsrun ./a.out")[1]
+    assert [note.partition(":")[0] for note in notes] == ["[restart]"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +167,8 @@ def test_what_is_not_understood_stays_a_script(tmp_path: Path, launch: str) -> N
 
 
 @pytest.mark.parametrize(
-    "directive", ["--mail-type=TIME_LIMIT_50 --mail-user=a@b", "--chdir=/scratch", "-n6 --ntasks-per-node=4"]
+    "directive",
+    ["--mail-type=TIME_LIMIT_50 --mail-user=a@b", "--chdir=/scratch", "-n6 --ntasks-per-node=4", "--cpus-per-gpu=2"],
 )
 def test_directives_that_a_job_file_cannot_express_keep_the_script(tmp_path: Path, directive: str) -> None:
     tables, _ = imported(tmp_path, f"#SBATCH -N2 {directive}\nsrun ./a.out")
@@ -200,3 +215,123 @@ def test_arguments_are_those_of_the_shell(tmp_path: Path, argument: str, value: 
         ["bash", "-c", f"X=1; M='say \"hi\"'; printf %s {argument}"], capture_output=True, text=True, check=True
     )
     assert tables["job"]["entry"][1] == value == shell.stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "entry", "note"),
+    [
+        ("/venv/bin/python train.py -x", ["/venv/bin/python", "train.py", "-x"], ""),
+        ("srun /usr/bin/python3 -u train.py", ["/usr/bin/python3", "-u", "train.py"], ""),
+        (
+            "source env/bin/activate\npython train.py",
+            ["python", "train.py"],
+            "line 2: `python` runs in the environment",
+        ),
+        ("conda activate x\ntorchrun train.py", ["python", "train.py"], "line 2: `python` runs in"),
+        ("module load anaconda3\npython task.py", ["python", "task.py"], "line 2: `python` runs in"),
+        ("/venv/bin/python -m torch.distributed.run train.py", ["/venv/bin/python", "train.py"], ""),
+        ("python train.py", "train.py", "line 2: ranks run in the Python of toolkit"),
+    ],
+)
+def test_the_interpreter_is_kept(tmp_path: Path, lines: str, entry: object, note: str) -> None:
+    tables, notes = imported(tmp_path, lines)
+    assert isinstance(entry, list) or tables["job"]["entry"].endswith(entry)
+    assert tables["job"]["entry"] == entry or isinstance(entry, str)
+    assert any(one.startswith(note) for one in notes) and (note or not any("Python" in one for one in notes))
+
+
+def test_an_activated_python_runs_with_the_variables_of_ranks(
+    toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/activate").write_text(f"export PATH={tmp_path}/env/bin:$PATH\n")
+    (tmp_path / "env/bin/python").write_text('#!/bin/sh\necho "mine $1 $RANK/$WORLD_SIZE $FROM_SHELL"\n')
+    (tmp_path / "env/bin/python").chmod(0o755)
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH -n 2 -N 1\ncd $SLURM_SUBMIT_DIR\nsource env/bin/activate\n"
+        "export MORE=$FROM_SHELL/x\ntime srun python train.py\n"
+    )
+    said = toolkit("import", "job.sh", "-o", "job.toml")
+    for note in (
+        "line 3: omitted `cd $SLURM_SUBMIT_DIR`",
+        "line 5: [env] pass: FROM_SHELL has",
+        "line 6: omitted `time`",
+    ):
+        assert note in said.err
+    monkeypatch.setenv("FROM_SHELL", "of the shell")
+    shown = toolkit.ok("run", "job.toml")
+    assert "mine train.py 0/2 of the shell" in shown and "mine train.py 1/2 of the shell" in shown
+
+
+@pytest.mark.parametrize(
+    ("lines", "variables"),
+    [
+        ("export LR=1 # use \\\nexport N=2\nsrun ./a.out", {"LR": "1", "N": "2"}),
+        ("export LR=1\\\n2\nsrun ./a.out", {"LR": "12"}),
+        ('export A="x # y \\\nz"\nsrun ./a.out', {"A": "x # y z"}),
+    ],
+)
+def test_continued_lines_are_those_of_bash(tmp_path: Path, lines: str, variables: dict) -> None:
+    names = " ".join(f'"${name}"' for name in variables)
+    shell = subprocess.run(
+        ["bash", "-c", lines.replace("srun ./a.out", f"printf '%s,' {names}")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert imported(tmp_path, lines)[0]["env"]["vars"] == variables and shell.stdout == "".join(
+        f"{one}," for one in variables.values()
+    )
+
+
+def test_a_comment_ends_a_continued_command(tmp_path: Path) -> None:
+    tables, notes = imported(tmp_path, "srun ./a.out \\\n# an argument\n  --more")
+    assert tables["job"]["once"] and "line 4 follows the launch: --more" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("directive", "note"),
+    [
+        ("--requeue", "line 2: --requeue: Slurm requeues after preemption or a lost node. [restart]:"),
+        ("--exclusive", "line 2: --exclusive: a rank uses the CPUs of job.cpus_per_rank"),
+        ("--plugin-option=x", "line 2: sbatch may not know --plugin-option=x"),
+        ("-J 'my job'", "line 2: --job-name=my job: the name of the job is my_job"),
+        ("--quiet", "line 2: --quiet has no effect in a job file"),
+    ],
+)
+def test_notes_name_the_line(tmp_path: Path, directive: str, note: str) -> None:
+    tables, notes = imported(tmp_path, f"#SBATCH {directive}\nsrun ./a.out")
+    assert any(one.startswith(note) for one in notes) and tables["restart"] == {"crashes": 0, "walltimes": 0}
+
+
+@pytest.mark.parametrize("directive", ["--time=abc", "--nodes=two", "--ntasks=x", "--mem=10X", "--tasks-per-node=a"])
+def test_an_invalid_value_is_named(tmp_path: Path, directive: str) -> None:
+    _, notes = imported(tmp_path, f"#SBATCH {directive}\nsrun ./a.out")
+    assert "line 2: --" in notes[-1] and "has an invalid value" in notes[-1]
+
+
+def test_fewer_cpus_than_processes_are_named(tmp_path: Path) -> None:
+    _, notes = imported(tmp_path, "#SBATCH -c 2\ntorchrun --nproc_per_node=4 train.py")
+    assert "line 3: each of 4 ranks has 1 CPUs; the script requests 2 per node" in notes
+
+
+def test_what_is_not_a_script_or_a_place_for_a_file(toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\nsrun ./a.out\n")
+    (tmp_path / "bom.sh").write_text("\ufeff#!/bin/bash\nsrun ./a.out\n")
+    (tmp_path / "typo.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\nsrun ./a.out\n")
+    (tmp_path / "job.toml").write_text("[job]\n")
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0")
+    (tmp_path / "sub").mkdir()
+    for arguments, expected in (
+        ("sub", "cannot read the script: Is a directory. Fix: specify"), ("-", "Fix: specify the path of a script"),
+        ("bom.sh", "bom.sh:1: the script starts with a byte order mark. Fix: sed"), ("binary", "got a binary file"),
+        ("job.toml", "expected a script, got a job file. Fix: `toolkit submit job.toml`"),
+        ("typo.sh", "typo.sh:2: sbatch has no option --nodess; did you mean --nodes?"),
+        ("job.sh -o no/job.toml", "no: folder not found. Fix: mkdir -p no"), ("job.sh -o -", "omit -o"),
+        ("job.sh -o sub", "expected a file, got a folder. Fix: write -o sub/job.toml"),
+    ):  # fmt: skip
+        said = toolkit("import", *arguments.split())
+        assert said.code == 2 and expected in said.err, said
+    assert "relative to the folder in which you run" in toolkit("import", "job.sh", "-o", "sub/job.toml").err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
@@ -183,11 +183,19 @@ def sweep_options(function: Command) -> Command:
     return sweep(grid(function))
 
 
+def refuse_before_dashes(argv: Sequence[str], *, may_lack_dashes: bool) -> None:
+    """Reject arguments of the script before `--`; without any `--`, the form of sbatch, only some commands accept them."""
+    after = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else argv if may_lack_dashes else ()
+    if len(argv) > len(after):
+        raise click.UsageError(f"unexpected argument {argv[0]!r}; write `--` before the arguments of the script")
+
+
 def asks_for_job(function: Command) -> Command:
     """Add the arguments of all commands that create a run; the command gets a `JobRequest` first."""
 
     @functools.wraps(function)
     def command(*, job: str, **given: Any) -> Any:
+        refuse_before_dashes(given.get("argv", ()), may_lack_dashes=True)
         shape = {name: given.pop(name) for name in SHAPE}
         fields = ("argv", "site", "runs", "settings", "sweeps", "grid", "after")
         asked = {name: given.pop(name) for name in fields if name in given}

@@ -13,6 +13,7 @@ from toolkit.cli.options import (
     after_option,
     job_options,
     print_command_option,
+    refuse_before_dashes,
     request_of,
     runs_option,
 )
@@ -59,8 +60,7 @@ def resume(
     from toolkit.submission.next_start import prepare_next, submit_next
 
     has_arguments = "--" in sys.argv
-    if argv and not has_arguments:
-        raise click.UsageError(f"unexpected argument {argv[0]!r}; write `--` before the arguments of the script")
+    refuse_before_dashes(argv, may_lack_dashes=False)
     if here and after:
         raise click.UsageError("--after cannot be combined with --here, which starts immediately")
     request = request_of(

@@ -63,13 +63,14 @@ def follow(run: RunDirectory) -> None:
 @print_command_option
 @click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, without keeping a run.")
 def submit(request: JobRequest, wait: bool, parsable: bool, force: bool, dry_run: bool) -> None:
-    """Submit JOB: a job file, or the name of a shipped job. Arguments after `--` are passed to the job.
+    """Submit JOB: a job file, a script for sbatch, or the name of a shipped job. Arguments after `--` are passed to it.
 
     \b
     toolkit submit train_lm --site local --wait
     toolkit submit my_job.toml -N 4 --ntasks-per-node 8 -t 2:00:00 -- --my-flag
     toolkit submit my_job.toml --sweep train.lr=1e-3,3e-4 --sweep args.layers=2,4
     toolkit submit my_job.toml --after last:ok
+    toolkit submit job.sh -t 2:00:00
     """
     from toolkit.submission.create import create, script_of
 
@@ -110,16 +111,29 @@ def import_script(script: Path, output: Path | None) -> None:
     from toolkit.rundir.files import write_text
     from toolkit.submission.import_script import import_script as translate
 
-    if output is not None and output.exists():
-        raise ToolkitError("the file exists", where=str(output), fix="choose another name with -o")
+    if output is not None:
+        _check_output(output)
     text, notes = translate(script, (output.parent if output is not None else Path()).absolute())
     for note in notes:
         say(note)
     if output is None:
         click.echo(text, nl=False)
     else:
+        if output.parent.absolute() != Path.cwd():
+            say("arguments that are relative paths are relative to the folder in which you run `toolkit submit`")
         write_text(output, text, mode=0o644)
         click.echo(f"wrote {output}")
+
+
+def _check_output(output: Path) -> None:
+    if str(output) == "-":
+        raise ToolkitError("expected the name of a file, got '-'", where="-o -", fix="omit -o to print the job file")
+    if output.is_dir():
+        raise ToolkitError("expected a file, got a folder", where=str(output), fix=f"write -o {output / 'job.toml'}")
+    if output.exists():
+        raise ToolkitError("the file exists", where=str(output), fix="choose another name with -o")
+    if not output.parent.is_dir():
+        raise ToolkitError("folder not found", where=str(output.parent), fix=f"mkdir -p {output.parent}")
 
 
 @click.command()

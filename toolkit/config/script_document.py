@@ -15,7 +15,7 @@ from toolkit.slurm.batch_script import Directive, read_batch_script, shell_signa
 from toolkit.slurm.sbatch_table import SBATCH_OPTIONS
 from toolkit.slurm.times import parse_slurm_time
 
-__all__ = ["WITHOUT_EFFECT", "document_of_script"]
+__all__ = ["SAME", "WITHOUT_EFFECT", "document_of_script"]
 
 # The options that set a key of [job] if the key accepts the value; sbatch accepts more forms of GPUs and memory.
 _KEYS = {
@@ -24,7 +24,7 @@ _KEYS = {
     if option.key.startswith("job.") and option.long not in ("gpus-per-node", "mem", "no-requeue")
 }
 # Of these, the last one applies.
-_SAME = {"cluster": "clusters", "no-requeue": "requeue", "tasks-per-node": "ntasks-per-node"}
+SAME = {"cluster": "clusters", "no-requeue": "requeue", "tasks-per-node": "ntasks-per-node"}
 # The options that only change what sbatch prints, or when it returns.
 WITHOUT_EFFECT = ("wait", "parsable", "quiet", "verbose", "ignore-pbs", "usage", "help", "version")
 _REFUSED = {
@@ -68,7 +68,7 @@ def _keys_of(directives: Iterable[Directive], names: Container[str]) -> dict[str
     """Return the keys in `names` that the directives set, with their places; `sbatch` has the other options."""
     last: dict[str, Directive] = {}
     for one in directives:
-        name = _SAME.get(one.name, one.name)
+        name = SAME.get(one.name, one.name)
         if name in _REFUSED:
             raise ToolkitError(f"toolkit cannot run a script with --{name}", where=one.where, fix=_REFUSED[name])
         before = last.pop(name, None)

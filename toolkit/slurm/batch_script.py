@@ -10,7 +10,7 @@ from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
 
 __all__ = [
-    "BatchScript", "Directive", "is_batch_script", "other_interpreter", "read_batch_script", "shell_signal",
+    "BatchScript", "Directive", "is_batch_script", "is_option", "other_interpreter", "read_batch_script", "shell_signal",
     "signal_in",
 ]  # fmt: skip
 
@@ -84,6 +84,11 @@ def shell_signal(options: Iterable[str]) -> tuple[int, int] | None:
     return (number, found[1]) if found and number else None
 
 
+def is_option(name: str) -> bool:
+    """Return whether sbatch itself has the long option `name`; plugins of Slurm may add others."""
+    return name in _NAMES
+
+
 def is_batch_script(path: Path) -> bool:
     """Return whether a file starts with `#!`, as sbatch requires."""
     try:
@@ -105,8 +110,14 @@ def read_batch_script(path: Path) -> BatchScript:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        fix = "specify the path of a script" if isinstance(error, FileNotFoundError) else "make it readable"
+        is_readable = not isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
+        fix = "make it readable" if is_readable else "specify the path of a script"
         raise _refusal(f"cannot read the script: {error.strerror}", str(path), fix) from error
+    if "\0" in text:
+        raise _refusal("expected a script, got a binary file", str(path), "specify the path of a script")
+    if text.startswith("\ufeff"):
+        fix = f"sed -i '1s/^\\xEF\\xBB\\xBF//' {path}"
+        raise _refusal("the script starts with a byte order mark", f"{path}:1", fix)
     if not re.match(r"#![ \t]*[!-~]", text):
         raise _refusal(
             "expected a script that starts with `#!` and a program",
@@ -184,8 +195,21 @@ def _options(arguments: Sequence[tuple[str, str]]) -> Iterator[Directive]:
 
 
 def _full_name(name: str, where: str) -> str:
-    """Return the option that `name` may abbreviate; a name that sbatch does not have may be that of a plugin."""
+    """Return the option that `name` may abbreviate; a name that is similar to no option may be that of a plugin."""
     found = [name] if name in _NAMES else [one for one in _NAMES if one.startswith(name)]
     if len(found) > 1:
         raise _refusal(f"--{name} is ambiguous: --{', --'.join(found)}", where, "write the whole name")
+    most = 1 if len(name) < 6 else 2
+    if not found and (close := min(_NAMES, key=lambda one: _edits(name, one))) and _edits(name, close) <= most:
+        raise _refusal(f"sbatch has no option --{name}; did you mean --{close}?", where, f"write --{close}")
     return found[0] if found else name
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many characters to insert, remove or replace make `one` the other string."""
+    row = [*range(len(other) + 1)]
+    for number, character in enumerate(one, start=1):
+        before, row = row, [number]
+        for at, expected in enumerate(other):
+            row.append(min(before[at + 1] + 1, row[at] + 1, before[at] + (character != expected)))
+    return row[-1]

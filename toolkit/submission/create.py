@@ -34,7 +34,7 @@ from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.preflight.beginning import check_beginning
 from toolkit.submission.preflight.checks import FORCED, RENDERED, Preflight, look, report_cost, require_good
 from toolkit.submission.preflight.secrets import check_secrets, warn_of_likely_secrets
-from toolkit.submission.preflight.unpassed import warn_of_args, warn_of_unpassed
+from toolkit.submission.preflight.unpassed import warn_of_args, warn_of_slurm, warn_of_unpassed
 from toolkit.submission.run_handle import Run
 from toolkit.submission.script import keep_code, nodes_to_exclude, render_script, repeat_code
 from toolkit.submission.sweep.sweep import ResolvedSweep
@@ -222,6 +222,7 @@ def make_run(
     warn_of_likely_secrets(job)
     warn_of_unpassed(job, os.environ)
     warn_of_args(job)
+    warn_of_slurm(job)
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
         job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)

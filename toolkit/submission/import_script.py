@@ -1,5 +1,6 @@
 """Translate a batch script into a job file; what has no translation is named, or stays a script."""
 
+import fnmatch
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,12 @@ from pydantic import ValidationError
 
 from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.resolved import JobFile, looks_secret
-from toolkit.config.script_document import WITHOUT_EFFECT, document_of_script
-from toolkit.slurm.batch_script import other_interpreter, read_batch_script, signal_in
+from toolkit.config.script_document import SAME, WITHOUT_EFFECT, document_of_script
+from toolkit.errors import ToolkitError
+from toolkit.slurm.batch_script import is_option, other_interpreter, read_batch_script, signal_in
 from toolkit.slurm.sbatch_options import last_value_of, memory_mib
 from toolkit.submission.launch_line import WORD, NoTranslationError, expand, is_secret, keys_of_launch
+from toolkit.submission.script import KEPT
 
 __all__ = ["import_script"]
 
@@ -30,6 +33,19 @@ _MODULES = re.compile(
     r"(?:module load|module add|ml(?! +(?:use|purge|unload|swap|list|avail|restore|reset|save|show|spider)\b))\s+([\w./+ ]+)"
 )
 _SIGNALS = get_args(JobTable.model_fields["signal"].annotation)
+# The lines that may put another Python on PATH.
+_ACTIVATES = re.compile(
+    r"(source|\.|conda|mamba|micromamba|eval)\s|(module|ml)\s.*(python|conda|mamba|miniforge|torch|tensorflow|jax)|export PATH=",
+    re.IGNORECASE,
+)
+_OF_SUBMITTER = "[env] pass: {} has the value of the shell that submits the job"
+_OF_SHELL = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_SET_BY_BASH = re.compile(r"BASH\w*|E?UID|PPID|IFS|OPT\w+|RANDOM|SECONDS|LINENO|SHLVL|SHELLOPTS|_")
+# The values that sbatch accepts, except those of keys.
+_VALID = {
+    "time": "", "nodes": r"[\d,:km-]+", "ntasks": r"\d+", "ntasks-per-node": r"\d+", "cpus-per-task": r"\d+",
+    "mem": r"(?i)\d+(\.\d+)?([kmgtp]b?)?",
+}  # fmt: skip
 _OPERATORS = re.compile(r"[|&;<>()]")
 # The variables that toolkit sets for each rank.
 _OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"})
@@ -42,30 +58,41 @@ _REPLACED = ("signal", "open-mode", "job-name", "mail-user", "mail-type")
 
 def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
     """Return the job file for a batch script, and what it lacks, one line each; its paths are relative to `folder`."""
+    if path.suffix == ".toml":
+        raise ToolkitError("expected a script, got a job file", where=str(path), fix=f"`toolkit submit {path}`")
     values, script = document_of_script(path).values, read_batch_script(path)
-    directives = [one for component in script.components for one in component if one.name in WITHOUT_EFFECT]
-    body = _Body([f"{one.where}: {one.option} has no effect in a job file" for one in directives])
+    directives = [one for component in script.components for one in component]
+    places = {SAME.get(one.name, one.name): f"line {one.where.rpartition(':')[2]}" for one in directives}
+    ignored = [
+        f"{places[one.name]}: {one.option} has no effect in a job file"
+        for one in directives
+        if one.name in WITHOUT_EFFECT
+    ]
+    unknown = [f"{places[one.name]}: sbatch may not know {one.option}" for one in directives if not is_option(one.name)]
+    body = _Body([*ignored, *unknown])
     for table in (values["job"], *values.get("component", ())):
         if "sbatch" in table:
             table["sbatch"] = body.without_secrets(table["sbatch"])
     tables = {
         **values,
         "job": values["job"] | {"entry": os.path.relpath(path, folder)},
-        "env": {name: [*listed] for name, listed in body.env.items()},
+        "env": {"secrets": {**body.env.get("secrets", {})}} if body.env else {},
     }
     notes = [*body.notes]
     try:
         if "component" in values:
             raise NoTranslationError("a heterogeneous script has no translation")
         if other := other_interpreter(path):
-            raise NoTranslationError(f"its first line is {other!r}, and only lines of bash or sh have a translation")
-        job = _keys(values["job"])
-        if job.get("ranks_per_node", 1) > 1 and "nodes" not in job:
+            is_login = re.fullmatch(r"#! *\S*/(env )?(ba)?sh -\w*l\w*", other)
+            reason = "-l starts a login shell" if is_login else f"{other!r} is not the first line of bash or sh"
+            raise NoTranslationError(f"line 1: {reason}")
+        job = _keys(values["job"], places, body.notes)
+        if job["ranks_per_node"] > 1 and "ntasks" in places and "nodes" not in job:
             body.notes.append(
-                "without --nodes Slurm chose the number of nodes; the job file requests one: set job.nodes"
+                f"{places['ntasks']}: without --nodes Slurm chose the number of nodes; the job file requests one: set job.nodes"
             )
         job |= _relative(body.read(script.commands, job), folder)
-        translated = {"job": job, "env": body.environment(), **_others(values, body.notes)}
+        translated = {"job": job, "env": body.environment(), **_others(values, places, body.notes)}
         _check(translated)
         tables, notes = translated, body.notes
     except NoTranslationError as reason:
@@ -83,36 +110,48 @@ def _check(tables: Mapping[str, Any]) -> None:
         raise NoTranslationError(f"{key} cannot have the value {str(first['input'])[:60]!r}") from None
 
 
-def _others(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _others(values: dict[str, Any], places: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
     """Return [restart] and [notify]."""
     options = values["job"].get("sbatch", [])
-    restart, own = dict(values.get("restart", {})), signal_in(options)
+    restart, own = {"crashes": 0, "walltimes": 0, **values.get("restart", {})}, signal_in(options)
+    requeue = (
+        f"{places['requeue']}: --requeue: Slurm requeues after preemption or a lost node. "
+        if values["job"].get("requeue")
+        else ""
+    )
+    at = "" if own else ", and TERM reaches them 120 s before the walltime, not at it (restart.warn_s)"
+    notes.append(f"{requeue}[restart]: as in the script, ranks do not restart after a crash or the walltime{at}")
     if own is not None:
         restart["warn_s"] = own[1]
         if own[0] not in _SIGNALS:
-            notes.append(f"--signal: no key sends {own[0]}; a program gets TERM at that time before the walltime")
+            notes.append(
+                f"{places['signal']}: --signal: no key sends {own[0]}; a program gets TERM at that time before the walltime"
+            )
     mail, events = last_value_of(options, "mail-user"), last_value_of(options, "mail-type").upper()
     if events and not mail:
-        notes.append(f"--mail-type={events}: set notify.mail to your address; Slurm's default is the submitting user")
+        notes.append(
+            f"{places['mail-type']}: --mail-type={events}: set notify.mail to your address; Slurm's default is the submitting user"
+        )
     notify = ({"mail": mail.split(",")} if mail else {}) | ({"mail_on": events.split(",")} if mail and events else {})
     return {"restart": restart, "notify": notify}
 
 
-def _keys(table: dict[str, Any]) -> dict[str, Any]:
-    """Return [job] with keys for the options that a script may state in more forms; other options stay in `sbatch`."""
+def _keys(table: dict[str, Any], places: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
+    """Return [job] with keys for the options that a script may state in more forms; other options stay in `sbatch`.
+
+    Without an option, the tasks, CPUs and GPUs are the defaults of sbatch.
+    """
     job = {name: value for name, value in table.items() if name not in ("entry", "once", "sbatch")}
-    if job["name"] == table["entry"]:  # sbatch's default
-        del job["name"]
     options, nodes = table.get("sbatch", []), job.get("nodes", 1)
     if last_value_of(options, "chdir"):
-        raise NoTranslationError("--chdir has no key, and paths in the script are relative to it")
+        raise NoTranslationError(f"{places['chdir']}: --chdir has no key, and paths in the script are relative to it")
     mib, ranks = memory_mib(last_value_of(options, "mem")), last_value_of(options, "ntasks")
     if mib and not mib % 1024:
         job["mem_gb_per_node"] = int(mib // 1024)
     if ranks.isdecimal() and isinstance(nodes, int) and not int(ranks) % nodes:
         job.setdefault("ranks_per_node", int(ranks) // nodes)
     if ranks.isdecimal() and isinstance(nodes, int) and job.get("ranks_per_node", 0) * nodes != int(ranks):
-        raise NoTranslationError(f"{ranks} tasks do not fill {nodes} nodes")
+        raise NoTranslationError(f"{places['ntasks']}: {ranks} tasks do not fill {nodes} nodes")
     if (own := signal_in(options)) is not None and own[0] in _SIGNALS:
         job["signal"] = own[0]
     each = job.get("ranks_per_node", 1)
@@ -122,12 +161,23 @@ def _keys(table: dict[str, Any]) -> dict[str, Any]:
             job["gpus_per_node"] = int(count) * times // over
     kept = []
     for option in options:
-        name = option.removeprefix("--").partition("=")[0]
+        typed, _, value = option.removeprefix("--").partition("=")
+        name = SAME.get(typed, typed)
+        if name in _VALID and not re.fullmatch(_VALID[name], value):
+            raise NoTranslationError(f"{places[name]}: {option} has an invalid value")
+        if name in ("ntasks-per-gpu", "cpus-per-gpu"):
+            raise NoTranslationError(f"{places[name]}: {option} has no key")
+        if name == "job-name":
+            notes.append(f"{places[name]}: {option}: the name of the job is {job['name']}")
+        if name == "exclusive" and "cpus-per-task" not in places:
+            notes.append(f"{places[name]}: {option}: a rank uses the CPUs of job.cpus_per_rank, not all of its node")
         if name not in _REPLACED and _AS_KEYS.get(name) not in job:
             try:
                 kept += check_sbatch_options([option])
             except ValueError:
-                raise NoTranslationError(f"{option} has no key") from None
+                raise NoTranslationError(f"{places.get(name, 'its options')}: {option} has no key") from None
+    defaults = {"ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}
+    job |= {key: value for key, value in defaults.items() if key not in job}
     return job | ({"sbatch": kept} if kept else {})
 
 
@@ -150,6 +200,9 @@ class _Body:
         self._unknown: set[str] = set()  # variables whose values only a shell can evaluate
         self._launch: dict[str, Any] = {}
         self._lines: list[str] = []  # the lines of the environment, in the order of the script
+        self._used: dict[str, str] = {}  # the variables of the shell in these lines, each with its line
+        self._launched = ""
+        self._activation = ""  # the last line that may put another Python on PATH
 
     def without_secrets(self, options: Sequence[str]) -> list[str]:
         """Return options without the values of --export that look like secrets; [env] passes these variables."""
@@ -168,38 +221,46 @@ class _Body:
         return kept
 
     def _pass(self, name: str, where: str) -> None:
-        passed = self.env.setdefault("pass", [])
-        if name not in passed:
-            passed.append(name)
+        self.env.setdefault("secrets", {})[name] = "env"
         self.notes.append(f"{where}: {name} looks like a secret and is not written; export it before `toolkit submit`")
 
     def environment(self) -> dict[str, Any]:
         """Return [env]. If a line needs a shell, all lines after the first modules are in `setup`, in their order."""
+        for name, where in self._used.items():
+            if name not in self.env.get("pass", ()) and ("setup" in self.env or where == self._launched):
+                self.env.setdefault("pass", []).append(name)
+                self.notes.append(f"{where}: {_OF_SUBMITTER.format(name)}")
         if "setup" not in self.env:
             return self.env
         loaded = [match[1].split() for match in takewhile(bool, map(_MODULES.fullmatch, self._lines)) if match]
-        tables = {"pass": self.env.get("pass", []), "modules": [name for names in loaded for name in names]}
+        tables = {name: self.env.get(name) for name in ("pass", "secrets")} | {
+            "modules": [name for names in loaded for name in names]
+        }
         return {name: value for name, value in tables.items() if value} | {"setup": self._lines[len(loaded) :]}
 
     def read(self, commands: Sequence[tuple[int, str]], job: dict[str, Any]) -> dict[str, Any]:
         """Return the keys of the launch; NoTranslationError if the commands need a shell, or start no ranks."""
-        pending = ""
+        pending, first = "", 0
         for number, line in commands:
-            if not pending and line.lstrip().startswith("#"):
-                continue
+            first = first if pending else number
             pending += line
-            if line.endswith("\\"):
-                pending = pending[:-1] + " "
+            words = (word.start() for word in WORD.finditer(f"{pending} ") if word[0].startswith("#"))
+            comment = next((at for at in words if not WORD.sub("", pending[:at]).strip()), None)
+            is_continued = comment is None and (len(line) - len(line.rstrip("\\"))) % 2 == 1
+            if is_continued and not WORD.sub("", pending[:-1]).lstrip().startswith("'"):
+                pending = pending[:-1]
                 continue
-            comment = next((word.start() for word in WORD.finditer(pending) if word[0].startswith("#")), None)
-            self._command(pending[:comment].strip(), job, f"line {number}")
+            self._command(pending[:comment].strip(), job, f"line {first}")
             pending = ""
         if not self._launch:
             raise NoTranslationError("it starts no ranks with srun, mpirun, torchrun, accelerate or python")
         return self._launch
 
     def _command(self, command: str, job: dict[str, Any], where: str) -> None:
-        if not command or re.fullmatch(r'cd "?\$\{?SLURM_SUBMIT_DIR\}?"?', command):
+        if not command:
+            return
+        if not self._launch and re.fullmatch(r'cd "?\$\{?SLURM_SUBMIT_DIR\}?"?', command):
+            self.notes.append(f"{where}: omitted `{command}`; ranks start in that folder")
             return
         needs_shell = _OPERATORS.search(re.sub(r"'[^']*'|\"[^\"]*\"|\$\((?:[^()]|\([^()]*\))*\)", "", command))
         has_secret = is_secret(WORD.findall(command))
@@ -213,18 +274,40 @@ class _Body:
         elif _ASSIGNMENTS.match(command) and not needs_shell:
             self._assign(command, where)
         elif (match := _ARRAY.match(command)) and not has_secret:
+            self._line(command, where)
             self._unknown.add(match[1])
-            self._lines.append(command)
         elif match := _MODULES.fullmatch(command):
             self.env.setdefault("modules", []).extend(match[1].split())
-            self._lines.append(command)
+            self._line(command, where)
         elif _SETUP.match(command) and not has_secret:
             self.env.setdefault("setup", []).append(command)
-            self._lines.append(command)
+            self._line(command, where)
         elif needs_shell or has_secret:
             raise NoTranslationError(f"{where} {'contains a secret' if has_secret else 'needs a shell'}: {shown}")
         else:
-            self._launch = keys_of_launch(command, self._known, job, self.notes, where)
+            self._launch = keys_of_launch(command, self._known, job, self.notes, where, self._activation)
+            self._launched = where
+            self._use(" ".join([*self._launch["entry"], *self._launch.get("argv", [])]), where)
+
+    def _line(self, line: str, where: str) -> None:
+        self._lines.append(line)
+        self._use(line, where)
+        if _ACTIVATES.match(line):
+            self._activation = where
+
+    def _use(self, line: str, where: str) -> None:
+        """Record the variables in a line that only the submitting shell defines."""
+        defined = {
+            *self._known,
+            *self._unknown,
+            *self._used,
+            *_OWN,
+            *self.env.get("pass", ()),
+            *self.env.get("secrets", ()),
+        }
+        for name in {*_OF_SHELL.findall(line)} - defined:
+            if not _SET_BY_BASH.fullmatch(name) and not any(fnmatch.fnmatchcase(name, one) for one in KEPT):
+                self._used[name] = where
 
     def _assign(self, command: str, where: str) -> None:
         words = WORD.findall(command)
@@ -237,15 +320,16 @@ class _Body:
             if name in _OWN:
                 self.notes.append(f"{where}: omitted {name}, which toolkit sets for each rank")
                 continue
-            if name in self.env.get("pass", ()):
+            if name in self.env.get("secrets", ()):
                 continue
-            if is_secret([f"{name}={raw if value is None else value}"]):
+            if is_secret([f"{name}={value if value is not None else raw or name}"]):
                 self._pass(name, where)
                 continue
             if not equals and name not in {*self._known, *self._unknown}:
                 self.env.setdefault("pass", []).append(name)
+                self.notes.append(f"{where}: {_OF_SUBMITTER.format(name)}")
                 continue
-            self._lines.append(f"export {word}" if is_exported else word)
+            self._line(f"export {word}" if is_exported else word, where)
             if value is None:
                 self._unknown.add(name)
                 if is_exported:  # otherwise a problem only if a translated line uses it

@@ -78,27 +78,49 @@ def is_secret(words: Sequence[str]) -> bool:
 
 
 def keys_of_launch(
-    command: str, known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str
+    command: str, known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str, activation: str = ""
 ) -> dict[str, Any]:
-    """Return the keys of [job] for a launch: what runs, and on how many ranks. `job` has the keys of the directives."""
+    """Return the keys of [job] for a launch: what runs, and on how many ranks.
+
+    `job` has the keys of the directives. `activation` is the line that activates another Python; "" if there is none.
+    """
     words = WORD.findall(re.sub(r"^(exec|time)\s+", "", command))
+    if command.startswith("time"):
+        notes.append(f"{where}: omitted `time`; `toolkit status` shows the times of a run")
     nodes, cpus = job.get("nodes", 1), job.get("cpus_per_rank", 1) * job.get("ranks_per_node", 1)
     keys: dict[str, Any] = {}
     is_parallel = words[0] in ("srun", "mpirun", "mpiexec")
     if is_parallel:
         words = _after_srun(words, known, nodes, keys, notes, where)
     if match := _TORCHRUN.match(" ".join(words) + " "):
+        program = match[0].split()[0]
+        if "/" in program and not _PYTHON.fullmatch(program):
+            raise NoTranslationError(f"{where} runs {program} in a Python that only this file names")
         words, each = _after_torchrun(words[len(match[0].split()) :], known, job, notes, where)
         keys |= {"ranks_per_node": each} | ({"cpus_per_rank": max(1, cpus // each)} if "cpus_per_rank" in job else {})
-        words = ["python", *_values(words, known, where)]
+        if keys.get("cpus_per_rank", cpus) * each != cpus:
+            notes.append(
+                f"{where}: each of {each} ranks has {keys['cpus_per_rank']} CPUs; the script requests {cpus} per node"
+            )
+        words = [program if _PYTHON.fullmatch(program) else "python", *_values(words, known, where)]
     else:
         words = _values(words, known, where)
     if not is_parallel and match is None:
-        if nodes != 1 or not _PYTHON.fullmatch(words[0]):
-            raise NoTranslationError(f"{where} starts no ranks with srun, mpirun, torchrun or accelerate")
+        if not _PYTHON.fullmatch(words[0]):
+            raise NoTranslationError(f"{where} has no translation: {command[:60]}")
+        if nodes != 1:
+            raise NoTranslationError(
+                f"{where} starts no ranks with srun, mpirun, torchrun or accelerate on {nodes} nodes"
+            )
         keys = {"ranks_per_node": 1} | ({"cpus_per_rank": cpus} if cpus > 1 else {})
     script = words[2:] if words[1:2] == ["-u"] else words[1:]
-    if _PYTHON.fullmatch(words[0]) and script and script[0].endswith(".py"):
+    is_of_path = _PYTHON.fullmatch(words[0]) and "/" not in words[0]
+    if activation and is_of_path:
+        notes.append(f"{activation}: `{words[0]}` runs in the environment that this line activates")
+    elif is_of_path and script and script[0].endswith(".py"):
+        notes.append(
+            f'{where}: ranks run in the Python of toolkit; for another, write its path: entry = ["PYTHON", ...]'
+        )
         return {"entry": script[0], **keys} | ({"argv": script[1:]} if script[1:] else {})
     return {"entry": words, **keys}
 
@@ -161,10 +183,10 @@ def _after_torchrun(
     """Return the script of torchrun or accelerate with its arguments, and the ranks per node."""
     nodes, each = job.get("nodes", 1), 1
     while words and words[0].startswith("-"):
-        option, equals, raw = words.pop(0).partition("=")
-        option = option.replace("_", "-")
+        typed, equals, raw = words.pop(0).partition("=")
+        option = typed.replace("_", "-")
         if not _REPLACED.fullmatch(option) and option not in _SWITCHES:
-            raise NoTranslationError(f"{where}: {option} has no key")
+            raise NoTranslationError(f"{where}: {typed} has no key")
         if option not in _SWITCHES and not equals:
             raw = words.pop(0) if words else ""
         if option in ("--nproc-per-node", "--num-processes"):
@@ -174,7 +196,7 @@ def _after_torchrun(
                 raise NoTranslationError(f"{where}: {each} processes are not divisible by the nodes")
             each //= nodes
         if option == "--max-restarts":
-            notes.append(f"{where}: omitted {option}; `restart.crashes` limits restarts")
+            notes.append(f"{where}: omitted {typed}; `restart.crashes` limits restarts")
     if not words:
         raise NoTranslationError(f"{where} starts no Python file")
     return words, each

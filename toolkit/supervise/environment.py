@@ -5,6 +5,7 @@ The rendered script has already removed every variable that is not on a list; th
 
 import fnmatch
 import json
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -55,6 +56,7 @@ def rank_environment(
     if is_script:  # `rank.entry` removes the variables above
         folder = last_value_of(job["job"]["sbatch"], "chdir", "D") if is_started_here else ""
         environment |= {"TOOLKIT_CHDIR": folder} if folder else {}
+        environment |= {"SLURM_SUBMIT_DIR": os.getcwd()} if base.get("TOOLKIT_LOCAL") else {}  # noqa: PTH109
         return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     environment |= {
         "PYTHONUNBUFFERED": "1",

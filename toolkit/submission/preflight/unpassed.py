@@ -8,6 +8,8 @@ from pathlib import Path
 
 from toolkit.config.entry import script_of
 from toolkit.config.resolved import ResolvedJob
+from toolkit.runs.record.job import uses_slurm
+from toolkit.slurm.batch_script import other_interpreter
 from toolkit.submission.script import KEPT
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.terminal.talk import say
@@ -17,6 +19,9 @@ _SET_FOR_RANKS = re.compile(
     r"(?:TOOLKIT|TORCHELASTIC|OMPI|PMIX?|SLURM|JAX)_.*|(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)"
     r"|ROLE_NAME|OMP_NUM_THREADS|PYTHONUNBUFFERED|(?:GLOO|NCCL)_SOCKET_IFNAME"
 )
+
+
+_OF_SLURM = re.compile(r"\$(?:\{(SLURM_\w+)(?!\w|:?[-=+?])|(SLURM_\w+))")  # without a default
 
 
 def warn_of_unpassed(job: ResolvedJob, environ: Mapping[str, str]) -> None:
@@ -43,6 +48,23 @@ def warn_of_args(job: ResolvedJob) -> None:
         say(
             f"warning: the entry is not a `file.py:function`, so it does not receive {', '.join(names)} of [args]. "
             "Fix: pass arguments after `--`, or in job.argv"
+        )
+
+
+def warn_of_slurm(job: ResolvedJob) -> None:
+    """Warn in one line if a script for bash that runs without Slurm reads variables that only Slurm sets."""
+    script = job.job_directory / str(job.job.entry)
+    if not job.job.once or uses_slurm(job) or other_interpreter(script):
+        return
+    found: dict[str, list[str]] = {}
+    text = script.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        for match in _OF_SLURM.finditer(line) if not line.lstrip().startswith("#") else ():
+            found.setdefault(match[1] or match[2], []).append(str(number))
+    own = {"SLURM_SUBMIT_DIR", *re.findall(r"\b(SLURM_\w+)=", text)}
+    if names := [f"{name} (line {', '.join(lines)})" for name, lines in found.items() if name not in own]:
+        say(
+            f"warning: {script.name} reads variables that only Slurm sets: {', '.join(names)}. Fix: write a default such as ${{SLURM_NTASKS:-1}}"
         )
 
 
