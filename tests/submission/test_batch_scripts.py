@@ -119,7 +119,7 @@ def test_variables_of_slurm_that_do_not_exist_here_are_named(toolkit, tmp_path: 
     )
     said = toolkit("run", script)
     assert f"in {Path.cwd()}\n" in said.out
-    assert "job.sh reads variables that only Slurm sets: SLURM_JOB_ID (line 4, 5). Fix:" in said.err
+    assert "job.sh reads SLURM_JOB_ID (line 4), which only Slurm sets. Fix:" in said.err
 
 
 def test_arguments_before_the_dashes_are_rejected(toolkit, tmp_path: Path) -> None:

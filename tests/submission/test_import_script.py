@@ -133,8 +133,8 @@ def test_an_imported_script_runs(toolkit, tmp_path: Path, monkeypatch: pytest.Mo
     ("first", "reason"),
     [
         ("#!/bin/bash -l", "line 1: -l starts a login shell"),
-        ("#!/usr/bin/env python3", "line 1: '#!/usr/bin/env python3' is not"),
-        ("#!/bin/csh", "line 1: '#!/bin/csh' is not"),
+        ("#!/usr/bin/env python3", "line 1: '#!/usr/bin/env python3' is not bash or sh"),
+        ("#!/bin/csh", "line 1: '#!/bin/csh' is not bash or sh"),
     ],
 )
 def test_a_script_that_is_not_plain_bash_stays_a_script(tmp_path: Path, first: str, reason: str) -> None:
@@ -255,7 +255,7 @@ def test_an_activated_python_runs_with_the_variables_of_ranks(
     said = toolkit("import", "job.sh", "-o", "job.toml")
     for note in (
         "line 3: omitted `cd $SLURM_SUBMIT_DIR`",
-        "line 5: [env] pass: FROM_SHELL has",
+        "line 5: FROM_SHELL has its value in the shell",
         "line 6: omitted `time`",
     ):
         assert note in said.err
@@ -293,9 +293,9 @@ def test_a_comment_ends_a_continued_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("directive", "note"),
     [
-        ("--requeue", "line 2: --requeue: Slurm requeues after preemption or a lost node. [restart]:"),
+        ("--requeue", "line 2: --requeue: Slurm requeues the job only after"),
         ("--exclusive", "line 2: --exclusive: a rank uses the CPUs of job.cpus_per_rank"),
-        ("--plugin-option=x", "line 2: sbatch may not know --plugin-option=x"),
+        ("--plugin-option=x", "line 2: --plugin-option=x may be unknown to sbatch"),
         ("-J 'my job'", "line 2: --job-name=my job: the name of the job is my_job"),
         ("--quiet", "line 2: --quiet has no effect in a job file"),
     ],
@@ -313,7 +313,7 @@ def test_an_invalid_value_is_named(tmp_path: Path, directive: str) -> None:
 
 def test_fewer_cpus_than_processes_are_named(tmp_path: Path) -> None:
     _, notes = imported(tmp_path, "#SBATCH -c 2\ntorchrun --nproc_per_node=4 train.py")
-    assert "line 3: each of 4 ranks has 1 CPUs; the script requests 2 per node" in notes
+    assert "line 3: 4 ranks of 1 CPUs; the script requests 2 per node" in notes
 
 
 def test_what_is_not_a_script_or_a_place_for_a_file(toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,9 +329,26 @@ def test_what_is_not_a_script_or_a_place_for_a_file(toolkit, tmp_path: Path, mon
         ("bom.sh", "bom.sh:1: the script starts with a byte order mark. Fix: sed"), ("binary", "got a binary file"),
         ("job.toml", "expected a script, got a job file. Fix: `toolkit submit job.toml`"),
         ("typo.sh", "typo.sh:2: sbatch has no option --nodess; did you mean --nodes?"),
-        ("job.sh -o no/job.toml", "no: folder not found. Fix: mkdir -p no"), ("job.sh -o -", "omit -o"),
-        ("job.sh -o sub", "expected a file, got a folder. Fix: write -o sub/job.toml"),
+        ("job.sh -o no/job.toml", "folder of the file not found. Fix: mkdir -p no"), ("job.sh -o -", "omit -o"),
+        ("job.sh -o sub", "sub: the folder exists. Fix: choose the name"),
     ):  # fmt: skip
         said = toolkit("import", *arguments.split())
         assert said.code == 2 and expected in said.err, said
     assert "relative to the folder in which you run" in toolkit("import", "job.sh", "-o", "sub/job.toml").err
+
+
+def test_resources_without_a_key_stay_options(tmp_path: Path) -> None:
+    tables, notes = imported(tmp_path, "#SBATCH -N1 --gpus-per-node=2 --gres=nvme:10\nsrun ./a.out")
+    assert tables["job"]["gpus_per_node"] == 2 and tables["job"]["sbatch"] == ["--gres=nvme:10"]
+    tables, notes = imported(tmp_path, "#SBATCH -N1 --gres=gpu:a100:2\nsrun ./a.out")
+    assert tables["job"]["gpus_per_node"] == 0 and tables["job"]["sbatch"] == ["--gres=gpu:a100:2"]
+    assert "line 2: --gres=gpu:a100:2 stays in job.sbatch; gpus_per_node does not count it" in notes
+
+
+def test_lines_that_change_the_path_or_read_variables_of_ranks(tmp_path: Path) -> None:
+    tables, _ = imported(tmp_path, "PATH=/opt/bin:$PATH\npython train.py")
+    assert tables["env"]["setup"] == ["export PATH=/opt/bin:$PATH"] and tables["job"]["entry"] == ["python", "train.py"]
+    _, notes = imported(tmp_path, "export MASTER_ADDR=$(hostname)\nexport URL=tcp://$MASTER_ADDR\nsrun ./a.out")
+    assert "line 3 uses MASTER_ADDR, which toolkit sets only for each rank" in notes[-1]
+    _, notes = imported(tmp_path, "accelerate launch train.py")
+    assert "line 2: without --num_processes, accelerate reads its own configuration" in notes[-1]

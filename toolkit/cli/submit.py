@@ -111,8 +111,8 @@ def import_script(script: Path, output: Path | None) -> None:
     from toolkit.rundir.files import write_text
     from toolkit.submission.import_script import import_script as translate
 
-    if output is not None:
-        _check_output(output)
+    if output is not None and (problem := _problem_of(output)):
+        raise ToolkitError(problem[0], where=str(output), fix=problem[1])
     text, notes = translate(script, (output.parent if output is not None else Path()).absolute())
     for note in notes:
         say(note)
@@ -125,15 +125,12 @@ def import_script(script: Path, output: Path | None) -> None:
         click.echo(f"wrote {output}")
 
 
-def _check_output(output: Path) -> None:
+def _problem_of(output: Path) -> tuple[str, str] | None:
     if str(output) == "-":
-        raise ToolkitError("expected the name of a file, got '-'", where="-o -", fix="omit -o to print the job file")
-    if output.is_dir():
-        raise ToolkitError("expected a file, got a folder", where=str(output), fix=f"write -o {output / 'job.toml'}")
+        return "expected the name of a file", "omit -o to print the job file"
     if output.exists():
-        raise ToolkitError("the file exists", where=str(output), fix="choose another name with -o")
-    if not output.parent.is_dir():
-        raise ToolkitError("folder not found", where=str(output.parent), fix=f"mkdir -p {output.parent}")
+        return f"the {'folder' if output.is_dir() else 'file'} exists", "choose the name of a new file with -o"
+    return None if output.parent.is_dir() else ("folder of the file not found", f"mkdir -p {output.parent}")
 
 
 @click.command()

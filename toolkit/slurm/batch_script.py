@@ -4,13 +4,14 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
 
 __all__ = [
-    "BatchScript", "Directive", "is_batch_script", "is_option", "other_interpreter", "read_batch_script", "shell_signal",
+    "OPTIONS", "BatchScript", "Directive", "is_batch_script", "other_interpreter", "read_batch_script", "shell_signal",
     "signal_in",
 ]  # fmt: skip
 
@@ -31,10 +32,10 @@ contiguous help/h hold/H ignore-pbs no-requeue overcommit/O oversubscribe/s pars
 stepmgr test-only usage/u use-min-nodes verbose/v version/V wait/W
 """
 _LONG_OF = {one[-1]: one[:-2] for one in f"{_REQUIRED} {_OPTIONAL} {_SWITCHES}".split() if one[-2] == "/"}
-_NAMES = [
+OPTIONS = [
     one.removesuffix(one[-2:]) if one[-2] == "/" else one for one in f"{_REQUIRED} {_OPTIONAL} {_SWITCHES}".split()
 ]
-_WITH_VALUE = frozenset(_NAMES[: len(_REQUIRED.split())])
+_WITH_VALUE = frozenset(OPTIONS[: len(_REQUIRED.split())])
 _OF_SWITCHES = "".join(re.findall(r"/(\w)", _SWITCHES))
 _SHORT = re.compile(rf"-([{_OF_SWITCHES}]*)(?:([^{_OF_SWITCHES}])(.*))?", re.DOTALL)
 _MAGIC = re.compile(r"#(?:SBATCH|SLURM)")
@@ -82,11 +83,6 @@ def shell_signal(options: Iterable[str]) -> tuple[int, int] | None:
     known = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
     number = int(found[0]) if found and found[0].isdecimal() else known.get(found[0], 0) if found else 0
     return (number, found[1]) if found and number else None
-
-
-def is_option(name: str) -> bool:
-    """Return whether sbatch itself has the long option `name`; plugins of Slurm may add others."""
-    return name in _NAMES
 
 
 def is_batch_script(path: Path) -> bool:
@@ -196,20 +192,9 @@ def _options(arguments: Sequence[tuple[str, str]]) -> Iterator[Directive]:
 
 def _full_name(name: str, where: str) -> str:
     """Return the option that `name` may abbreviate; a name that is similar to no option may be that of a plugin."""
-    found = [name] if name in _NAMES else [one for one in _NAMES if one.startswith(name)]
+    found = [name] if name in OPTIONS else [one for one in OPTIONS if one.startswith(name)]
     if len(found) > 1:
         raise _refusal(f"--{name} is ambiguous: --{', --'.join(found)}", where, "write the whole name")
-    most = 1 if len(name) < 6 else 2
-    if not found and (close := min(_NAMES, key=lambda one: _edits(name, one))) and _edits(name, close) <= most:
-        raise _refusal(f"sbatch has no option --{name}; did you mean --{close}?", where, f"write --{close}")
+    if not found and (close := get_close_matches(name, OPTIONS, n=1, cutoff=0.83)):
+        raise _refusal(f"sbatch has no option --{name}; did you mean --{close[0]}?", where, f"write --{close[0]}")
     return found[0] if found else name
-
-
-def _edits(one: str, other: str) -> int:
-    """Return how many characters to insert, remove or replace make `one` the other string."""
-    row = [*range(len(other) + 1)]
-    for number, character in enumerate(one, start=1):
-        before, row = row, [number]
-        for at, expected in enumerate(other):
-            row.append(min(before[at + 1] + 1, row[at] + 1, before[at] + (character != expected)))
-    return row[-1]

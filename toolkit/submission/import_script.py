@@ -15,7 +15,7 @@ from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.resolved import JobFile, looks_secret
 from toolkit.config.script_document import SAME, WITHOUT_EFFECT, document_of_script
 from toolkit.errors import ToolkitError
-from toolkit.slurm.batch_script import is_option, other_interpreter, read_batch_script, signal_in
+from toolkit.slurm.batch_script import OPTIONS, other_interpreter, read_batch_script, signal_in
 from toolkit.slurm.sbatch_options import last_value_of, memory_mib
 from toolkit.submission.launch_line import WORD, NoTranslationError, expand, is_secret, keys_of_launch
 from toolkit.submission.script import KEPT
@@ -35,17 +35,13 @@ _MODULES = re.compile(
 _SIGNALS = get_args(JobTable.model_fields["signal"].annotation)
 # The lines that may put another Python on PATH.
 _ACTIVATES = re.compile(
-    r"(source|\.|conda|mamba|micromamba|eval)\s|(module|ml)\s.*(python|conda|mamba|miniforge|torch|tensorflow|jax)|export PATH=",
-    re.IGNORECASE,
+    r"(?i)(source|\.|conda|mamba|micromamba|eval)\s|(module|ml)\s.*(python|conda|mamba|forge|torch|tensorflow|jax)|export PATH="
 )
-_OF_SUBMITTER = "[env] pass: {} has the value of the shell that submits the job"
 _OF_SHELL = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _SET_BY_BASH = re.compile(r"BASH\w*|E?UID|PPID|IFS|OPT\w+|RANDOM|SECONDS|LINENO|SHLVL|SHELLOPTS|_")
 # The values that sbatch accepts, except those of keys.
-_VALID = {
-    "time": "", "nodes": r"[\d,:km-]+", "ntasks": r"\d+", "ntasks-per-node": r"\d+", "cpus-per-task": r"\d+",
-    "mem": r"(?i)\d+(\.\d+)?([kmgtp]b?)?",
-}  # fmt: skip
+_VALID = {"time": "", "nodes": r"[\d,:km-]+", "mem": r"(?i)\d+(\.\d+)?([kmgtp]b?)?"}
+_VALID |= dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task"), r"\d+")
 _OPERATORS = re.compile(r"[|&;<>()]")
 # The variables that toolkit sets for each rank.
 _OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"})
@@ -63,16 +59,12 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
     values, script = document_of_script(path).values, read_batch_script(path)
     directives = [one for component in script.components for one in component]
     places = {SAME.get(one.name, one.name): f"line {one.where.rpartition(':')[2]}" for one in directives}
-    ignored = [
-        f"{places[one.name]}: {one.option} has no effect in a job file"
-        for one in directives
-        if one.name in WITHOUT_EFFECT
-    ]
-    unknown = [f"{places[one.name]}: sbatch may not know {one.option}" for one in directives if not is_option(one.name)]
-    body = _Body([*ignored, *unknown])
+    odd = [one for one in directives if one.name in WITHOUT_EFFECT or one.name not in OPTIONS]
+    remarks = {True: "has no effect in a job file", False: "may be unknown to sbatch"}
+    body = _Body([f"{places[one.name]}: {one.option} {remarks[one.name in OPTIONS]}" for one in odd])
     for table in (values["job"], *values.get("component", ())):
         if "sbatch" in table:
-            table["sbatch"] = body.without_secrets(table["sbatch"])
+            table["sbatch"] = body.without_secrets(table["sbatch"], places)
     tables = {
         **values,
         "job": values["job"] | {"entry": os.path.relpath(path, folder)},
@@ -83,14 +75,11 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
         if "component" in values:
             raise NoTranslationError("a heterogeneous script has no translation")
         if other := other_interpreter(path):
-            is_login = re.fullmatch(r"#! *\S*/(env )?(ba)?sh -\w*l\w*", other)
-            reason = "-l starts a login shell" if is_login else f"{other!r} is not the first line of bash or sh"
+            reason = "-l starts a login shell" if other.endswith("sh -l") else f"{other!r} is not bash or sh"
             raise NoTranslationError(f"line 1: {reason}")
         job = _keys(values["job"], places, body.notes)
         if job["ranks_per_node"] > 1 and "ntasks" in places and "nodes" not in job:
-            body.notes.append(
-                f"{places['ntasks']}: without --nodes Slurm chose the number of nodes; the job file requests one: set job.nodes"
-            )
+            body.notes.append(f"{places['ntasks']}: Slurm chose the nodes; the job file requests one: set job.nodes")
         job |= _relative(body.read(script.commands, job), folder)
         translated = {"job": job, "env": body.environment(), **_others(values, places, body.notes)}
         _check(translated)
@@ -114,33 +103,25 @@ def _others(values: dict[str, Any], places: Mapping[str, str], notes: list[str])
     """Return [restart] and [notify]."""
     options = values["job"].get("sbatch", [])
     restart, own = {"crashes": 0, "walltimes": 0, **values.get("restart", {})}, signal_in(options)
-    requeue = (
-        f"{places['requeue']}: --requeue: Slurm requeues after preemption or a lost node. "
-        if values["job"].get("requeue")
-        else ""
-    )
-    at = "" if own else ", and TERM reaches them 120 s before the walltime, not at it (restart.warn_s)"
-    notes.append(f"{requeue}[restart]: as in the script, ranks do not restart after a crash or the walltime{at}")
+    at = "" if own else ", and get TERM 120 s before the walltime, not at it (warn_s)"
+    notes.append(f"[restart]: as in the script, ranks do not restart after a crash or the walltime{at}")
+    if values["job"].get("requeue"):
+        notes.append(f"{places['requeue']}: --requeue: Slurm requeues the job only after preemption or a lost node")
     if own is not None:
         restart["warn_s"] = own[1]
         if own[0] not in _SIGNALS:
             notes.append(
-                f"{places['signal']}: --signal: no key sends {own[0]}; a program gets TERM at that time before the walltime"
+                f"{places['signal']}: no key sends {own[0]}; a program gets TERM at that time before the walltime"
             )
     mail, events = last_value_of(options, "mail-user"), last_value_of(options, "mail-type").upper()
     if events and not mail:
-        notes.append(
-            f"{places['mail-type']}: --mail-type={events}: set notify.mail to your address; Slurm's default is the submitting user"
-        )
+        notes.append(f"{places['mail-type']}: Slurm sends {events} mail to the submitting user: set notify.mail")
     notify = ({"mail": mail.split(",")} if mail else {}) | ({"mail_on": events.split(",")} if mail and events else {})
     return {"restart": restart, "notify": notify}
 
 
 def _keys(table: dict[str, Any], places: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
-    """Return [job] with keys for the options that a script may state in more forms; other options stay in `sbatch`.
-
-    Without an option, the tasks, CPUs and GPUs are the defaults of sbatch.
-    """
+    """Return [job] with keys for the options that a script may state in more forms; other options stay in `sbatch`."""
     job = {name: value for name, value in table.items() if name not in ("entry", "once", "sbatch")}
     options, nodes = table.get("sbatch", []), job.get("nodes", 1)
     if last_value_of(options, "chdir"):
@@ -171,7 +152,11 @@ def _keys(table: dict[str, Any], places: Mapping[str, str], notes: list[str]) ->
             notes.append(f"{places[name]}: {option}: the name of the job is {job['name']}")
         if name == "exclusive" and "cpus-per-task" not in places:
             notes.append(f"{places[name]}: {option}: a rank uses the CPUs of job.cpus_per_rank, not all of its node")
-        if name not in _REPLACED and _AS_KEYS.get(name) not in job:
+        # A type of GPU and other GRES have no key.
+        is_key = _AS_KEYS.get(name) in job and (name == "mem" or value.removeprefix("gpu:").isdecimal())
+        if not is_key and _AS_KEYS.get(name) == "gpus_per_node":
+            notes.append(f"{places[name]}: {option} stays in job.sbatch; gpus_per_node does not count it")
+        if name not in _REPLACED and not is_key:
             try:
                 kept += check_sbatch_options([option])
             except ValueError:
@@ -200,11 +185,9 @@ class _Body:
         self._unknown: set[str] = set()  # variables whose values only a shell can evaluate
         self._launch: dict[str, Any] = {}
         self._lines: list[str] = []  # the lines of the environment, in the order of the script
-        self._used: dict[str, str] = {}  # the variables of the shell in these lines, each with its line
-        self._launched = ""
         self._activation = ""  # the last line that may put another Python on PATH
 
-    def without_secrets(self, options: Sequence[str]) -> list[str]:
+    def without_secrets(self, options: Sequence[str], places: Mapping[str, str]) -> list[str]:
         """Return options without the values of --export that look like secrets; [env] passes these variables."""
         kept = []
         for option in options:
@@ -212,7 +195,7 @@ class _Body:
             pairs = [pair.partition("=") for pair in value.split(",")] if name == "--export" else []
             secret = [pair for pair in pairs if looks_secret(f"env.vars.{pair[0]}", pair[2])]
             for pair in secret:
-                self._pass(pair[0], name)
+                self._pass(pair[0], places["export"])
             kept.append(
                 f"--export={','.join(pair[0] if pair in secret else ''.join(pair) for pair in pairs)}"
                 if secret
@@ -226,16 +209,11 @@ class _Body:
 
     def environment(self) -> dict[str, Any]:
         """Return [env]. If a line needs a shell, all lines after the first modules are in `setup`, in their order."""
-        for name, where in self._used.items():
-            if name not in self.env.get("pass", ()) and ("setup" in self.env or where == self._launched):
-                self.env.setdefault("pass", []).append(name)
-                self.notes.append(f"{where}: {_OF_SUBMITTER.format(name)}")
         if "setup" not in self.env:
-            return self.env
+            return {name: table for name, table in self.env.items() if table}
         loaded = [match[1].split() for match in takewhile(bool, map(_MODULES.fullmatch, self._lines)) if match]
-        tables = {name: self.env.get(name) for name in ("pass", "secrets")} | {
-            "modules": [name for names in loaded for name in names]
-        }
+        tables = {name: self.env.get(name) for name in ("pass", "secrets")}
+        tables["modules"] = [name for names in loaded for name in names]
         return {name: value for name, value in tables.items() if value} | {"setup": self._lines[len(loaded) :]}
 
     def read(self, commands: Sequence[tuple[int, str]], job: dict[str, Any]) -> dict[str, Any]:
@@ -286,28 +264,24 @@ class _Body:
             raise NoTranslationError(f"{where} {'contains a secret' if has_secret else 'needs a shell'}: {shown}")
         else:
             self._launch = keys_of_launch(command, self._known, job, self.notes, where, self._activation)
-            self._launched = where
             self._use(" ".join([*self._launch["entry"], *self._launch.get("argv", [])]), where)
 
     def _line(self, line: str, where: str) -> None:
         self._lines.append(line)
         self._use(line, where)
+        if own := _OWN.intersection(_OF_SHELL.findall(line)):
+            raise NoTranslationError(f"{where} uses {min(own)}, which toolkit sets only for each rank")
         if _ACTIVATES.match(line):
             self._activation = where
 
     def _use(self, line: str, where: str) -> None:
-        """Record the variables in a line that only the submitting shell defines."""
-        defined = {
-            *self._known,
-            *self._unknown,
-            *self._used,
-            *_OWN,
-            *self.env.get("pass", ()),
-            *self.env.get("secrets", ()),
-        }
-        for name in {*_OF_SHELL.findall(line)} - defined:
+        """Pass the variables in a line that only the submitting shell defines."""
+        passed, secrets = self.env.setdefault("pass", []), self.env.get("secrets", ())
+        defined = {*self._known, *self._unknown, *passed, *secrets} | _OWN
+        for name in sorted({*_OF_SHELL.findall(line)} - defined):
             if not _SET_BY_BASH.fullmatch(name) and not any(fnmatch.fnmatchcase(name, one) for one in KEPT):
-                self._used[name] = where
+                passed.append(name)
+                self.notes.append(f"{where}: {name} has its value in the shell that submits the job ([env] pass)")
 
     def _assign(self, command: str, where: str) -> None:
         words = WORD.findall(command)
@@ -326,9 +300,9 @@ class _Body:
                 self._pass(name, where)
                 continue
             if not equals and name not in {*self._known, *self._unknown}:
-                self.env.setdefault("pass", []).append(name)
-                self.notes.append(f"{where}: {_OF_SUBMITTER.format(name)}")
+                self._use(f"${name}", where)
                 continue
+            is_exported |= name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")  # by the shell that submits
             self._line(f"export {word}" if is_exported else word, where)
             if value is None:
                 self._unknown.add(name)

@@ -80,12 +80,9 @@ def is_secret(words: Sequence[str]) -> bool:
 def keys_of_launch(
     command: str, known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str, activation: str = ""
 ) -> dict[str, Any]:
-    """Return the keys of [job] for a launch: what runs, and on how many ranks.
-
-    `job` has the keys of the directives. `activation` is the line that activates another Python; "" if there is none.
-    """
+    """Return the keys of [job] for a launch with those of the directives; `activation` is the line that sets the Python."""
     words = WORD.findall(re.sub(r"^(exec|time)\s+", "", command))
-    if command.startswith("time"):
+    if command.split()[0] == "time":
         notes.append(f"{where}: omitted `time`; `toolkit status` shows the times of a run")
     nodes, cpus = job.get("nodes", 1), job.get("cpus_per_rank", 1) * job.get("ranks_per_node", 1)
     keys: dict[str, Any] = {}
@@ -97,11 +94,11 @@ def keys_of_launch(
         if "/" in program and not _PYTHON.fullmatch(program):
             raise NoTranslationError(f"{where} runs {program} in a Python that only this file names")
         words, each = _after_torchrun(words[len(match[0].split()) :], known, job, notes, where)
+        if "accelerate" in program and not re.search(r"--num[-_]processes", command):
+            raise NoTranslationError(f"{where}: without --num_processes, accelerate reads its own configuration")
         keys |= {"ranks_per_node": each} | ({"cpus_per_rank": max(1, cpus // each)} if "cpus_per_rank" in job else {})
         if keys.get("cpus_per_rank", cpus) * each != cpus:
-            notes.append(
-                f"{where}: each of {each} ranks has {keys['cpus_per_rank']} CPUs; the script requests {cpus} per node"
-            )
+            notes.append(f"{where}: {each} ranks of {keys['cpus_per_rank']} CPUs; the script requests {cpus} per node")
         words = [program if _PYTHON.fullmatch(program) else "python", *_values(words, known, where)]
     else:
         words = _values(words, known, where)
@@ -109,18 +106,14 @@ def keys_of_launch(
         if not _PYTHON.fullmatch(words[0]):
             raise NoTranslationError(f"{where} has no translation: {command[:60]}")
         if nodes != 1:
-            raise NoTranslationError(
-                f"{where} starts no ranks with srun, mpirun, torchrun or accelerate on {nodes} nodes"
-            )
+            raise NoTranslationError(f"{where} starts no ranks with srun, mpirun, torchrun or accelerate")
         keys = {"ranks_per_node": 1} | ({"cpus_per_rank": cpus} if cpus > 1 else {})
     script = words[2:] if words[1:2] == ["-u"] else words[1:]
     is_of_path = _PYTHON.fullmatch(words[0]) and "/" not in words[0]
     if activation and is_of_path:
         notes.append(f"{activation}: `{words[0]}` runs in the environment that this line activates")
     elif is_of_path and script and script[0].endswith(".py"):
-        notes.append(
-            f'{where}: ranks run in the Python of toolkit; for another, write its path: entry = ["PYTHON", ...]'
-        )
+        notes.append(f'{where}: ranks run in the Python of toolkit; entry = ["PYTHON", ...] runs another')
         return {"entry": script[0], **keys} | ({"argv": script[1:]} if script[1:] else {})
     return {"entry": words, **keys}
 

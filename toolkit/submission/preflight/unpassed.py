@@ -9,7 +9,6 @@ from pathlib import Path
 from toolkit.config.entry import script_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.runs.record.job import uses_slurm
-from toolkit.slurm.batch_script import other_interpreter
 from toolkit.submission.script import KEPT
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.terminal.talk import say
@@ -52,20 +51,16 @@ def warn_of_args(job: ResolvedJob) -> None:
 
 
 def warn_of_slurm(job: ResolvedJob) -> None:
-    """Warn in one line if a script for bash that runs without Slurm reads variables that only Slurm sets."""
+    """Warn in one line if a script that runs without Slurm reads variables that only Slurm sets."""
     script = job.job_directory / str(job.job.entry)
-    if not job.job.once or uses_slurm(job) or other_interpreter(script):
+    if not job.job.once or uses_slurm(job) or not script.is_file():
         return
-    found: dict[str, list[str]] = {}
     text = script.read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.splitlines(), start=1):
-        for match in _OF_SLURM.finditer(line) if not line.lstrip().startswith("#") else ():
-            found.setdefault(match[1] or match[2], []).append(str(number))
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.lstrip()[:1] != "#"]
+    first = {match[1] or match[2]: number for number, line in reversed(lines) for match in _OF_SLURM.finditer(line)}
     own = {"SLURM_SUBMIT_DIR", *re.findall(r"\b(SLURM_\w+)=", text)}
-    if names := [f"{name} (line {', '.join(lines)})" for name, lines in found.items() if name not in own]:
-        say(
-            f"warning: {script.name} reads variables that only Slurm sets: {', '.join(names)}. Fix: write a default such as ${{SLURM_NTASKS:-1}}"
-        )
+    if names := [f"{name} (line {number})" for name, number in first.items() if name not in own]:
+        say(f"warning: {script.name} reads {', '.join(names)}, which only Slurm sets. Fix: write ${{NAME:-DEFAULT}}")
 
 
 def _python_file(job: ResolvedJob) -> Path | None:
