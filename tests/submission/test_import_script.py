@@ -297,6 +297,7 @@ def test_a_comment_ends_a_continued_command(tmp_path: Path) -> None:
         ("--exclusive", "line 2: --exclusive: a rank uses the CPUs of job.cpus_per_rank"),
         ("--plugin-option=x", "line 2: --plugin-option=x may be unknown to sbatch"),
         ("-J 'my job'", "line 2: --job-name=my job: the name of the job is my_job"),
+        ("--output=o", "line 2: --output=o: ranks write to the logs"),
         ("--quiet", "line 2: --quiet has no effect in a job file"),
     ],
 )

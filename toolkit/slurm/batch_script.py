@@ -106,8 +106,7 @@ def read_batch_script(path: Path) -> BatchScript:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        is_readable = not isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
-        fix = "make it readable" if is_readable else "specify the path of a script"
+        fix = "make it readable" if isinstance(error, PermissionError) else "specify the path of a script"
         raise _refusal(f"cannot read the script: {error.strerror}", str(path), fix) from error
     if "\0" in text:
         raise _refusal("expected a script, got a binary file", str(path), "specify the path of a script")

@@ -150,6 +150,10 @@ def _keys(table: dict[str, Any], places: Mapping[str, str], notes: list[str]) ->
             raise NoTranslationError(f"{places[name]}: {option} has no key")
         if name == "job-name":
             notes.append(f"{places[name]}: {option}: the name of the job is {job['name']}")
+        if name in ("output", "error"):
+            notes.append(
+                f"{places[name]}: {option}: ranks write to the logs that `toolkit logs RUN` shows, not to this file"
+            )
         if name == "exclusive" and "cpus-per-task" not in places:
             notes.append(f"{places[name]}: {option}: a rank uses the CPUs of job.cpus_per_rank, not all of its node")
         # A type of GPU and other GRES have no key.
