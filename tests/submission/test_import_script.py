@@ -329,7 +329,7 @@ def test_what_is_not_a_script_or_a_place_for_a_file(toolkit, tmp_path: Path, mon
         ("sub", "cannot read the script: Is a directory. Fix: specify"), ("-", "Fix: specify the path of a script"),
         ("bom.sh", "bom.sh:1: the script starts with a byte order mark. Fix: sed"), ("binary", "got a binary file"),
         ("job.toml", "expected a script, got a job file. Fix: `toolkit submit job.toml`"),
-        ("typo.sh", "typo.sh:2: sbatch has no option --nodess; did you mean --nodes?"),
+        ("typo.sh", "typo.sh:2: sbatch has no option --nodess. Fix: did you mean --nodes?"),
         ("job.sh -o no/job.toml", "folder of the file not found. Fix: mkdir -p no"), ("job.sh -o -", "omit -o"),
         ("job.sh -o sub", "sub: the folder exists. Fix: choose the name"),
     ):  # fmt: skip

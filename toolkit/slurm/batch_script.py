@@ -195,5 +195,5 @@ def _full_name(name: str, where: str) -> str:
     if len(found) > 1:
         raise _refusal(f"--{name} is ambiguous: --{', --'.join(found)}", where, "write the whole name")
     if not found and (close := get_close_matches(name, OPTIONS, n=1, cutoff=0.83)):
-        raise _refusal(f"sbatch has no option --{name}; did you mean --{close[0]}?", where, f"write --{close[0]}")
+        raise _refusal(f"sbatch has no option --{name}", where, f"did you mean --{close[0]}?")
     return found[0] if found else name

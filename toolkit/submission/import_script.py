@@ -54,7 +54,7 @@ _REPLACED = ("signal", "open-mode", "job-name", "mail-user", "mail-type")
 
 def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
     """Return the job file for a batch script, and what it lacks, one line each; its paths are relative to `folder`."""
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" and path.is_file():
         raise ToolkitError("expected a script, got a job file", where=str(path), fix=f"`toolkit submit {path}`")
     values, script = document_of_script(path).values, read_batch_script(path)
     directives = [one for component in script.components for one in component]
