@@ -47,7 +47,7 @@ def saved(toolkit):
 
 
 def test_commands_options_and_choices(tab) -> None:
-    assert tab("toolkit st") == ["status", "stop"]
+    assert tab("toolkit st") == ["status", "stop", "stacks"]
     assert tab("toolkit session st") == ["start", "stop"]
     assert "--print-cmd" in tab("toolkit status --")
     assert tab("toolkit history --state comp") == ["completed"]

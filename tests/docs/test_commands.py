@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from toolkit.cli.alerts import ListByDefault
 from toolkit.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,8 @@ def test_parses(page: str, words: str) -> None:
             argv.pop(0)  # an option of the group, with its value
             continue
         found = command.get_command(context, name)
+        if found is None and isinstance(command, ListByDefault):
+            found, argv = command.commands["list"], [name, *argv]
         assert found is not None, f"{page}: there is no command {name!r}"
         command, context = found, click.Context(found, context, info_name=name)
     if isinstance(command, click.Group) or argv == ["--help"] or "[" in words:

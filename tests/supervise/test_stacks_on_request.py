@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import jsonschema
@@ -55,9 +56,13 @@ def ask(job, eventually, ranks: int = 2) -> dict[str, list[int]]:
 
 @pytest.fixture
 def eventually():
-    from conftest import eventually
+    def is_met(condition, patience_s: float) -> bool:
+        deadline = time.monotonic() + 3 * patience_s
+        while not (met := bool(condition())) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return met
 
-    return eventually
+    return is_met
 
 
 def start(supervise, local_job, entry: str, text: str):

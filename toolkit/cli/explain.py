@@ -11,6 +11,7 @@ import click
 
 from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
 from toolkit.errors import NotFoundError
+from toolkit.rundir.find import NoRunError
 from toolkit.runs.named_runs import find
 from toolkit.terminal.talk import has_unicode, is_plain, plain
 
@@ -32,8 +33,8 @@ def explain(run: str, runs: Path | None, as_json: bool) -> None:
 
     try:
         found = find(run, runs)
-    except NotFoundError:
-        job = explain_job(run)
+    except NotFoundError as error:
+        job = explain_job(run, is_queued=not isinstance(error, NoRunError))
         if job is None:
             raise
         _print(job.as_json() if as_json else job.lines())

@@ -37,8 +37,8 @@ class MetricsServer(ThreadingMixIn, TCPServer):
         self.readings, self.files = dict[Path, RunReadings](), list[Path]()  # the files to remove
         self.names = ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn(), address[0])
         self.address_family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        mask = os.umask(0o177)  # only this user can open the socket
         if isinstance(address, str):
-            os.umask(0o177)  # only this user can open the socket
             with socket.socket(socket.AF_UNIX) as client:  # a server that was killed left its socket
                 if Path(address).is_socket() and client.connect_ex(address):
                     Path(address).unlink()
@@ -53,6 +53,8 @@ class MetricsServer(ThreadingMixIn, TCPServer):
             self.server_close()
             where, why = error.filename or str(address).strip("()"), f"cannot serve: {error.strerror or error}"
             raise ToolkitError(why, where=where, fix="choose another address or file") from error
+        finally:
+            os.umask(mask)
 
     def server_close(self) -> None:
         super().server_close()

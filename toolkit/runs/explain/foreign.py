@@ -61,11 +61,11 @@ class ForeignJob:
         yield from body_of(self.explanation)
 
 
-def explain_job(name: str) -> ForeignJob | None:
+def explain_job(name: str, *, is_queued: bool = False) -> ForeignJob | None:
     """Explain the job of a Slurm job id; None if `name` is not a job id, or Slurm does not respond.
 
     Raises:
-        NotFoundError: Slurm does not know the job.
+        NotFoundError: Slurm does not know the job, and the caller has not found it in the queue.
     """
     parts = parse_run_name(name)
     slurm = slurm_here(parts.cluster) if parts is not None and parts.job_id else None
@@ -77,6 +77,8 @@ def explain_job(name: str) -> ForeignJob | None:
     except NotFoundError:
         return None
     if job is None or not job.state:
+        if is_queued:
+            return None
         raise NotFoundError(
             f"Slurm does not know job {job_id}, and no run has it", where="squeue and sacct",
             fix="`squeue --me` and `sacct` list your jobs, `toolkit history` your runs",
