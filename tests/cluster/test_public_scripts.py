@@ -67,7 +67,7 @@ def test_no_directive_of_public_forms_is_lost(here: Site) -> None:
     [
         "#SBATCH -N2 -n3 -c1 -t 1-2 --mem=10G --gpus=2 -J 'a job' --comment='x y'",
         "#SBATCH --signal=B:USR1@300 --requeue --wait --quiet",
-        "#SBATCH --signal=USR2@30 --no-requeue --begin=now+1hour --deadline=2030-01-01",
+        "#SBATCH --signal=USR2@30 --no-requeue --begin=2030-01-01 --deadline=2030-02-01",
         "#SBATCH --mail-type=END --mail-type=FAIL --mail-user=a@example.org -H",
         "#SBATCH -N1-4 --array=0-7:2%3 --exclude=node4 -w node1 -d singleton --nice=5",
         "#SBATCH -N4 -n16\n#SBATCH -N2 # the later one\n#SBATCH --tasks-per-node=2",

@@ -31,7 +31,9 @@ def test_kill_of_everything_in_a_save(local, slurm, repeats, ledger):
         victims = processes_of(run)  # before, since looking for them takes as long as a save
         until(lambda: list(run.checkpoints.glob("*.part-*")), poll_s=0.002)
         time.sleep(moments.uniform(0, 0.03))
-        for process in [*victims, *processes_of(run)]:
+        for process in victims:  # at once: the search for others may last longer than the save
+            process.kill()
+        for process in processes_of(run):
             process.kill()
         gone = until(lambda: not processes_of(run))
         parts = [path.name for path in run.checkpoints.glob(f"*.part-{attempt}-*")]
