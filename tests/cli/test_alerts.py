@@ -72,15 +72,16 @@ def job(toolkit, receiver):
 def test_an_alert_of_a_rank_reaches_mail_and_webhook(toolkit, job, receiver):
     with mail_receiver() as (server, received):
         toolkit.ok("run", job(f'smtp = "{server}"'))
-    (message,), ((_, posted),) = received, receiver.got
+    (message, _), ((_, posted), (_, resolved)) = received, receiver.got
+    assert (resolved["state"], resolved["key"]) == ("resolved", posted["key"])  # the run has ended
     assert (posted["rule"], posted["state"], posted["ranks"], posted["value"]) == ("high", "firing", [1], 39.0)
     assert posted["text"] in " ".join(str(message["Subject"]).split())
     run = toolkit.run(posted["run_id"])
-    assert sorted(path.suffixes[-2] for path in (run.path / "alerts/sent").iterdir()) == [".hook", ".me"]
+    assert sorted(path.suffixes[-2] for path in (run.path / "alerts/sent").iterdir()) == [".hook"] * 2 + [".me"] * 2
     assert "toolkit: alert: loop " in "".join(path.read_text() for path in run.path.glob("slurm-*.out"))
     rows = json.loads(toolkit.ok("alerts", "--json"))
     assert [(row["rule"], row["state"]) for row in rows] == [
-        ("high", "firing"), ("never", "no_data"), ("slow", "inactive"),
+        ("high", "resolved"), ("never", "no_data"), ("slow", "inactive"),
     ]  # fmt: skip
     for line in (run.metrics / "alerts.jsonl").read_text().splitlines():
         check_schema("alert", json.loads(line))
