@@ -49,7 +49,9 @@ def work(seconds):  # the same amount of work in each step, whatever the process
 RATE = 1e6
 began = time.thread_time()
 work(1.0)
-RATE = 1e6 / (time.thread_time() - began)
+rate = torch.tensor([1e6 / (time.thread_time() - began)], dtype=torch.float64)
+dist.broadcast(rate, 0)  # the same work on both ranks
+RATE = float(rate)
 for number in range(10**9):
     if rank == 1 and number % 10 == 0 and Path("fault").exists():
         fault = Path("fault").read_text()
