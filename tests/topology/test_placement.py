@@ -152,12 +152,16 @@ def test_the_nearest_mesh_that_fills_two_nodes_is_named(sizes, fix):
     assert refused.value.fix == fix
 
 
-def test_a_mesh_of_many_ranks_finds_its_fix_within_a_second():
-    start = time.process_time()
-    found = nearest_meshes(
-        55440, {"pp": 17, "replicate": 1, "shard": 19, "cp": 23, "tp": 29, "ep": 1}, lambda mesh: mesh["tp"] in (1, 8)
-    )
-    assert time.process_time() - start < 1.0
+def test_a_mesh_of_many_ranks_finds_its_fix_among_few_meshes():
+    tried = []
+
+    def is_allowed(mesh):
+        tried.append(mesh)
+        return mesh["tp"] in (1, 8)
+
+    requested = {"pp": 17, "replicate": 1, "shard": 19, "cp": 23, "tp": 29, "ep": 1}
+    found = nearest_meshes(55440, requested, is_allowed)
+    assert len(tried) < 150_000, "a second's work"
     assert [prod(size for name, size in mesh.items() if name != "ep") for mesh in found] == [55440]
 
 

@@ -20,7 +20,7 @@ from toolkit.metrics.ring import COLUMNS, RingReader, rings_of
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.windows import BYTES, DATA, DEVICE, EXPOSED, GRAD_NORM, LOSS, SAVE, STEP, TOKENS, WORK, WORK_CPU
 
-LATE_S = 0.05
+LATE_S = 0.2  # longer than a step takes on a busy machine
 
 
 def train_as_rank_of_a_run(world: Any, config: Any, record: bool = True, late_rank: int | None = None) -> None:
@@ -57,12 +57,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("layout", [{}, {"shard": 2}], ids=["replicated", "sharded"])
 def test_each_rank_has_its_steps_and_a_late_rank_has_the_work_that_the_other_waits_for(run_dir, layout):
-    launch(train_as_rank_of_a_run, 2, run_dir, job(steps=20, parallel=layout, micro_batch=4), True, 1)
+    launch(train_as_rank_of_a_run, 2, run_dir, job(steps=12, parallel=layout, micro_batch=4), True, 1)
     for rank in range(2):
         rows = rows_of(run_dir, rank)
-        assert [row["step"] for row in rows] == list(range(1, 21))
+        assert [row["step"] for row in rows] == list(range(1, 13))
         assert set(rows[0]) >= {*COLUMNS} - {SAVE, DEVICE, BYTES}
-        assert {row["step"] for row in rows if row[SAVE]} == {8, 16, 20}
+        assert {row["step"] for row in rows if row[SAVE]} == {8, 12}
         assert all(WORK_CPU in row for row in rows if not row[SAVE])
         assert all({STEP, LOSS, GRAD_NORM} <= row.keys() and row[TOKENS] == 4 * 16 for row in rows)
         rest = [row[STEP] - row[WORK] - row[EXPOSED] for row in rows[1:] if WORK in row and not row[SAVE]]
