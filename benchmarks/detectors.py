@@ -120,7 +120,18 @@ def blocks_of(work: np.ndarray) -> Iterator[StepBlock]:
         for rank, (row, (mean, least)) in enumerate(zip(of_work, of_exposed, strict=True)):
             metrics = {STEP: of_step, WORK: Statistics(*row), EXPOSED: Statistics(mean, least, mean, mean, mean)}
             began_s = number * BLOCK * BASE_S
-            windows.append(Window(rank, f"n{rank // 8}", began_s, BLOCK * BASE_S, number * BLOCK, BLOCK, metrics))
+            windows.append(
+                Window(
+                    rank,
+                    f"n{rank // 8}",
+                    began_s,
+                    BLOCK * BASE_S,
+                    number * BLOCK,
+                    (number + 1) * BLOCK - 1,
+                    BLOCK,
+                    metrics,
+                )
+            )
         yield StepBlock(tuple(windows))
 
 

@@ -218,7 +218,7 @@ def window(
         name: Statistics(value, 0.97 * value, 1.05 * value, value, 1.03 * value) for name, value in values.items()
     }
     metrics |= {LOSS: Statistics(loss, loss, loss, loss, loss)} if rank == 0 else {}
-    return Window(rank, f"n{rank // scene.per_node}", began_s, SLOT_S, first, steps, metrics)
+    return Window(rank, f"n{rank // scene.per_node}", began_s, SLOT_S, first, first + steps - 1, steps, metrics)
 
 
 def judge(run: RunDirectory, scene: Scene, attempt: AttemptDirectory, slots: list[list[Window]]) -> None:

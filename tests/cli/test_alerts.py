@@ -174,7 +174,7 @@ def test_rules_are_checked_and_replayed_on_a_recorded_run(toolkit, job, recorded
     for slot in range(6):
         value = 30.0 if 2 <= slot <= 4 else 1.0
         metrics = {"reward": Statistics(value, value, value, value, value)}
-        file.append([Window(0, "n1", 1.8e9 + 10 * slot, 10.0, 1 + slot, 1, metrics)])
+        file.append([Window(0, "n1", 1.8e9 + 10 * slot, 10.0, 1 + slot, 1 + slot, 1, metrics)])
     path = job(rules=RULES + 'keep_firing = "0s"\n', name="other")
     rows = json.loads(toolkit.ok("alerts", "check", path, "--json"))
     assert [row["name"] for row in rows] == ["high", "never", "slow"] and rows[2]["for_s"] == 60

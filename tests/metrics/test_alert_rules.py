@@ -21,7 +21,9 @@ FINITE = st.floats(-1e6, 1e6)
 
 
 def window(rank: int, value: float, began_s: float = 0.0, name: str = "x") -> Window:
-    return Window(rank, f"n{rank}", began_s, 10.0, 1, 10, {name: Statistics(value, value - 1, value + 1, value, value)})
+    return Window(
+        rank, f"n{rank}", began_s, 10.0, 1, 10, 10, {name: Statistics(value, value - 1, value + 1, value, value)}
+    )
 
 
 def reading(when: str, *windows: Window):

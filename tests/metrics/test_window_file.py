@@ -18,7 +18,7 @@ from toolkit.metrics.windows import LOSS, STEP, Statistics, Window
 def window(number: int, rank: int = 0, steps: int = 10, value: float = 1.0, **more: float) -> Window:
     metrics = {STEP: value, **more}
     statistics = {name: Statistics(one, one, one, one, one) for name, one in metrics.items()}
-    return Window(rank, "node7", 1000.0 + 10 * number, 10.0, number * 10, steps, statistics)
+    return Window(rank, "node7", 1000.0 + 10 * number, 10.0, number * 10, number * 10 + steps - 1, steps, statistics)
 
 
 def test_windows_are_read_as_they_were_written(tmp_path):

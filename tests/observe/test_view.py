@@ -109,7 +109,7 @@ def test_events_are_sorted_and_bounded(readings):
 def test_the_view_of_many_ranks_is_bounded(run_directory):
     attempt, ranks = claim_attempt(run_directory), 2 * MOST_ROWS
     windows = [
-        Window(rank, "n0", NOW_S, 10, 1, 5, window(0, **{STEP: 9.0 if rank == 777 else 1.0}).metrics)
+        Window(rank, "n0", NOW_S, 10, 1, 5, 5, window(0, **{STEP: 9.0 if rank == 777 else 1.0}).metrics)
         for rank in range(ranks)
     ]
     WindowFile(attempt.windows_file(0), "n0", bytes_per_rank=10**6).append(windows)

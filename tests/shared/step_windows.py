@@ -22,7 +22,9 @@ def window(rank: int, number: int = 0, *, host: str = "", steps: int = STEPS, **
     values = {
         name: value if isinstance(value, Statistics) else same(value) for name, value in (usual | metrics).items()
     }
-    return Window(rank, host or f"n{rank // 4}", NOW_S + 10 * number, 10, steps * number + 1, steps, values)
+    return Window(
+        rank, host or f"n{rank // 4}", NOW_S + 10 * number, 10, steps * number + 1, steps * (number + 1), steps, values
+    )
 
 
 def block(

@@ -20,7 +20,7 @@ from toolkit.supervise.alerting import Alerting
 
 
 def window(value: float) -> Window:
-    return Window(1, "n1.local", time.time(), 10.0, 1, 10, {"x": Statistics(value, value, value, value, value)})
+    return Window(1, "n1.local", time.time(), 10.0, 1, 10, 10, {"x": Statistics(value, value, value, value, value)})
 
 
 @pytest.fixture

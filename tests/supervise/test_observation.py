@@ -28,7 +28,7 @@ def same(value: float) -> Statistics:
 def window(rank: int, slot: int, work_s: float, *, began_s: float) -> Window:
     """100 steps of 0.1 s; a rank waits for the slowest one."""
     metrics = {STEP: same(0.1), WORK: same(work_s), WORK_CPU: same(work_s), EXPOSED: same(0.1 - work_s)}
-    return Window(rank, f"n{rank // 2}", began_s + 10 * slot, 10.0, 1 + 100 * slot, 100, metrics)
+    return Window(rank, f"n{rank // 2}", began_s + 10 * slot, 10.0, 1 + 100 * slot, 100 + 100 * slot, 100, metrics)
 
 
 @pytest.fixture

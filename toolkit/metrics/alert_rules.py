@@ -115,7 +115,7 @@ def window_of(records: Sequence[TrainRecord]) -> list[Window]:
     values = {name: [value for one in records if (value := getattr(one, name)) is not None] for name in names}
     metrics = {name: statistics_of(found) for name, found in values.items() if found}
     ended_s = datetime.fromisoformat(records[-1].time).timestamp()
-    return [Window(_OF_TRAINING, "", ended_s, 0.0, records[0].step, len(records), metrics)]
+    return [Window(_OF_TRAINING, "", ended_s, 0.0, records[0].step, records[-1].step, len(records), metrics)]
 
 
 class Readings:

@@ -23,8 +23,7 @@ class StepBlock:
     @property
     def steps(self) -> tuple[int, int]:
         """The numbers of the first and last step."""
-        last = max(window.first_step + window.steps - 1 for window in self.windows)
-        return min(window.first_step for window in self.windows), last
+        return min(window.first_step for window in self.windows), max(window.last_step for window in self.windows)
 
     @property
     def end_s(self) -> float:

@@ -75,7 +75,8 @@ class Collector:
 def window_of(steps: Steps, rank: int, host: str, began_s: float, seconds: float) -> Window:
     """Return the statistics of at least one step."""
     metrics = {name: _statistics(values) for name in steps.names if (values := steps.values(name))}
-    return Window(rank, host, began_s, seconds, steps.numbers()[0], len(steps), metrics)
+    numbers = steps.numbers()
+    return Window(rank, host, began_s, seconds, numbers[0], numbers[-1], len(steps), metrics)
 
 
 def _statistics(values: list[float]) -> Statistics:

@@ -128,9 +128,7 @@ class Detectors:
         """Return the samples; for programs that report the loss to the ring only, the means of their slots."""
         self._has_loss_samples = self._has_loss_samples or bool(samples)
         means = [
-            LossSample(
-                slot.began_s + slot.seconds, slot.first_step + slot.steps - 1, slot.metrics[LOSS].mean, slot.rank
-            )
+            LossSample(slot.began_s + slot.seconds, slot.last_step, slot.metrics[LOSS].mean, slot.rank)
             for slot in sorted(slots, key=lambda slot: (slot.began_s, slot.rank))
             if LOSS in slot.metrics
         ]

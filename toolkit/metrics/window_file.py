@@ -27,10 +27,10 @@ BYTES_PER_RANK = 180_000
 KEPT_SHARE = 4  # the newest 1/4 of the windows is never merged
 MOST_WAITING = 4096  # windows kept while the disk is full
 
-_MAGIC = b"TKWINDW\1"
+_MAGIC = b"TKWINDW\2"
 _HEADER = struct.Struct("<8sQ64s")  # magic, number of replacements, host
 _RECORD = struct.Struct("<cHI")  # kind, size and checksum of the content
-_WINDOW = struct.Struct("<IddqQB")  # rank, start, seconds, first step, steps, number of metrics
+_WINDOW = struct.Struct("<IddqqQB")  # rank, start, seconds, first and last step, steps, number of metrics
 _METRIC = struct.Struct("<B5f")  # name, mean, minimum, maximum, median, 95th percentile
 _NAME, _OF_STEPS = b"N", b"W"
 _MOST_NAMES = 255
@@ -118,7 +118,9 @@ def _packed(window: Window, names: dict[str, int]) -> bytes:
         values = (statistics.mean, statistics.minimum, statistics.maximum, statistics.median, statistics.p95)
         metrics += _METRIC.pack(names[name], *map(_limited, values))
         count += 1
-    head = _WINDOW.pack(window.rank, window.began_s, window.seconds, window.first_step, window.steps, count)
+    head = _WINDOW.pack(
+        window.rank, window.began_s, window.seconds, window.first_step, window.last_step, window.steps, count
+    )
     return found + _record(_OF_STEPS, head + metrics)
 
 
@@ -215,11 +217,11 @@ class WindowReader:
         return found
 
     def _window(self, content: bytes) -> Window:
-        rank, began_s, seconds, first_step, steps, _ = _WINDOW.unpack_from(content)
+        rank, began_s, seconds, first_step, last_step, steps, _ = _WINDOW.unpack_from(content)
         metrics = {
             self.names[number]: Statistics(*values) for number, *values in _METRIC.iter_unpack(content[_WINDOW.size :])
         }
-        return Window(rank, self.host, began_s, seconds, first_step, steps, metrics)
+        return Window(rank, self.host, began_s, seconds, first_step, last_step, steps, metrics)
 
 
 def read_windows(path: Path) -> list[Window]:

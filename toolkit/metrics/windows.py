@@ -43,8 +43,8 @@ class Statistics:
 class Window:
     """The steps that one rank finished in an interval.
 
-    `began_s` is in seconds since the epoch, `seconds` the length of the interval. `first_step` is the number of the first
-    of `steps` steps.
+    `began_s` is in seconds since the epoch, `seconds` the length of the interval. `first_step` and `last_step` are the
+    numbers of the first and last of `steps` records; a program that reports only some of its steps has gaps between them.
     """
 
     rank: int
@@ -52,6 +52,7 @@ class Window:
     began_s: float
     seconds: float
     first_step: int
+    last_step: int
     steps: int
     metrics: Mapping[str, Statistics]
 
@@ -79,7 +80,7 @@ def merge(windows: Sequence[Window]) -> Window:
     first, last = windows[0], windows[-1]
     names = {name: None for window in windows for name in window.metrics}
     return Window(
-        first.rank, first.host, first.began_s, last.began_s + last.seconds - first.began_s, first.first_step,
+        first.rank, first.host, first.began_s, last.began_s + last.seconds - first.began_s, first.first_step, last.last_step,
         sum(window.steps for window in windows), {name: _merged(name, windows) for name in names},
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def records_of(readings: RunReadings, end: AttemptRecord | None, most_ranks: int
     work = [(one.mean(windows.WORK), one.mean(windows.STEP)) for one in newest if windows.WORK in one.metrics]
     ranks: list[Mapping[str, Any]] = [
         {name: one.mean(name) for name in one.metrics} | vars(one)
-        | {"step": one.first_step + one.steps - 1, "ended_s": one.began_s + one.seconds} for one in newest
+        | {"step": one.last_step, "ended_s": one.began_s + one.seconds} for one in newest
     ]  # fmt: skip
     alerts = RecordTail(readings.run.metrics / "alerts.jsonl", lambda line: dict(json.loads(line))).new()
     found: dict[str, list[Mapping[str, Any]]] = {

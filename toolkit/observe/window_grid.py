@@ -22,7 +22,15 @@ METRICS = (
 )  # fmt: skip
 COLUMNS = 240
 # The records of `toolkit.metrics.window_file`.
-_HEAD = [("rank", "<u4"), ("began", "<f8"), ("seconds", "<f8"), ("first", "<i8"), ("steps", "<u8"), ("metrics", "u1")]
+_HEAD = [
+    ("rank", "<u4"),
+    ("began", "<f8"),
+    ("seconds", "<f8"),
+    ("first", "<i8"),
+    ("last", "<i8"),
+    ("steps", "<u8"),
+    ("metrics", "u1"),
+]
 _METRIC = np.dtype([("name", "u1"), ("mean", "<f4"), ("others", "<f4", 4)])
 
 
@@ -68,7 +76,7 @@ class WindowGrid:
     def _add(self, rows: Array, names: Sequence[str]) -> None:
         column = ((rows["began"] - self.began_s) // self.slot_s).clip(0, COLUMNS - 1)
         cell, steps = (rows["rank"] * float(COLUMNS) + column).astype(int), rows["steps"].astype(np.float32)
-        own = {AT: rows["first"] + rows["steps"] / 2, PACE: rows["seconds"] / np.maximum(1, rows["steps"])}
+        own = {AT: (rows["first"] + rows["last"]) / 2, PACE: rows["seconds"] / np.maximum(1, rows["steps"])}
         for number, name in enumerate(METRICS):
             cells = rows["of"]["name"] == (names.index(name) if name in names else -1)
             has = np.full(len(rows), True) if name in own else cells.any(axis=1)

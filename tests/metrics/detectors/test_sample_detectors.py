@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from step_windows import NOW_S, STEP_S, window
@@ -138,6 +139,14 @@ def test_a_stall_names_the_rank_that_did_not_finish_the_step() -> None:
     assert verdict.ranks == (2,) and verdict.severity is Severity.WARNING
     assert "rank 2 on node n0 did not finish step 50" in verdict.message
     assert stall(130)[0].severity is Severity.CRITICAL
+
+
+def test_a_stall_of_a_program_that_reports_every_tenth_step_names_the_last_one() -> None:
+    detector = StallDetector()
+    slots = [replace(window(rank, steps=5), first_step=10, last_step=50 - 10 * (rank == 1)) for rank in range(2)]
+    detector.observe(slots, now_s=NOW_S + 10)
+    (verdict,) = detector.observe([], now_s=NOW_S + 60)
+    assert "rank 1 on node n0 did not finish step 50" in verdict.message and verdict.last_step == 50
 
 
 def test_long_steps_extend_the_stall_limit_but_saves_do_not() -> None:

@@ -33,12 +33,12 @@ class StallDetector:
                 if known is None or slot.began_s >= known.began_s:
                     self._newest[slot.rank] = slot
                 save_s = slot.metrics[SAVE].maximum if SAVE in slot.metrics else 0.0
-                self._longest.append((slot.first_step + slot.steps, max(0.0, slot.metrics[STEP].maximum - save_s)))
+                self._longest.append((slot.last_step, max(0.0, slot.metrics[STEP].maximum - save_s)))
         if not self._newest:
             return []  # the first step may include a long start
         newest_s = max(slot.began_s for slot in self._newest.values())
         self._newest = {rank: slot for rank, slot in self._newest.items() if newest_s - slot.began_s <= _ABSENT_S}
-        steps = {rank: slot.first_step + slot.steps for rank, slot in self._newest.items()}
+        steps = {rank: slot.last_step for rank, slot in self._newest.items()}
         done = max(steps.values())
         while self._longest and (self._longest[0][0] < done - _STEPS or len(self._longest) > 100 * len(steps)):
             self._longest.popleft()
@@ -56,7 +56,7 @@ def _stall(
     done: int, late: list[int], newest: dict[int, Window], *, now_s: float, waits_s: float, least_s: float
 ) -> Verdict:
     host = newest[late[0]].host if len({newest[rank].host for rank in late}) == 1 else ""
-    behind = f"; {names_of_ranks(late, host)} did not finish step {done - 1}" if late else ""
+    behind = f"; {names_of_ranks(late, host)} did not finish step {done}" if late else ""
     return raise_verdict(
         VerdictKind.STALL, Severity.CRITICAL if waits_s > limit("stall.critical") * least_s else Severity.WARNING,
         f"no rank has finished a step for {round_duration(waits_s)}{behind}",
