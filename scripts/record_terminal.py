@@ -37,6 +37,8 @@ def record(command: str) -> str:
             break
         printed += block
     process.wait()
+    # A live display erases its lines from the last one upwards before it draws them again: keep its last state.
+    printed = printed.rpartition(b"\x1b[1A\x1b[2K")[2]
     text = _MOVEMENTS.sub("", printed.decode(errors="replace").replace("\r\n", "\n"))
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")).rstrip("\n")
 
