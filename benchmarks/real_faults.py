@@ -174,7 +174,7 @@ def measure(name: str, fault: Fault, folder: Path) -> dict[str, object]:
     is_right = found.ranks == (1,) and found.cause in fault.causes
     return result | {
         "passed": is_right and delay_s <= LIMIT_S, "delay_s": round(delay_s, 1), "ranks": found.ranks,
-        "cause": found.cause, "message": line_of_verdict(found),
+        "cause": found.cause, "message": line_of_verdict(found), "evidence": found.evidence,
     }  # fmt: skip
 
 

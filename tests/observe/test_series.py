@@ -170,7 +170,7 @@ def hostile_text(records: dict, run_id: str, folder: RunDirectory) -> str:
 
     metrics = {name: same(value) for name, value in records.pop("windows").items()}
     readings.windows = {0: [window(0, 0, **{name: value for name, value in metrics.items() if name.isidentifier()})]}
-    readings.windows[0][0] = type(readings.windows[0][0])(0, run_id, NOW_S, 10, 1, 5, metrics)
+    readings.windows[0][0] = type(readings.windows[0][0])(0, run_id, NOW_S, 10, 1, 5, 5, metrics)
     readings.validations = [ValidationRecord(1, 1, records.pop("means"), False, "", 0)]
     found = dict(records_of(readings, None, 16))
     return text_of([({"run_id": run_id, "job_name": run_id}, found | records), ({"run_id": "other"}, found)])
