@@ -134,10 +134,10 @@ def ended(cluster: RunningCluster) -> Iterator[SimpleNamespace]:
 
 
 def submit_late_rank(site: Site) -> RunDirectory:
-    """Rank 1 misses an all-reduce."""
+    """Rank 1 misses an all-reduce. Of two waiting ranks, one can crash in gloo when the other times out."""
     (site.folder / "late.py").write_text(LATE)
     (site.folder / "late.toml").write_text(
-        '[job]\nentry = "late.py:main"\nnodes = 3\nranks_per_node = 1\ntime = "5"\n[restart]\ncrashes = 0\n'
+        '[job]\nentry = "late.py:main"\nnodes = 2\nranks_per_node = 1\ntime = "5"\n[restart]\ncrashes = 0\n'
     )
     return site.submit("late.toml")[1]
 
@@ -240,8 +240,7 @@ def test_a_late_rank_is_named_with_its_last_line(ended: SimpleNamespace) -> None
     explanation = explain(ended.site, ended.late_rank)
     assert (explanation["symptom"], explanation["rank"]) == ("collective_timeout", 1), explanation
     assert "rank 1 did not join" in explanation["why"]
-    # One of the waiting ranks can crash in gloo when the other times out.
-    assert re.search(r"(ranks 0, 2|rank [02]) waited at late\.py:13", explanation["why"])
+    assert "rank 0 waited at late.py:13" in explanation["why"]
     assert "rank-1.log: reading a slow disk" in evidence(explanation)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from toolkit.metrics.phases import PhaseSum
 from toolkit.metrics.recorder import PhaseSampling, Recorder
 from toolkit.metrics.ring import Ring, RingReader
 from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, FORWARD
-from toolkit.metrics.windows import EXPOSED, FAULTS, RSS, SAVE, STEP, SWITCHES, WORK, WORK_CPU
+from toolkit.metrics.windows import CPU_WAIT, EXPOSED, FAULTS, RSS, SAVE, STEP, SWITCHES, WORK, WORK_CPU
 from toolkit.metrics.windows import FORWARD as FORWARD_S
 
 
@@ -39,10 +40,30 @@ def test_a_step_has_wall_time_cpu_time_switches_faults_and_memory(recorder):
         pass
     recorder.end(1)
     (row,) = rows(recorder)
-    assert set(row) == {"ended_s", "step", STEP, WORK_CPU, SWITCHES, FAULTS, RSS, SAVE}
+    assert set(row) == {"ended_s", "step", STEP, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, RSS, SAVE}
     assert (row["step"], row[STEP] >= 0.1, 0.05 <= row[WORK_CPU] < row[STEP]) == (1, True, True)
     assert abs(row["ended_s"] - time.time()) < 5
     assert row[RSS] > 1e6
+
+
+def test_a_step_has_the_time_that_its_thread_waited_for_a_cpu(recorder):
+    cpus = os.sched_getaffinity(0)
+    own = {min(cpus)}
+    with subprocess.Popen(["taskset", "-c", str(min(cpus)), sys.executable, "-c", "while True: pass"]) as neighbour:
+        try:
+            os.sched_setaffinity(0, own)
+            time.sleep(1)  # until it is busy
+            recorder.begin(0)
+            began = time.thread_time()
+            while time.thread_time() < began + 0.2:
+                pass
+            recorder.end(1)
+        finally:
+            os.sched_setaffinity(0, cpus)
+            neighbour.kill()
+    (row,) = rows(recorder)
+    lost_s = row[STEP] - row[WORK_CPU]
+    assert row[CPU_WAIT] == pytest.approx(lost_s, rel=0.2) and lost_s > 0.1
 
 
 def test_steps_are_written_every_half_second_and_memory_is_read_once_a_second(recorder, monkeypatch):

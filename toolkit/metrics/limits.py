@@ -53,7 +53,6 @@ _ROWS = (
     DetectorLimit("straggler.many", 256, "ranks", "ranks among which bursts of one rank often coincide"),
     DetectorLimit("straggler.wall_excess", 0.02, "share", "least excess in wall time if CPU time triggers the rule"),
     DetectorLimit("straggler.explained", 0.5, "share", "part of the excess that a cause must explain"),
-    DetectorLimit("straggler.switches", 20, "per lost s", "involuntary switches that show neighbours on the CPUs"),
     DetectorLimit("straggler.faults", 50, "per lost s", "major page faults that show missing memory"),
     DetectorLimit(
         "leak.slow_block", 15, "samples of 10 s", "samples of which the minimum counts; the window has 12 blocks"

@@ -30,11 +30,11 @@ PHASES_SHARE = 0.0005
 SAMPLE_S, ENTRY_S = 60e-6, 6e-6
 
 _AT = {name: column for column, name in enumerate(COLUMNS)}
-_STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _SWITCHES, _FAULTS, _RSS, _DEVICE = (
+_STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _CPU_WAIT, _SWITCHES, _FAULTS, _RSS, _DEVICE = (
     _AT[name]
     for name in (
-        windows.STEP, windows.EXPOSED, windows.SAVE, windows.WORK, windows.WORK_CPU, windows.SWITCHES, windows.FAULTS,
-        windows.RSS, windows.DEVICE,
+        windows.STEP, windows.EXPOSED, windows.SAVE, windows.WORK, windows.WORK_CPU, windows.CPU_WAIT, windows.SWITCHES,
+        windows.FAULTS, windows.RSS, windows.DEVICE,
     )
 )  # fmt: skip
 _PHASES = {
@@ -47,7 +47,16 @@ _PHASES = {
 _NO_WORK = (step_profile.COMMUNICATION, step_profile.CHECKPOINT)
 # What the recorder measures itself; a program may record every other metric.
 MEASURED = frozenset(
-    (windows.STEP, windows.WORK, windows.WORK_CPU, windows.SWITCHES, windows.FAULTS, windows.RSS, windows.DEVICE)
+    (
+        windows.STEP,
+        windows.WORK,
+        windows.WORK_CPU,
+        windows.CPU_WAIT,
+        windows.SWITCHES,
+        windows.FAULTS,
+        windows.RSS,
+        windows.DEVICE,
+    )
 )
 _NOTHING = [ABSENT] * (len(COLUMNS) + MOST_USER_METRICS)
 
@@ -81,10 +90,11 @@ class Recorder:
         self._thread: int | None = None
         self._reported: int | None = None  # the number of the last call of `step`
         self._number = self._at_ns = self._cpu_ns = 0  # of the last step that is in the ring
-        self._switches = self._faults = 0
+        self._counts = (0.0, 0.0, 0.0)
         self._write_at_ns = self._memory_at_ns = 0
         self._has_device = self._polls = False
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._schedstat: int | None = None  # of the thread
 
     def column(self, name: str) -> int | None:
         """Return the column of a metric, a new one if there is none; None if all columns are in use."""
@@ -96,7 +106,9 @@ class Recorder:
     def begin(self, number: int) -> int:
         """Start the step after step `number`, without what happened since the last step; return the time."""
         self.write()
-        self._thread, self._number = threading.get_ident(), number
+        if self._thread != threading.get_ident():
+            self._thread, self._schedstat = threading.get_ident(), _schedstat_of_thread(self._schedstat)
+        self._number = number
         self._at_ns, self._cpu_ns = perf_counter_ns(), thread_time_ns()
         self._count()
         return self._at_ns
@@ -130,7 +142,7 @@ class Recorder:
         if not self._ended:
             return
         is_same_thread = threading.get_ident() == self._thread
-        switches, faults = (count / len(self._ended) for count in self._count())
+        counts = [count / len(self._ended) for count in self._count()]
         ahead_ns = time_ns() - perf_counter_ns()
         memory = self._memory() if self._ended[-1][1] >= self._memory_at_ns else {}
         while self._ended:
@@ -149,7 +161,9 @@ class Recorder:
             values[_STEP] = (at_ns - self._at_ns) * scale
             _add_work(values, phases or {})
             if is_same_thread:
-                values[_SWITCHES], values[_FAULTS] = switches, faults
+                values[_SWITCHES], values[_FAULTS] = counts[:2]
+                if self._schedstat is not None:
+                    values[_CPU_WAIT] = counts[2]
                 # Saves use the processor, too. A thread that waits for a GPU or in MPI keeps it busy, whatever its work is.
                 if _SAVE not in noted and not self._has_device and not self._polls:
                     values[_WORK_CPU] = (cpu_ns - self._cpu_ns) * scale
@@ -158,11 +172,12 @@ class Recorder:
                 values[_SAVE] = 0.0  # the mean of a window is that of all its steps
             self._ring.append((at_ns + ahead_ns) / 1e9, number, values)
 
-    def _count(self) -> tuple[int, int]:
-        """Return the involuntary switches and major faults of this thread since the last call."""
-        use, switches, faults = getrusage(RUSAGE_THREAD), self._switches, self._faults
-        self._switches, self._faults = use.ru_nivcsw, use.ru_majflt
-        return use.ru_nivcsw - switches, use.ru_majflt - faults
+    def _count(self) -> list[float]:
+        """Return the involuntary switches, major faults and seconds of waiting for a CPU of this thread since the last call."""
+        use, before = getrusage(RUSAGE_THREAD), self._counts
+        waited_ns = 0 if self._schedstat is None else int(os.pread(self._schedstat, 128, 0).split()[1])
+        self._counts = use.ru_nivcsw, use.ru_majflt, waited_ns / 1e9
+        return [now - then for now, then in zip(self._counts, before, strict=True)]
 
     def _memory(self) -> dict[int, float]:
         self._memory_at_ns = self._ended[-1][1] + MEMORY_PERIOD_NS
@@ -173,6 +188,16 @@ class Recorder:
             self._has_device = True
             found[_DEVICE] = float(cuda.memory_allocated())
         return found
+
+
+def _schedstat_of_thread(known: int | None) -> int | None:
+    """Open the file of the kernel's scheduler on this thread instead of a known one; None if the kernel has none."""
+    if known is not None:
+        os.close(known)
+    try:
+        return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _waits_in_mpi() -> bool:

@@ -33,20 +33,20 @@ CAPACITY = 4096
 MOST_USER_METRICS = 16
 COLUMNS = (
     windows.STEP, windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER, windows.SAVE,
-    windows.WORK, windows.WORK_CPU, windows.SWITCHES, windows.FAULTS, windows.BYTES, windows.TOKENS, windows.LOSS,
-    windows.GRAD_NORM, windows.RSS, windows.DEVICE,
+    windows.WORK, windows.WORK_CPU, windows.CPU_WAIT, windows.SWITCHES, windows.FAULTS, windows.BYTES, windows.TOKENS,
+    windows.LOSS, windows.GRAD_NORM, windows.RSS, windows.DEVICE,
 )  # fmt: skip
 # The value of a column that a step did not report: the smallest 32-bit float, because NaN is a valid loss.
 ABSENT = -3.4028234663852886e38
 LARGEST = -ABSENT
 
-_MAGIC = b"TKRING\0\1"
+_MAGIC = b"TKRING\0\2"
 _HEADER = struct.Struct("<8s5IQ64s")  # magic, rank, attempt, columns, launcher, process, its start, run
 _COUNT = struct.Struct("<Q")
 _RECORDS_COUNT_AT, _NAMES_COUNT_AT, _NAMES_AT, _RECORDS_AT = 128, 136, 256, 4096
 _NAME_BYTES = 64
 _WIDTH = len(COLUMNS) + MOST_USER_METRICS
-_RECORD = struct.Struct(f"<dqq{_WIDTH}f4x")
+_RECORD = struct.Struct(f"<dqq{_WIDTH}f")
 RECORD, _FLOATS_AT = _RECORD.size, struct.calcsize("<dqq")
 _SIZE = _RECORDS_AT + CAPACITY * RECORD
 _SHARED_MEMORY = Path("/dev/shm")

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "BACKWARD", "BYTES", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER", "RSS", "SAVE",
-    "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
+    "BACKWARD", "BYTES", "CPU_WAIT", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER",
+    "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
 ]  # fmt: skip
 
 # Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
@@ -18,6 +18,7 @@ OPTIMIZER = "optimizer_s"
 SAVE = "save_s"
 WORK = "work_s"  # the step without exposed communication and saves
 WORK_CPU = "work_cpu_s"  # CPU time of the step's thread during work
+CPU_WAIT = "cpu_wait_s"  # the step's thread was ready to run, and its CPUs ran other threads
 SWITCHES = "switches"  # involuntary context switches
 FAULTS = "major_faults"
 BYTES = "bytes"  # bytes that the rank sent

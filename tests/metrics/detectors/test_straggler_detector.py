@@ -10,10 +10,10 @@ from step_windows import STEP_S, block
 from toolkit.metrics.detectors.straggler import StragglerDetector
 from toolkit.metrics.limits import LIMITS
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind
-from toolkit.metrics.windows import DATA, FAULTS, FORWARD, SWITCHES, WORK, WORK_CPU
+from toolkit.metrics.windows import CPU_WAIT, DATA, FAULTS, FORWARD, WORK, WORK_CPU
 
 WORK_S = 0.9 * STEP_S
-CPU = {WORK_CPU: 0.8 * STEP_S, DATA: 0.0, SWITCHES: 0.1, FAULTS: 0.0, FORWARD: 0.06}
+CPU = {WORK_CPU: 0.8 * STEP_S, DATA: 0.0, CPU_WAIT: 0.001, FAULTS: 0.0, FORWARD: 0.06}
 
 
 def judge(
@@ -59,8 +59,8 @@ def test_the_cost_is_what_the_job_would_gain_without_the_rank() -> None:
             "own_work",
             "computes 33 % longer than the others, most of it in forward",
         ),
-        ({SWITCHES: 12.0, WORK_CPU: 0.85 * STEP_S}, "neighbours", "because other processes use its CPUs"),
-        ({SWITCHES: 12.0, DATA: 0.04}, "neighbours", "because other processes use its CPUs"),
+        ({CPU_WAIT: 0.05, WORK_CPU: 0.85 * STEP_S}, "neighbours", "because other processes use its CPUs"),
+        ({CPU_WAIT: 0.05, DATA: 0.04}, "neighbours", "because other processes use its CPUs"),
         ({FAULTS: 40.0}, "memory", "waiting for memory pages from disk"),
         ({DATA: 0.06}, "data", "waiting for data"),
         ({}, "paused", "without using its CPU"),

@@ -13,12 +13,12 @@ from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.limits import limit
 from toolkit.metrics.robust import mad, median
 from toolkit.metrics.verdicts import Verdict, VerdictKind, names_of_ranks, raise_verdict, severity_of
-from toolkit.metrics.windows import BACKWARD, DATA, FAULTS, FORWARD, OPTIMIZER, SWITCHES, WORK, WORK_CPU, Window
+from toolkit.metrics.windows import BACKWARD, CPU_WAIT, DATA, FAULTS, FORWARD, OPTIMIZER, WORK, WORK_CPU, Window
 
 __all__ = ["StragglerDetector"]
 
 _BLOCKS, _STRICT_BLOCKS = 5, 6
-_ALSO_COMPARED = (WORK, WORK_CPU, DATA, SWITCHES, FAULTS, FORWARD, BACKWARD, OPTIMIZER)
+_ALSO_COMPARED = (WORK, WORK_CPU, CPU_WAIT, DATA, FAULTS, FORWARD, BACKWARD, OPTIMIZER)
 
 # By metric, ranks and host: a bit per block that exceeds the limits, the newest lowest.
 _Hits = dict[tuple[str, tuple[int, ...], str], int]
@@ -185,7 +185,7 @@ def _cause(own: Mapping[str, float], usual: Mapping[str, float], *, is_computing
     # Neighbours stretch wall time and CPU time of a busy node by different factors, so excesses are compared, not times.
     cpu_excess = more[WORK_CPU] / usual[WORK_CPU] if usual.get(WORK_CPU) else 0.0
     explains_cpu = cpu_excess >= share * lost_s / usual[_wall(usual)]
-    has_neighbours = more.get(SWITCHES, 0.0) >= limit("straggler.switches") * lost_s
+    has_neighbours = more.get(CPU_WAIT, 0.0) >= share * lost_s
     if more.get(DATA, 0.0) >= share * lost_s and not has_neighbours:  # they also delay a rank that waits
         return (
             "data",
