@@ -84,7 +84,7 @@ def test_a_disk_that_takes_nothing_ends_no_rank(tmp_path):
     ("rank", "per_node", "samples"), [(0, "4", True), (4, "4", True), (3, "4", False), (0, "", False)]
 )
 def test_the_first_rank_of_a_node_samples(tmp_path, rank, per_node, samples):
-    found = collection_of_node(AttemptDirectory(tmp_path), rank, {"TOOLKIT_RANKS_PER_NODE": per_node})
+    found = collection_of_node(AttemptDirectory(tmp_path), rank, 1, {"TOOLKIT_RANKS_PER_NODE": per_node})
     assert (found is not None) == samples
     assert found is None or found.first_rank == rank
 
@@ -92,7 +92,7 @@ def test_the_first_rank_of_a_node_samples(tmp_path, rank, per_node, samples):
 @pytest.mark.parametrize(("local_rank", "samples"), [("0", True), ("1", False)])
 def test_under_srun_the_nodes_need_not_have_as_many_ranks(tmp_path, local_rank, samples):
     environ = {"TOOLKIT_LAUNCHER": "srun", "SLURM_LOCALID": local_rank, "TOOLKIT_RANKS_PER_NODE": "1,4"}
-    assert (collection_of_node(AttemptDirectory(tmp_path), 5, environ) is not None) == samples
+    assert (collection_of_node(AttemptDirectory(tmp_path), 5, 1, environ) is not None) == samples
 
 
 class Nvml:

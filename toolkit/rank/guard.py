@@ -56,6 +56,18 @@ def rank_by_launcher(environ: Mapping[str, str]) -> int:
     )
 
 
+def _launcher_of_node() -> int:
+    """Return the pid of the process that started the ranks of this node.
+
+    It is the parent of the guard, or the parent's parent if that is the runtime of the rank's container.
+    """
+    pid = os.getppid()
+    with suppress(OSError):  # it has exited
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith((b"Apptainer runtime", b"Singularity runtime")):
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return pid
+
+
 def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, foreign: bool = False) -> int:
     """Run `body` as rank `rank` in a child process and record its end; return the exit code for the launcher.
 
@@ -68,7 +80,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     outputs = tuple(map(int, os.environ.get("TOOLKIT_OUTPUTS", "").split()))
     log = ScriptLog(attempt, outputs) if outputs else RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
-    os.environ["TOOLKIT_LAUNCHER_PID"] = str(os.getppid())  # the same for all ranks of a node
+    launcher_of_node = _launcher_of_node()
+    os.environ["TOOLKIT_LAUNCHER_PID"] = str(launcher_of_node)
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
@@ -105,7 +118,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     if not is_script:
         signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
-    collection = collection_of_node(attempt, rank, os.environ)
+    collection = collection_of_node(attempt, rank, launcher_of_node, os.environ)
     if collection is not None:
         collection.start()
     _, status = os.waitpid(child, 0)

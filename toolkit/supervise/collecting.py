@@ -1,7 +1,6 @@
 """Observe one node: its usage, its state, and the windows of its ranks' steps. The guard of its first rank does this."""
 
 import math
-import os
 import signal
 import socket
 import threading
@@ -29,7 +28,7 @@ _JOIN_S = 2.0  # time for a write that hangs on the file system of the run direc
 
 @dataclass
 class NodeCollection:
-    """What one node records. `launcher` is the pid of the parent of the ranks' guards."""
+    """What one node records. `launcher` is the pid of the process that started the ranks."""
 
     attempt: AttemptDirectory
     launcher: int
@@ -111,15 +110,17 @@ class NodeCollection:
                 say_beside(str(error))
 
 
-def collection_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, str]) -> NodeCollection | None:
+def collection_of_node(
+    attempt: AttemptDirectory, rank: int, launcher: int, environ: Mapping[str, str]
+) -> NodeCollection | None:
     """Return the collection of this rank's node if it is the node's first rank; None for any other rank.
 
-    Launchers fill one node after another. The ranks' guards are children of one process on each node: slurmstepd, the
-    daemon of mpirun, or the supervisor.
+    Launchers fill one node after another. One process starts the ranks of each node: slurmstepd, the daemon of mpirun, or
+    the supervisor.
     """
     if not is_first_of_node(rank, environ):
         return None
-    return NodeCollection(attempt, os.getppid(), rank, environ.get("CUDA_VISIBLE_DEVICES"))
+    return NodeCollection(attempt, launcher, rank, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:

@@ -29,7 +29,7 @@ _ERRORS = ("symbol_error", "port_rcv_errors", "port_xmit_discards", "local_link_
 
 @dataclass
 class NodeState:
-    """Writes the state of a node. `launcher` is the pid of the parent of the ranks' guards."""
+    """Writes the state of a node. `launcher` is the pid of the process that started the ranks."""
 
     attempt: AttemptDirectory
     host: str
@@ -56,11 +56,13 @@ class NodeState:
     def _processes_of_ranks(self) -> dict[int, list[int]]:
         """Return the pids of each rank on this node: the descendants of its guard."""
         processes = dict(descendants(self.launcher))
-        guards = {pid for pid, process in processes.items() if process.parent == self.launcher}
-        if not guards <= self._ranks.keys():
+        started = sum(process.parent == self.launcher for process in processes.values())
+        if len(processes.keys() & self._ranks.keys()) < started:
             self._find_ranks()
         return {
-            self._ranks[pid]: [one for one, _ in descendants(pid, processes)] for pid in guards if pid in self._ranks
+            rank: [one for one, _ in descendants(pid, processes)]
+            for pid, rank in self._ranks.items()
+            if pid in processes
         }
 
     def _find_ranks(self) -> None:

@@ -24,7 +24,7 @@ _SHORTEST_S = 0.1
 
 @dataclass
 class NodeUsage:
-    """The running totals of one node. `launcher` is the pid of the parent of the ranks' guards."""
+    """The running totals of one node. `launcher` is the pid of the process that started the ranks."""
 
     path: Path
     launcher: int
