@@ -49,6 +49,25 @@ def test_a_script_runs_in_the_folder_of_chdir(toolkit, tmp_path: Path) -> None:
     assert failed.code and f"cannot change to the folder {folder}: No such file or directory" in failed.err
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("FOO=bar,BAZ", "bar of_shell"),
+        ("ALL,FOO=bar", "bar of_shell"),
+        ("FOO=bar,ALL", "shell of_shell"),
+        ("FOO='a b,c',BAZ=2", "'a b,c' 2"),
+        ("NONE", "shell of_shell"),
+    ],
+)
+def test_a_script_has_the_variables_of_export(
+    toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: str
+) -> None:
+    monkeypatch.setenv("FOO", "shell")
+    monkeypatch.setenv("BAZ", "of_shell")
+    script = write(tmp_path, f'#SBATCH --export="{value}"\necho "has $FOO $BAZ"')
+    assert f"has {expected}\n" in toolkit.ok("run", script)
+
+
 def test_a_script_of_python(toolkit, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text("#!/usr/bin/env python3\n#SBATCH --ntasks=1\nimport sys; print(sys.argv[1:])\n")

@@ -56,6 +56,7 @@ def rank_environment(
     if is_script:  # `rank.entry` removes the variables above
         folder = last_value_of(job["job"]["sbatch"], "chdir", "D") if is_started_here else ""
         environment |= {"TOOLKIT_CHDIR": folder} if folder else {}
+        environment |= _exported(last_value_of(job["job"]["sbatch"], "export"), base) if is_started_here else {}
         environment |= {"SLURM_SUBMIT_DIR": os.getcwd()} if base.get("TOOLKIT_LOCAL") else {}  # noqa: PTH109
         return environment | {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     environment |= {
@@ -71,6 +72,18 @@ def rank_environment(
     environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
     environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     return environment
+
+
+def _exported(value: str, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `sbatch --export=VALUE` sets; all others of the shell are kept, as sbatch does for ALL."""
+    exported: dict[str, str] = {}
+    for part in re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", value):
+        name, equals, one = (part[1:-1] if part[0] in "'\"" and part[-1] == part[0] else part).partition("=")
+        if equals:
+            exported[name] = one
+        elif name.upper() == "ALL":
+            exported |= {name: base[name] for name in exported if name in base}
+    return exported
 
 
 def _signal_of(job: Mapping[str, Any]) -> str:
