@@ -98,7 +98,7 @@ def other_interpreter(path: Path) -> str:
     """Return the `#!` line of a script unless it names a plain bash or sh; "" if it does."""
     with path.open("rb") as stream:
         line = stream.readline().decode(errors="replace").strip()
-    return "" if re.fullmatch(r"#! *(/usr)?/bin/((env )?(ba)?sh)( -[eu]+)?", line) else line
+    return "" if re.fullmatch(r"#! *(/usr)?/bin/((env )?(ba)?sh)", line) else line
 
 
 def read_batch_script(path: Path) -> BatchScript:

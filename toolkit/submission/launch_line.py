@@ -1,4 +1,4 @@
-"""Translate the line of a script that starts its ranks: srun, torchrun, accelerate, mpirun or python."""
+"""Translate the line of a script that starts its ranks: srun, torchrun, mpirun or python."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,38 +10,30 @@ from toolkit.config.resolved import looks_secret, shown_arguments
 __all__ = ["WORD", "NoTranslationError", "expand", "is_secret", "keys_of_launch"]
 
 # A word of a shell command, with its quotes and substitutions.
-WORD = re.compile(r"""(?:[^\s"'`$\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\$)+""")
+WORD = re.compile(r"""(?:[^ \t\n"'`$\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\$)+""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
-_TORCHRUN = re.compile(r"(?:\S*/)?(?:torchrun|accelerate launch|python[\d.]* -m torch\.distributed\.(?:run|launch)) ")
-# Options of torchrun and accelerate that toolkit replaces; all others would be lost.
-_REPLACED = re.compile(
-    r"--(nnodes|nproc-per-node|node-rank|master-(addr|port)|rdzv-\w+|max-restarts|num-(processes|machines)|machine-rank"
-    r"|main-process-(ip|port))"
-)
-_SWITCHES = frozenset({"--standalone", "--multi-gpu", "--same-network", "--use-env"})
-# Options of srun that change what it prints or where ranks run, but not the ranks.
+_TORCHRUN = re.compile(r"(?:\S*/)?(?:torchrun|python[\d.]* -m torch\.distributed\.(?:run|launch)) ")
+_OTHER_LAUNCHER = re.compile(r"(?:.*/)?(accelerate|deepspeed|torchrun)")
+# Options of torchrun that toolkit replaces; all others would be lost.
+_REPLACED = re.compile(r"--(nnodes|nproc-per-node|node-rank|master-(addr|port)|rdzv-\w+|max-restarts)")
+_SWITCHES = frozenset({"--standalone", "--use-env"})
+# Options of srun that change what it prints or where it prints, but not the ranks.
 _SRUN_SWITCHES = frozenset({"-l", "--label", "-u", "--unbuffered", "-v", "--verbose", "-Q", "--quiet", "--exclusive"})
-_SRUN_OPTIONS = frozenset({
-    "--mpi", "--distribution", "--kill-on-bad-exit", "--output",
-    "--error", "--job-name", "--hint",
-})  # fmt: skip
-# The job's own counts, which the directives set.
-_OWN_COUNT = re.compile(r'"?\$\{?SLURM_(?:NTASKS|NPROCS|NNODES|JOB_NUM_NODES|NTASKS_PER_NODE|CPUS_PER_TASK)\}?"?')
+_SRUN_OPTIONS = frozenset({"--mpi", "--kill-on-bad-exit", "--output", "--error", "--job-name"})
+_SPLITS = re.compile(r"[\s*?\[\\]")  # an unquoted value with these is not one argument
 _PASSWORD_IN_URL = re.compile(r"://[^/\s:]+:[^@\s]+@")
-# The options of srun and mpirun that set keys.
-_COUNTS = {
-    "-n": "ranks", "-np": "ranks", "--ntasks": "ranks", "-N": "nodes", "--nodes": "nodes",
-    "--ntasks-per-node": "ranks_per_node", "-c": "cpus_per_rank", "--cpus-per-task": "cpus_per_rank",
-}  # fmt: skip
 
 
 class NoTranslationError(Exception):
     """The reason why a script has no translation and stays a script."""
 
 
-def expand(raw: str, known: Mapping[str, str]) -> str | None:
-    """Return the value of a shell argument with its known variables; None if only a shell can evaluate it."""
+def expand(raw: str, known: Mapping[str, str], *, is_argument: bool = False) -> str | None:
+    """Return the value of a shell word with its known variables; None if only a shell can evaluate it.
+
+    In an argument, unlike in an assignment, the shell splits and expands the value of an unquoted variable.
+    """
     value, quote, at = "", "", 0
     while at < len(raw):
         character = raw[at]
@@ -55,7 +47,7 @@ def expand(raw: str, known: Mapping[str, str]) -> str | None:
         elif character == "$":
             match = _VARIABLE.match(raw, at)
             name = (match[1] or match[2]) if match else ""
-            if match is None or name not in known:
+            if match is None or name not in known or (is_argument and not quote and _SPLITS.search(known[name])):
                 return None
             value += known[name]
             at = match.end() - 1
@@ -80,34 +72,47 @@ def is_secret(words: Sequence[str]) -> bool:
 def keys_of_launch(
     command: str, known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str, activation: str = ""
 ) -> dict[str, Any]:
-    """Return the keys of [job] for a launch with those of the directives; `activation` is the line that sets the Python."""
+    """Return the keys of [job] for a launch with those of the directives; `activation` is the line that sets the Python.
+
+    The launch must start the tasks that the directives request: then Slurm places the ranks of the job file as those of
+    the script.
+    """
     words = WORD.findall(re.sub(r"^(exec|time)\s+", "", command))
     if command.split()[0] == "time":
         notes.append(f"{where}: omitted `time`; `toolkit status` shows the times of a run")
-    nodes, cpus = job.get("nodes", 1), job.get("cpus_per_rank", 1) * job.get("ranks_per_node", 1)
+    nodes, tasks, cpus = (job.get(key, 1) for key in ("nodes", "ranks_per_node", "cpus_per_rank"))
+    own = {
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": nodes * tasks,
+        "SLURM_NPROCS": nodes * tasks,
+    }
+    own |= {"SLURM_NTASKS_PER_NODE": tasks, "SLURM_CPUS_PER_TASK": cpus}
+    counts = {**known, **{name: str(count) for name, count in own.items()}}
     keys: dict[str, Any] = {}
-    is_parallel = words[0] in ("srun", "mpirun", "mpiexec")
-    if is_parallel:
-        words = _after_srun(words, known, nodes, keys, notes, where)
-    if match := _TORCHRUN.match(" ".join(words) + " "):
+    starter = words[0] if words[0] in ("srun", "mpirun", "mpiexec") else ""
+    if starter:
+        words = _after_starter(words, counts, job, notes, where)
+    match = _TORCHRUN.match(" ".join(words) + " ")
+    if not (starter or match or _PYTHON.fullmatch(words[0])):
+        raise NoTranslationError(f"{where} has no translation: {command[:60]}")
+    if not starter and nodes * tasks > 1:
+        raise NoTranslationError(f"{where} starts one process; the directives request {nodes * tasks} tasks")
+    if "signal" in job and starter != "srun":
+        raise NoTranslationError(f"{where}: the signal of --signal reaches only what srun starts")
+    if match:
         program = match[0].split()[0]
         if "/" in program and not _PYTHON.fullmatch(program):
             raise NoTranslationError(f"{where} runs {program} in a Python that only this file names")
-        words, each = _after_torchrun(words[len(match[0].split()) :], known, job, notes, where)
-        if "accelerate" in program and not re.search(r"--num[-_]processes", command):
-            raise NoTranslationError(f"{where}: without --num_processes, accelerate reads its own configuration")
-        keys |= {"ranks_per_node": each} | ({"cpus_per_rank": max(1, cpus // each)} if "cpus_per_rank" in job else {})
-        if keys.get("cpus_per_rank", cpus) * each != cpus:
-            notes.append(f"{where}: {each} ranks of {keys['cpus_per_rank']} CPUs; the script requests {cpus} per node")
+        if match[0].endswith("launch ") and not re.search("--use[-_]env", command):
+            raise NoTranslationError(f"{where}: without --use-env, torch.distributed.launch adds an argument")
+        words, each = _after_torchrun(words[len(match[0].split()) :], counts, job, notes, where)
+        if tasks > 1 or cpus % each:
+            raise NoTranslationError(f"{where} starts {each} ranks in each of {tasks} tasks per node, with {cpus} CPUs")
+        keys = {"ranks_per_node": each, "cpus_per_rank": cpus // each}
         words = [program if _PYTHON.fullmatch(program) else "python", *_values(words, known, where)]
     else:
         words = _values(words, known, where)
-    if not is_parallel and match is None:
-        if not _PYTHON.fullmatch(words[0]):
-            raise NoTranslationError(f"{where} has no translation: {command[:60]}")
-        if nodes != 1:
-            raise NoTranslationError(f"{where} starts no ranks with srun, mpirun, torchrun or accelerate")
-        keys = {"ranks_per_node": 1} | ({"cpus_per_rank": cpus} if cpus > 1 else {})
     script = words[2:] if words[1:2] == ["-u"] else words[1:]
     is_of_path = _PYTHON.fullmatch(words[0]) and "/" not in words[0]
     if activation and is_of_path:
@@ -119,62 +124,69 @@ def keys_of_launch(
 
 
 def _values(words: Sequence[str], known: Mapping[str, str], where: str) -> list[str]:
-    """Return arguments without the shell's `"$@"`, which those after `--` replace."""
+    """Return a program and its arguments without the shell's `"$@"`, which those after `--` replace."""
     values: list[str] = []
     for word in words[:-1] if words and words[-1] in ('"$@"', "$@", '"${@}"') else words:
-        if (value := expand(word, known)) is None:
+        is_variable = _VARIABLE.fullmatch(word)  # the shell splits its value
+        if (value := expand(f'"{word}"' if is_variable else word, known, is_argument=True)) is None or (
+            is_variable and re.search(r"[*?\[\\]", value)
+        ):
             raise NoTranslationError(f"{where} uses {word}, which only a shell can evaluate")
-        values += [value] if re.search(r"['\"\\]", word) else value.split()  # the shell splits unquoted variables
+        values += [value] if re.search(r"['\"\\]", word) else value.split()
     if is_secret(values):
         raise NoTranslationError(f"{where} has an argument that looks like a secret")
+    if not values or values[0].startswith("-"):
+        raise NoTranslationError(f"{where} names no program")
+    if _OTHER_LAUNCHER.fullmatch(values[0]):
+        raise NoTranslationError(f"{where}: {values[0]} has no translation")
     return values
 
 
-def _after_srun(
-    words: Sequence[str], known: Mapping[str, str], nodes: int | str, keys: dict[str, Any], notes: list[str], where: str
+def _after_starter(
+    words: Sequence[str], counts: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str
 ) -> list[str]:
-    """Return the program of srun or mpirun; add the keys that its options set, and notes on options without a key."""
+    """Return the program of srun or mpirun, which start the tasks of the directives; add notes on other options."""
     program, *rest = words
+    nodes, tasks, cpus = (job.get(key, 1) for key in ("nodes", "ranks_per_node", "cpus_per_rank"))
+    is_srun = program == "srun"
+    expected = {"-n": nodes * tasks, ("--ntasks" if is_srun else "-np"): nodes * tasks}
+    if is_srun:
+        expected |= {"-N": nodes, "--nodes": nodes, "--ntasks-per-node": tasks, "-c": cpus, "--cpus-per-task": cpus}
+    elif "ranks_per_node" not in job:
+        raise NoTranslationError(f"{where}: without --ntasks-per-node, Slurm chooses the tasks of {program}")
     while rest and rest[0].startswith("-"):
         option, equals, raw = rest.pop(0).partition("=")
         short = re.fullmatch(r"(-[nNc])(\d+)", option)
-        key = _COUNTS.get(short[1] if short else option)
-        if key and not equals and not short:
-            raw = rest.pop(0) if rest else ""
-        if key and not _OWN_COUNT.fullmatch(raw):
-            keys[key] = _count(short[2] if short else raw, known, option, where)
-        elif (
-            key is None
-            and option not in _SRUN_SWITCHES
-            and (option not in _SRUN_OPTIONS or not equals or expand(raw, known) is None)
+        count = expected.get(short[1] if short else option)
+        if count is not None:
+            raw = short[2] if short else raw if equals else rest.pop(0) if rest else ""
+            if _count(raw, counts, option, where) != count:
+                raise NoTranslationError(f"{where}: {option} of {program} is not that of the directives, {count}")
+        elif is_srun and (
+            option in _SRUN_SWITCHES or (option in _SRUN_OPTIONS and equals and expand(raw, counts) is not None)
         ):
-            raise NoTranslationError(f"{where}: {option} of {program} has no key")
-        elif key is None:
             notes.append(
                 f"{where}: omitted {option}{equals}{raw} of {program}; `job.launcher_options` sets options of the launcher"
             )
-    ranks, nodes = keys.pop("ranks", 0), keys.get("nodes", nodes)
-    if ranks and (not isinstance(nodes, int) or ranks % nodes):
-        raise NoTranslationError(f"{where}: {ranks} ranks are not divisible by the nodes")
-    if ranks:
-        keys.setdefault("ranks_per_node", ranks // int(nodes))
+        else:
+            raise NoTranslationError(f"{where}: {option} of {program} has no key")
     if not rest or ":" in rest:
         raise NoTranslationError(f"{where} names {'several programs' if rest else 'no program'}")
     return rest
 
 
-def _count(raw: str, known: Mapping[str, str], option: str, where: str) -> int:
-    value = expand(raw, known)
-    if value is None or not value.isdecimal():
+def _count(raw: str, counts: Mapping[str, str], option: str, where: str) -> int:
+    value = expand(raw, counts)
+    if value is None or not value.isdecimal() or not int(value):
         raise NoTranslationError(f"{where}: only a shell can evaluate {option} {raw}")
     return int(value)
 
 
 def _after_torchrun(
-    words: list[str], known: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str
+    words: list[str], counts: Mapping[str, str], job: Mapping[str, Any], notes: list[str], where: str
 ) -> tuple[list[str], int]:
-    """Return the script of torchrun or accelerate with its arguments, and the ranks per node."""
-    nodes, each = job.get("nodes", 1), 1
+    """Return the script of torchrun with its arguments, and the ranks per node."""
+    nodes, each = 1, 1
     while words and words[0].startswith("-"):
         typed, equals, raw = words.pop(0).partition("=")
         option = typed.replace("_", "-")
@@ -182,14 +194,14 @@ def _after_torchrun(
             raise NoTranslationError(f"{where}: {typed} has no key")
         if option not in _SWITCHES and not equals:
             raw = words.pop(0) if words else ""
-        if option in ("--nproc-per-node", "--num-processes"):
-            each = _ranks_of_gpus(raw, job) or _count(raw, known, option, where)
-        if option == "--num-processes":
-            if not isinstance(nodes, int) or each % nodes:
-                raise NoTranslationError(f"{where}: {each} processes are not divisible by the nodes")
-            each //= nodes
+        if option == "--nnodes":
+            nodes = _count(raw, counts, typed, where)
+        if option == "--nproc-per-node":
+            each = _ranks_of_gpus(raw, job) or _count(raw, counts, typed, where)
         if option == "--max-restarts":
             notes.append(f"{where}: omitted {typed}; `restart.crashes` limits restarts")
+    if nodes != job.get("nodes", 1):
+        raise NoTranslationError(f"{where}: --nnodes is {nodes}, the directives request {job.get('nodes', 1)} nodes")
     if not words:
         raise NoTranslationError(f"{where} starts no Python file")
     return words, each
