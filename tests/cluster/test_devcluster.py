@@ -256,7 +256,8 @@ def test_a_daemon_that_refuses_is_quoted_and_all_is_taken_away(cluster):
     layout = make_layout(name, cluster.folder.parent / name)
     bad = ClusterSpec(1, 0, "", False, "", options=("SchedulerType=sched/nonsense",), slurm=RELEASE)
     with pytest.raises(
-        OwnFailureError, match=r"slurmctld in controller (exited with code 1|was not ready).*sched/nonsense"
+        OwnFailureError,
+        match=r"(?s)slurmctld in controller (exited with code 1|was not ready|does not respond).*sched/nonsense",
     ):
         devcluster.up(layout, bad)
     assert _of(layout, _traces()) == []

@@ -132,7 +132,14 @@ def _start_all(layout: Layout, spec: ClusterSpec) -> None:
 
 def _wait_until_serving(layout: Layout, names: Sequence[str]) -> None:
     def serving() -> bool:
-        states = node_states(layout)
+        try:
+            states = node_states(layout)
+        except ToolkitError as error:  # slurmctld listens before it reads all of its configuration
+            lines = daemons.last_lines(layout.logs / "slurmctld.log")
+            raise OwnFailureError(
+                f"slurmctld in controller does not respond: {error.message}; its last lines: {lines}",
+                where=str(layout.logs),
+            ) from None
         return all(states.get(name, "") in SERVING_STATES for name in names)
 
     if not wait_until(serving, READY_TIMEOUT_S, poll_s=0.1):
