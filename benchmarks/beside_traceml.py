@@ -20,7 +20,7 @@ from pathlib import Path
 from toolkit.metrics.verdicts import line_of_verdict, read_verdicts
 
 TOOLKIT = [sys.executable, "-c", "from toolkit.cli.main import main; main()"]
-SECONDS = 240
+SECONDS = 180
 PROGRAM = """
 import os, time
 from contextlib import nullcontext

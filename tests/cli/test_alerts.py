@@ -147,13 +147,13 @@ def test_the_login_side_sends_what_waits(toolkit, recorded, receiver):
     put(run, "hook", {"text": "hello", "run_id": run.run_id, "key": "k", "state": "firing"})
     receiver.status = 500
     failed = toolkit("alerts", "send")
-    assert (
-        failed.out == "sent: 0\n"
-        and "cannot notify hook: notify.channels.hook: webhook did not accept it" in failed.err
-    )
+    assert (failed.code, failed.out) == (
+        1,
+        "sent: 0, waiting: 1\n",
+    ) and "cannot notify hook: notify.channels.hook: webhook did not accept it" in failed.err
     receiver.status = 200
-    assert toolkit.ok("alerts", "send", run.run_id) == "sent: 1\n"
-    assert toolkit.ok("alerts", "send") == "sent: 0\n"
+    assert toolkit.ok("alerts", "send", run.run_id) == "sent: 1, waiting: 0\n"
+    assert toolkit.ok("alerts", "send") == "sent: 0, waiting: 0\n"
     assert [body["text"] for _, body in receiver.got] == ["hello", "hello"]
 
 

@@ -45,7 +45,7 @@ def test_any_other_string_is_rejected(text):
     try:
         found = parse_condition(text)
     except ValueError as error:
-        assert str(error) == f"{text!r} is not a valid condition"
+        assert str(error).startswith(f"{text!r} is not a valid condition")
     else:
         assert found.operator in OPERATORS
 
@@ -55,7 +55,7 @@ def test_any_other_string_is_rejected(text):
     [
         "", "step_s", "step_s >", "> 2", "step_s > two", "step_s => 2", "step_s = 2", "step_s > 2 s", "step_s.p99 >",
         "rate(step_s) > 2", "rate(step_s, 60) > 2", "rate(step_s, 0s) > 2", "verdict:", "verdict:slow", "verdict:stall > info",
-        "verdict:* >= fatal", "a b > 2", "step_s > nan", "step_s > 2 or loss > 3",
+        "verdict:* >= fatal", "step_s.p99 > 2", "rate(loss.mean, 60s) > 2", "a b > 2", "step_s > nan", "step_s > 2 or loss > 3",
     ],
 )  # fmt: skip
 def test_conditions_that_are_rejected(text):

@@ -43,6 +43,19 @@ def test_an_alert_fires_only_after_its_time_and_cooldown(rule, steps):
             assert reading is TRUE and now_s - met_since < max(rule.for_s, rule.cooldown_s)
 
 
+def test_a_verdict_of_another_kind_notifies_again_and_one_of_a_known_kind_does_not():
+    machine = AlertMachine([Rule("r", "verdict:*")])
+    kinds = ("straggler", "memory_leak", "straggler", "memory_leak")
+    found = [
+        machine.evaluate({"r": Reading(True, 1.0, kind, kind, (1,), "n1")}, 1000.0 + number)
+        for number, kind in enumerate(kinds)
+    ]
+    assert [[alert.subject for alert in changes] for changes in found] == [["straggler"], ["memory_leak"], [], []]
+    machine.evaluate({"r": FALSE}, 2000.0)
+    (again,) = machine.evaluate({"r": Reading(True, 1.0, "", "straggler", (1,), "n1")}, 3000.0)
+    assert again.is_notification
+
+
 @given(RULES, STEPS)
 def test_an_alert_is_resolved_only_after_the_condition_was_over_long_enough(rule, steps):
     machine, met_s = AlertMachine([rule]), 0.0

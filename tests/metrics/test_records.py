@@ -109,6 +109,18 @@ def test_lines_wait_for_room_on_a_full_disk_and_that_is_said_once(small_disk: Pa
     assert len(said) == 2 and "cannot write " in said[0] and ", will retry: " in said[0] and ": can write " in said[1]
 
 
+def test_lines_are_written_at_the_end_if_there_is_room_again(small_disk: Path, capsys):
+    path = small_disk / "checkpoints.jsonl"
+    with SaveLog(path) as log:
+        filling = fill(small_disk)
+        for step in range(1, 101):
+            log.write(record(step))
+        log.retry()
+        filling.unlink()
+    assert [each.step for each in read_save_log(path)] == list(range(1, 101))
+    assert capsys.readouterr().err.count("\n") == 2
+
+
 def test_lines_that_never_found_room_are_counted(small_disk: Path, capsys, monkeypatch):
     monkeypatch.setattr("toolkit.metrics.records.MOST_WAITING", 50)
     path = small_disk / "checkpoints.jsonl"

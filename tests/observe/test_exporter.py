@@ -193,12 +193,13 @@ def test_wrong_uses_are_refused_in_one_line(toolkit, short_folder):
         (("--listen", "192.0.2.1:9464"), "Cannot assign"), (("--listen", "no.such.host.invalid:9464"), "cannot serve"),
         (("--socket", short_folder / ("x" * 120)), "too long"), (("--socket", short_folder / "a/b"), "No such file"),
         (("--listen", "127.0.0.1:0", "--sd-file", short_folder / "a/b.json"), "No such file"),
+        (("--listen", "127.0.0.1:0", "--sd-file", toolkit.folder / "work.toml"), "expected a new file or a list of targets"),
     ):  # fmt: skip
         done = toolkit("metrics", "serve", run.path, *options)
         assert (done.code, done.err.count("\n")) == (2, 1) and said in done.err, done
     run.secret.chmod(0o644)
     assert "other users may read" in toolkit("metrics", "serve", run.path, "--listen", "127.0.0.1:0").err
-    assert list(short_folder.iterdir()) == []
+    assert list(short_folder.iterdir()) == [] and (toolkit.folder / "work.toml").exists()
 
 
 def test_tasks_of_an_array_and_removed_runs(serve, run_directory, short_folder):

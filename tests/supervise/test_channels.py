@@ -127,7 +127,9 @@ def test_problems_are_reported_without_the_secret(notify, tmp_path, channel, tex
 
 def test_a_response_of_the_service_is_reported(notify, receiver):
     receiver.status = 404
-    with pytest.raises(ToolkitError, match=r"slack did not accept it: HTTP 404\. Fix: `toolkit alerts test team`"):
+    with pytest.raises(
+        ToolkitError, match=r"slack did not accept it: HTTP 404\. Fix: `toolkit alerts test team JOB` sends"
+    ):
         post("team", FIRING, notify, {})
     with pytest.raises(NotFoundError, match=r"channel 'teem' not found. Fix: use one of team, "):
         post("teem", FIRING, notify, {})

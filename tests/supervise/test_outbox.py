@@ -71,7 +71,8 @@ def test_a_channel_that_fails_keeps_its_order_and_others_are_sent(run_directory,
     assert send_outbox(run_directory, notify, reported.append) == 0 and "HTTP 500" in reported[-1]
     receiver.status, receiver.got[:] = 200, []
     assert send_outbox(run_directory, notify, reported.append) == 4
-    assert [body["text"] for _, body in receiver.got] == ["number 0", "number 1", "number 2", "number 9"]
+    texts = [body["text"] for _, body in receiver.got]
+    assert [one for one in texts if one != "number 9"] == ["number 0", "number 1", "number 2"] and len(texts) == 4
 
 
 def test_what_a_killed_sender_claimed_is_sent_later(run_directory, notify, receiver, monkeypatch):

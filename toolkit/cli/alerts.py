@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -176,11 +177,17 @@ def test(channel: str, job: str) -> None:
 def send(run: tuple[str, ...], runs: Path | None) -> None:
     """Send the notifications that wait in the outbox of each RUN, by default of all runs.
 
+    The exit code is 1 if some still wait.
+
     \b
     toolkit alerts send
     """
     named = [part for name in run for part in find(name, runs).with_tasks()]
-    click.echo(f"sent: {sum(map(send_alerts, named if run else runs_to_send(folders_of_runs(runs))))}")
+    found = [send_alerts(one) for one in (named if run else runs_to_send(folders_of_runs(runs)))]
+    sent, waiting = (sum(one[of] for one in found) for of in (0, 1))
+    click.echo(f"sent: {sent}, waiting: {waiting}")
+    if waiting:
+        sys.exit(1)
 
 
 @alerts.command()

@@ -111,9 +111,11 @@ class AlertMachine:
         self.latest = {rule.name: Alert(rule.name, severity=rule.severity) for rule in rules}
         self._met_s: dict[str, float] = {}  # when the condition was last met, by rule
         self._resolved_s: dict[str, float] = {}
+        self._notified: dict[str, set[str]] = {}  # the subjects since the alert fired, by rule
         for alert in earlier:
             if alert.rule in self.latest:
                 self.latest[alert.rule], self._met_s[alert.rule] = alert, now_s + SETTLE_S
+                self._notified[alert.rule] = {alert.subject}
                 if alert.state is AlertState.RESOLVED:
                     self._resolved_s[alert.rule] = datetime.fromisoformat(alert.time).timestamp()
 
@@ -130,8 +132,17 @@ class AlertMachine:
                 why = "silence" if alert.rule in silenced else "acknowledgement" if alert.key in acknowledged else ""
                 why = why or next((one.rule for one in firing if _is_hidden(alert, one)), "")
                 alert = replace(alert, hidden_by=why, is_notified=not why)
-            old = self.latest[alert.rule]
-            if (alert.state, alert.is_notified, alert.hidden_by) != (old.state, old.is_notified, old.hidden_by):
+            old, notified = self.latest[alert.rule], self._notified.setdefault(alert.rule, set())
+            is_new = alert.state is AlertState.FIRING and alert.is_notified and alert.subject not in notified
+            if alert.state is AlertState.FIRING and alert.is_notified:
+                notified.add(alert.subject)
+            else:
+                notified.clear()
+            if is_new or (alert.state, alert.is_notified, alert.hidden_by) != (
+                old.state,
+                old.is_notified,
+                old.hidden_by,
+            ):
                 alert = replace(alert, time=time, attempt=self._attempt)
                 changes.append(alert)
             self.latest[alert.rule] = alert
@@ -150,7 +161,9 @@ class AlertMachine:
         if reading.is_met:
             self._met_s[rule.name] = now_s
             if before.state is AlertState.FIRING:
-                return alert
+                # A verdict of another kind is news for a rule on all kinds.
+                is_news = reading.subject not in self._notified.get(rule.name, ())
+                return replace(alert, is_notified=False, hidden_by="") if is_news and before.is_notified else alert
             began_s = before.began_s if before.state is AlertState.PENDING else now_s
             is_cool = now_s - self._resolved_s.get(rule.name, -math.inf) >= rule.cooldown_s
             state = AlertState.FIRING if is_cool and now_s - began_s >= rule.for_s else AlertState.PENDING

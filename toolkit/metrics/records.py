@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import is_unwritable, json_reason, tail_text
+from toolkit.rundir.files import is_unwritable, json_reason, mode_of_files_in, tail_text
 from toolkit.terminal.talk import say_beside
 
 __all__ = ["RecordLog", "RecordTail", "last_of", "read_records"]
@@ -47,6 +47,7 @@ class RecordLog(Generic[R]):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._stream = path.open("a+b", buffering=0)
+        os.fchmod(self._stream.fileno(), mode_of_files_in(path.parent) & 0o640)  # whatever the umask is
         self._waiting: list[bytes] = []
         self._lost = 0
         self._cut_torn_line()
@@ -61,6 +62,14 @@ class RecordLog(Generic[R]):
 
     def write(self, record: R) -> None:
         self._waiting.append(record.to_line().encode() + b"\n")
+        self._write_waiting(is_new=True)
+
+    def retry(self) -> None:
+        """Write the lines that wait for free space."""
+        if self._waiting:
+            self._write_waiting(is_new=False)
+
+    def _write_waiting(self, *, is_new: bool) -> None:
         lines = b"".join(self._waiting)
         before, why = os.fstat(self._stream.fileno()).st_size, "no free space for a whole line"
         written = 0
@@ -71,19 +80,20 @@ class RecordLog(Generic[R]):
                 raise
             why = str(error.strerror)
         if written == len(lines):
-            if len(self._waiting) > 1:
+            if len(self._waiting) > 1 or not is_new:
                 say_beside(f"can write {self.path} again")
             self._waiting.clear()
             return
         if written:
             self._stream.truncate(before)
-        if len(self._waiting) == 1:
+        if len(self._waiting) == 1 and is_new:
             say_beside(f"cannot write {self.path}, will retry: {why}")
         too_many = max(0, len(self._waiting) - MOST_WAITING)
         del self._waiting[:too_many]
         self._lost += too_many
 
     def close(self) -> None:
+        self.retry()
         if lost := self._lost + len(self._waiting):
             say_beside(f"{lost} lines of {self.path} were lost")
         self._stream.close()

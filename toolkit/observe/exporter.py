@@ -47,12 +47,17 @@ class MetricsServer(ThreadingMixIn, TCPServer):
             self.target = address if isinstance(address, str) else f"{address[0]}:{self.server_address[1]}"
             self.files += [Path(address)] if isinstance(address, str) else []
             if targets is not None:
+                _refuse_other_file(targets)
                 write_text(targets, json.dumps([{"targets": [self.target]}]), mode=0o644)
                 self.files.append(targets)
+        except ToolkitError:
+            self.server_close()
+            raise
         except OSError as error:
             self.server_close()
-            where, why = error.filename or str(address).strip("()"), f"cannot serve: {error.strerror or error}"
-            raise ToolkitError(why, where=where, fix="choose another address or file") from error
+            where = error.filename or (address if isinstance(address, str) else f"{address[0]}:{address[1]}")
+            fix = "create the folder" if isinstance(error, FileNotFoundError) else "choose another address or --socket"
+            raise ToolkitError(f"cannot serve: {error.strerror or error}", where=where, fix=fix) from error
         finally:
             os.umask(mask)
 
@@ -72,6 +77,20 @@ class MetricsServer(ThreadingMixIn, TCPServer):
                     own = {"run_id": run.run_id, "job_name": run.job_name}
                     shown.append((own, records_of(readings, end, self.ranks)))
         return text_of(shown)
+
+
+def _refuse_other_file(targets: Path) -> None:
+    """Raise ToolkitError if a file exists that is not a list of targets: the server replaces and removes it."""
+    try:
+        is_list = not targets.exists() or all(
+            "targets" in one for one in json.loads(targets.read_text(encoding="utf-8"))
+        )
+    except (ValueError, TypeError):
+        is_list = False
+    if not is_list:
+        raise ToolkitError(
+            "expected a new file or a list of targets, got another file", where=str(targets), fix="choose another file"
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):

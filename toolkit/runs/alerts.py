@@ -78,12 +78,14 @@ def runs_to_send(folders: Iterable[Path]) -> list[RunDirectory]:
     return [RunDirectory(path) for path in sorted(found)]
 
 
-def send_alerts(run: RunDirectory) -> int:
-    """Send the notifications of a run that wait in its outbox; return how many. Failures are reported."""
+def send_alerts(run: RunDirectory) -> tuple[int, int]:
+    """Send the notifications of a run that wait in its outbox; return how many it sent, and how many still wait."""
     if not os.access(run.outbox, os.W_OK):  # there is none, or it belongs to another user
-        return 0
+        return 0, 0
     notify = recorded_job(run).notify.model_dump(mode="json")
-    return 0 if notify["sender"] == "node" else send_outbox(run, notify, say)
+    if notify["sender"] == "node":
+        return 0, 0
+    return send_outbox(run, notify, say), len([*run.outbox.iterdir()])
 
 
 def replay(rules: Collection[Rule], run: RunDirectory) -> list[Alert]:

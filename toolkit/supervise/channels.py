@@ -52,7 +52,11 @@ def post(channel: str, document: Document, notify: Document, environ: Mapping[st
         problem = getattr(error, "strerror", None) or f"{type(error).__name__} {code}".strip()
     else:
         return
-    raise OwnFailureError(f"{kind} did not accept it: {problem}", where=where, fix=f"`toolkit alerts test {channel}`")
+    raise OwnFailureError(
+        f"{kind} did not accept it: {problem}",
+        where=where,
+        fix=f"`toolkit alerts test {channel} JOB` sends a test message",
+    )
 
 
 def _post_json(url: str, document: Document) -> None:

@@ -135,6 +135,8 @@ class Observation:
         self._unwritten += verdicts  # a full disk may prevent that the file is created
         if self._unwritten and self._log is None:
             self._log = VerdictLog(self.attempt.run.metrics / "verdicts.jsonl")
+        if self._log is not None:
+            self._log.retry()
         while self._unwritten and self._log is not None:
             self._log.write(self._unwritten.pop(0))
 

@@ -4,9 +4,11 @@ A sender claims a file by a rename. If it vanishes, another one claims the file 
 """
 
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
@@ -17,7 +19,7 @@ from toolkit.supervise.channels import post
 
 __all__ = ["put", "send_outbox"]
 
-RECLAIM_S = 600.0
+RECLAIM_S = 120.0  # a post takes seconds
 
 
 def put(run: RunDirectory, channel: str, document: Mapping[str, Any]) -> None:
@@ -31,29 +33,42 @@ def put(run: RunDirectory, channel: str, document: Mapping[str, Any]) -> None:
 def send_outbox(
     run: RunDirectory, notify: Mapping[str, Any], report: Callable[[str], None], *, is_login: bool = True
 ) -> int:
-    """Send what waits, and return how many were sent. A channel that fails keeps the rest; `report` gets the reason."""
-    sent = 0
-    # apprise is only installed where commands run.
-    blocked = {name for name, one in channels_of(notify).items() if one.startswith("apprise:") and not is_login}
+    """Send what waits to all channels at once, and return how many were sent; `report` gets why a channel failed."""
+    by_channel: dict[str, list[Path]] = {}
     for path in sorted(run.outbox.glob("[0-9]*.json*")):
+        by_channel.setdefault(path.name.partition(".json")[0].rpartition(".")[2], []).append(path)
+    kinds, sent = channels_of(notify), list[str]()
+    threads = [
+        threading.Thread(target=_send_in_order, args=(run, channel, paths, notify, report, sent), daemon=True)
+        for channel, paths in by_channel.items()
+        # apprise is only installed where commands run.
+        if is_login or not kinds.get(channel, "").startswith("apprise:")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(sent)
+
+
+def _send_in_order(
+    run: RunDirectory, channel: str, paths: Iterable[Path], notify: Mapping[str, Any], report: Callable[[str], None],
+    sent: list[str],
+) -> None:  # fmt: skip
+    """Send the notifications of a channel until one fails or another sender has one: a later one must not overtake it."""
+    for path in paths:
         name, _, claim = path.name.partition(".json")
-        channel = name.rpartition(".")[2]
-        if channel in blocked:
-            continue
-        blocked.add(channel)  # a later notification must not overtake one that fails or that another sender has
         claimed = path.with_name(f"{name}.json.{os.uname().nodename}-{os.getpid()}-{time.monotonic_ns()}")
         try:
             if claim and time.time() - path.stat().st_ctime < RECLAIM_S:
-                continue
+                return
             path.rename(claimed)
             post(channel, read_json(claimed), notify, os.environ)
         except FileNotFoundError:  # another sender was faster
-            continue
+            return
         except ToolkitError as error:
             report(f"cannot notify {channel}: {error}")
             claimed.rename(run.outbox / f"{name}.json")
-            continue
+            return
         claimed.rename(run.outbox.with_name("sent") / f"{name}.json")
-        blocked.discard(channel)
-        sent += 1
-    return sent
+        sent.append(name)

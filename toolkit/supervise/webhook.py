@@ -57,7 +57,7 @@ class Webhook:
         for thread in self.under_way:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                say(f"the webhook did not respond within {POST_TIMEOUT_S:.0f} s")
+                say(f"a channel of [notify] did not respond within {POST_TIMEOUT_S:.0f} s")
         self.under_way.clear()
 
     def _post(self, channel: str, document: Mapping[str, Any]) -> None:

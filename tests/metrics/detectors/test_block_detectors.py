@@ -52,6 +52,9 @@ def test_waiting_for_data_on_the_median_rank_is_starvation_and_on_one_rank_is_no
         found = [detector.observe(block(number, 4, changes, **{DATA: 0.01})) for number in range(5)]
         assert bool(found[3]) is is_found
     assert found[3] == []
+    detector = StarvationDetector()
+    found = [detector.observe(block(number, 2, {1: {DATA: 0.3 * STEP_S}}, **{DATA: 0.01})) for number in range(5)]
+    assert found[4] == [], "one rank of two"
 
 
 def uneven(rank: int, number: int, *, slowest: int | None) -> dict[str, float | Statistics]:

@@ -128,7 +128,7 @@ def stall(
 ) -> list[Verdict]:
     """The verdicts `seconds` after the last finished step of 4 ranks; rank 2 did not finish it."""
     detector = StallDetector()
-    slots = [window(rank, 0, steps=49 if rank == 2 else 50, **{STEP: step}, **metrics) for rank in range(4)]
+    slots = [window(rank, 0, steps=45 if rank == 2 else 50, **{STEP: step}, **metrics) for rank in range(4)]
     assert detector.observe(slots, now_s=NOW_S + 10) == []
     return detector.observe([], now_s=NOW_S + 10 + seconds, is_paused=paused)
 
@@ -147,6 +147,14 @@ def test_a_stall_of_a_program_that_reports_every_tenth_step_names_the_last_one()
     detector.observe(slots, now_s=NOW_S + 10)
     (verdict,) = detector.observe([], now_s=NOW_S + 60)
     assert "rank 1 on node n0 did not finish step 50" in verdict.message and verdict.last_step == 50
+
+
+def test_ranks_that_have_not_written_their_last_short_steps_are_not_named() -> None:
+    detector = StallDetector()
+    slots = [replace(window(rank, **{STEP: 0.06}), last_step=100 + 8 * (rank == 1)) for rank in range(2)]
+    detector.observe(slots, now_s=NOW_S + 10)
+    (verdict,) = detector.observe([], now_s=NOW_S + 60)
+    assert verdict.ranks == () and "did not finish" not in verdict.message
 
 
 def test_long_steps_extend_the_stall_limit_but_saves_do_not() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from whole_checkpoints import make_whole_checkpoint
 
+from toolkit.metrics.verdicts import Severity, VerdictKind, VerdictLog, raise_verdict
 from toolkit.rundir.claims import read_claim
 
 PAGES = Path(__file__).parents[3] / "docs"
@@ -115,3 +116,13 @@ def test_what_waits_for_somebody_to_mend_it_is_not_just_started_again(toolkit) -
     assert told["symptom"] == "wrong_pmi" and told["evidence"][0]["line"] == words
     assert told["actions"][-1].startswith(f"once that is fixed, `toolkit resume {run.run_id}`")
     assert run.attempt_numbers() == [0]
+
+
+def test_a_completed_run_has_its_critical_verdicts(toolkit):
+    run = toolkit.submit(toolkit.job("true"), "--wait")
+    with VerdictLog(run.metrics / "verdicts.jsonl") as log:
+        for severity, message in ((Severity.CRITICAL, "the loss is nan"), (Severity.WARNING, "rank 1 is slow")):
+            kind = VerdictKind.LOSS_NOT_FINITE if severity is Severity.CRITICAL else VerdictKind.STRAGGLER
+            log.write(raise_verdict(kind, severity, message, "look", time_s=1.8e9))
+    said = toolkit.ok("explain", run.run_id)
+    assert "the loss is nan" in said and "rank 1 is slow" not in said

@@ -13,6 +13,7 @@ __all__ = ["StallDetector"]
 
 _ABSENT_S = 300.0  # a rank without steps while others finish steps has left the job
 _STEPS = 500  # steps of a rank among which the longest counts
+_UNWRITTEN_S = 0.75  # a rank that hangs has not written its last steps, which took 0.5 s or less
 
 
 class StallDetector:
@@ -48,7 +49,7 @@ class StallDetector:
         last_s = max(self._paused_s, *(slot.began_s + slot.seconds for slot in self._newest.values()))
         if now_s - last_s <= least_s:
             return []
-        late = sorted(rank for rank, step in steps.items() if step < done)
+        late = sorted(rank for rank, step in steps.items() if (done - step) * usual_s > _UNWRITTEN_S)
         return [_stall(done, late, self._newest, now_s=now_s, waits_s=now_s - last_s, least_s=least_s)]
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.errors import ToolkitError, counted
-from toolkit.metrics.verdicts import line_of_verdict
+from toolkit.metrics.verdicts import Severity, line_of_verdict
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
@@ -119,10 +119,15 @@ def explain_run(run: RunDirectory) -> Explanation:
 
 
 def _verdicts(run: RunDirectory, status: RunStatus) -> list[Evidence]:
-    """Return the raised verdicts of a run or task."""
-    if status.state in (RunState.COMPLETED, RunState.PENDING):
+    """Return the raised verdicts of a run or task, only the critical ones if it completed."""
+    if status.state is RunState.PENDING:
         return []
-    return [quote_file(run, run.metrics / "verdicts.jsonl", line_of_verdict(one)) for one in raised_verdicts(run)]
+    raised = [
+        one
+        for one in raised_verdicts(run)
+        if status.state is not RunState.COMPLETED or one.severity is Severity.CRITICAL
+    ]
+    return [quote_file(run, run.metrics / "verdicts.jsonl", line_of_verdict(one)) for one in raised]
 
 
 def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:
