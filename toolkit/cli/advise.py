@@ -43,7 +43,7 @@ def advise(run: str, runs: Path | None, as_json: bool, is_applying: bool) -> Non
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
         gain = f"{100 * one.gain:.0f} % of the time = {one.formula}" if one.gain else "no time, or unknown"
         click.echo(plain(f"{number}. {one.line}"))
-        click.echo(plain(f"   evidence: {numbers or 'above'} ({one.source})"))
+        click.echo(plain(f"   evidence: {f'{numbers} ({one.source})' if numbers else one.source}"))
         click.echo(f"   expected gain: {gain}; effort: {one.effort}")
         if one.is_neutral:
             flags += [f"--set {setting}" for setting in one.settings]

@@ -87,7 +87,8 @@ def check_alerts(resolved: ResolvedJob) -> None:
     known = channels_of(dict(resolved.notify))
     for name, rule in resolved.alerts.rules.items():
         for channel in {*rule.channels} - known.keys():
-            fix = f"use {' or '.join(nearest(channel, known) or known)}, or add {channel} to [notify.channels]"
+            own = f"set notify.{channel}" if channel in ("mail", "webhook") else f"add {channel} to [notify.channels]"
+            fix = f"use {' or '.join(nearest(channel, known) or known)}, or {own}"
             raise refuse(resolved, f"alerts.rules.{name}.channels", f"channel {channel!r} not found", fix)
 
 
