@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 
 from toolkit.metrics.verdicts import line_of_verdict, read_verdicts
@@ -104,7 +105,10 @@ def run_toolkit(folder: Path, variables: dict[str, str]) -> str:
     if done.returncode != 0 or not found:
         return f"exit code {done.returncode}, {len(found)} files of verdicts\n{done.stderr}"
     raised = [one for one in read_verdicts(found[0]) if one.state == "raised"]
-    return "\n".join(f"after {one.time_s - began_s:.0f} s: {line_of_verdict(one)}" for one in raised)
+    return "\n".join(
+        f"after {datetime.fromisoformat(one.time).timestamp() - began_s:.0f} s: {line_of_verdict(one)}"
+        for one in raised
+    )
 
 
 def run_traceml(folder: Path, variables: dict[str, str], traceml: Path) -> str:
