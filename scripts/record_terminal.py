@@ -1,6 +1,7 @@
 """Record commands in a terminal of 100 columns, and write their output as an SVG file.
 
 .venv/bin/python scripts/record_terminal.py docs/terminal.svg "toolkit run train_lm -n 2" "toolkit status last"
+.venv/bin/python scripts/record_terminal.py docs/watch.svg "timeout -s INT 5 toolkit watch last"
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main() -> None:
     target, *commands = sys.argv[1:]
     console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
     for command in commands:
-        console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+        shown = re.sub(r"^timeout (-s \w+ )?\d+ ", "", command)  # ends a command that follows a run
+        console.print(Text.assemble(("$ ", "bold green"), (shown, "bold")))
         console.print(Text.from_ansi(record(command)))
     # Use the monospace font of the viewer; rich would make it download a font from a CDN.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="toolkit"), flags=re.DOTALL)
