@@ -47,7 +47,8 @@ class Webhook:
 
     def start(self, target: Callable[..., None], *arguments: object) -> None:
         """Call `target` in a thread of its own, for which `wait` waits."""
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        name = f"channel {arguments[0]}" if arguments else "a channel of [alerts]"
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         thread.start()
         self.under_way = [*filter(threading.Thread.is_alive, self.under_way), thread]
 
@@ -57,7 +58,7 @@ class Webhook:
         for thread in self.under_way:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                say(f"a channel of [notify] did not respond within {POST_TIMEOUT_S:.0f} s")
+                say(f"{thread.name} did not respond within {POST_TIMEOUT_S:.0f} s")
         self.under_way.clear()
 
     def _post(self, channel: str, document: Mapping[str, Any]) -> None:

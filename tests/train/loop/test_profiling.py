@@ -125,7 +125,7 @@ def test_a_slow_link_is_exposed_communication_on_all_ranks_as_ddp_itself_has_it(
     communication = profile.phase("communication")
     assert communication is not None and communication.ranks.min >= LATE_S
     told = json.loads((tmp_path / "ddp-0.json").read_text())
-    assert len(told) >= 4 and min(told[1:]) >= 0.9 * LATE_S
+    assert len(told) >= 4 and statistics.median(told[1:]) >= 0.9 * LATE_S
     # DDP tells of each step one later; its steps and ours differ by the sum of the loss alone.
     assert statistics.median(told[1:]) == pytest.approx(communication.p50_s, rel=0.3)
     assert {phase.thread for phase in profile.beside} == {"link"}
