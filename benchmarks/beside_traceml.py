@@ -144,8 +144,8 @@ def main() -> None:
             variables = os.environ | {"OMP_NUM_THREADS": "1", "TOOLKIT_INDEX": str(folder / "index")}
             variables |= {"FAULT": fault, "SECONDS": str(SECONDS)}
             print(f"== toolkit, {fault} ==\n{run_toolkit(folder, variables | {'TOOL': 'toolkit'})}\n", flush=True)
-            said = run_traceml(folder, variables | {"TOOL": "traceml"}, given.traceml.absolute())
-            print(f"== TraceML, {fault} ==\n{said}\n", flush=True)
+            summary = run_traceml(folder, variables | {"TOOL": "traceml"}, given.traceml.absolute())
+            print(f"== TraceML, {fault} ==\n{summary}\n", flush=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -63,6 +63,10 @@ def test_conditions_that_are_rejected(text):
         parse_condition(text)
 
 
+def test_a_metric_of_the_program_may_end_like_a_statistic():
+    assert parse_condition("queue.count > 2").subject == "queue.count"
+
+
 @given(st.lists(FINITE, min_size=1, max_size=8), st.sampled_from(sorted(OPERATORS)), FINITE)
 def test_a_condition_is_met_if_one_rank_meets_it_and_that_rank_is_named(values, sign, limit):
     found = reading(f"x {sign} {limit!r}", *(window(rank, value) for rank, value in enumerate(values)))

@@ -56,6 +56,14 @@ def test_a_verdict_of_another_kind_notifies_again_and_one_of_a_known_kind_does_n
     assert again.is_notification
 
 
+def test_what_was_notified_is_resolved_although_a_later_kind_is_silenced():
+    machine = AlertMachine([Rule("r", "verdict:*")])
+    for number, kind in enumerate(("straggler", "memory_leak")):
+        machine.evaluate({"r": Reading(True, 1.0, kind, kind)}, 1000.0 + number, {"r"} if number else ())
+    (resolved,) = machine.evaluate({"r": FALSE}, 2000.0)
+    assert resolved.state is AlertState.RESOLVED and resolved.is_notification
+
+
 @given(RULES, STEPS)
 def test_an_alert_is_resolved_only_after_the_condition_was_over_long_enough(rule, steps):
     machine, met_s = AlertMachine([rule]), 0.0

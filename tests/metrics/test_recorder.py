@@ -66,6 +66,23 @@ def test_a_step_has_the_time_that_its_thread_waited_for_a_cpu(recorder):
     assert row[CPU_WAIT] == pytest.approx(lost_s, rel=0.2) and lost_s > 0.1
 
 
+def test_the_steps_of_a_thread_that_has_exited_are_written(tmp_path):
+    ring = Ring(tmp_path / "rank.ring", "run", 0, 0)
+    recorder = Recorder(ring)
+
+    def work() -> None:
+        recorder.begin(0)
+        recorder._write_at_ns = 2**63  # at the end only
+        recorder.end(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    (row,) = rows(recorder)
+    ring.close()
+    assert row["step"] == 1 and WORK_CPU not in row and CPU_WAIT not in row
+
+
 def test_steps_are_written_every_half_second_and_memory_is_read_once_a_second(recorder, monkeypatch):
     now_ns = recorder._at_ns
     monkeypatch.setattr(recorder_module, "perf_counter_ns", lambda: now_ns)

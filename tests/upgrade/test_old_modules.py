@@ -31,8 +31,8 @@ for old, new in {dict(MOVED)!r}.items():
         for _ in range(2):
             moved = importlib.import_module(old)
     assert moved is importlib.import_module(new), old
-    told = [str(one.message) for one in shown if issubclass(one.category, FutureWarning)]
-    assert told == [f"{{old}} is now {{new}}"], told
+    warned = [str(one.message) for one in shown if issubclass(one.category, FutureWarning)]
+    assert warned == [f"{{old}} is now {{new}}"], warned
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 

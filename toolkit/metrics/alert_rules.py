@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from toolkit.metrics.ring import COLUMNS
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, line_of_verdict, names_of_ranks
 from toolkit.metrics.windows import Statistics, Window, statistics_of
@@ -35,7 +36,6 @@ _METRIC = re.compile(
     r"(?:rate\(\s*(?P<of>[^\s,()<>=!:]+)\s*,\s*(?P<window>\w+)\s*\)|(?P<name>[^\s,()<>=!:]+?)(?:\.(?P<statistic>mean|min|max|p95))?)"
     r"\s*(?P<operator>[<>]=?|[=!]=)\s*(?P<limit>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 )
-_OTHER_STATISTIC = re.compile(r"\.(p\d+|avg|average|median|std|count|sum|mean|min|max)$")
 _VERDICT = re.compile(rf"verdict:(?P<kind>\*|{'|'.join(VerdictKind)})(?:\s*>=\s*(?P<severity>{'|'.join(Severity)}))?")
 
 
@@ -88,8 +88,9 @@ def parse_condition(text: str) -> Condition:
     if match is None or window_s is None or (match["of"] and not window_s):
         raise ValueError(f"{text!r} is not a valid condition")
     subject, statistic = match["of"] or match["name"], match["statistic"] or "mean"
-    if odd := _OTHER_STATISTIC.search(subject):
-        raise ValueError(f"{text!r} is not a valid condition: expected .mean, .min, .max or .p95, got {odd[0]}")
+    metric, _, other = subject.rpartition(".")
+    if metric in COLUMNS:  # a program may record a metric `queue.count`
+        raise ValueError(f"{text!r} is not a valid condition: expected .mean, .min, .max or .p95, got .{other}")
     return Condition(subject, statistic, match["operator"], float(match["limit"]), window_s)
 
 

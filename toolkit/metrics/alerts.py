@@ -115,7 +115,7 @@ class AlertMachine:
         for alert in earlier:
             if alert.rule in self.latest:
                 self.latest[alert.rule], self._met_s[alert.rule] = alert, now_s + SETTLE_S
-                self._notified[alert.rule] = {alert.subject}
+                self._notified[alert.rule] = {alert.subject} if alert.is_notified else set()
                 if alert.state is AlertState.RESOLVED:
                     self._resolved_s[alert.rule] = datetime.fromisoformat(alert.time).timestamp()
 
@@ -128,21 +128,21 @@ class AlertMachine:
         found = [self._next(rule, readings.get(rule.name), now_s) for rule in self._rules]
         firing, changes = [alert for alert in found if alert.state is AlertState.FIRING], []
         for alert in found:
-            if alert.state is AlertState.FIRING and not alert.is_notified:
+            old, notified = self.latest[alert.rule], self._notified.setdefault(alert.rule, set())
+            # A verdict of another kind is news for a rule on all kinds.
+            is_news = alert.state is AlertState.FIRING and alert.subject not in notified
+            if is_news:
                 why = "silence" if alert.rule in silenced else "acknowledgement" if alert.key in acknowledged else ""
                 why = why or next((one.rule for one in firing if _is_hidden(alert, one)), "")
-                alert = replace(alert, hidden_by=why, is_notified=not why)
-            old, notified = self.latest[alert.rule], self._notified.setdefault(alert.rule, set())
-            is_new = alert.state is AlertState.FIRING and alert.is_notified and alert.subject not in notified
-            if alert.state is AlertState.FIRING and alert.is_notified:
+                is_news = not why
+                if is_news or not alert.is_notified:  # what was notified must be resolved
+                    alert = replace(alert, hidden_by=why, is_notified=is_news)
+            if is_news:
                 notified.add(alert.subject)
-            else:
+            elif alert.state is not AlertState.FIRING:
                 notified.clear()
-            if is_new or (alert.state, alert.is_notified, alert.hidden_by) != (
-                old.state,
-                old.is_notified,
-                old.hidden_by,
-            ):
+            states = [(one.state, one.is_notified, one.hidden_by) for one in (alert, old)]
+            if is_news or states[0] != states[1]:
                 alert = replace(alert, time=time, attempt=self._attempt)
                 changes.append(alert)
             self.latest[alert.rule] = alert
@@ -161,9 +161,7 @@ class AlertMachine:
         if reading.is_met:
             self._met_s[rule.name] = now_s
             if before.state is AlertState.FIRING:
-                # A verdict of another kind is news for a rule on all kinds.
-                is_news = reading.subject not in self._notified.get(rule.name, ())
-                return replace(alert, is_notified=False, hidden_by="") if is_news and before.is_notified else alert
+                return alert
             began_s = before.began_s if before.state is AlertState.PENDING else now_s
             is_cool = now_s - self._resolved_s.get(rule.name, -math.inf) >= rule.cooldown_s
             state = AlertState.FIRING if is_cool and now_s - began_s >= rule.for_s else AlertState.PENDING

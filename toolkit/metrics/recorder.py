@@ -142,7 +142,7 @@ class Recorder:
         if not self._ended:
             return
         is_same_thread = threading.get_ident() == self._thread
-        counts = [count / len(self._ended) for count in self._count()]
+        counts = [count / len(self._ended) for count in self._count()] if is_same_thread else []
         ahead_ns = time_ns() - perf_counter_ns()
         memory = self._memory() if self._ended[-1][1] >= self._memory_at_ns else {}
         while self._ended:

@@ -33,6 +33,8 @@ class MetricsServer(ThreadingMixIn, TCPServer):
     def __init__(
         self, address: Any, runs: Sequence[RunDirectory], ranks: int, token: str, targets: Path | None
     ) -> None:
+        if targets is not None:
+            _refuse_other_file(targets)
         self.runs, self.ranks, self.token, self.lock = runs, ranks, token, Lock()
         self.readings, self.files = dict[Path, RunReadings](), list[Path]()  # the files to remove
         self.names = ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn(), address[0])
@@ -47,12 +49,8 @@ class MetricsServer(ThreadingMixIn, TCPServer):
             self.target = address if isinstance(address, str) else f"{address[0]}:{self.server_address[1]}"
             self.files += [Path(address)] if isinstance(address, str) else []
             if targets is not None:
-                _refuse_other_file(targets)
                 write_text(targets, json.dumps([{"targets": [self.target]}]), mode=0o644)
                 self.files.append(targets)
-        except ToolkitError:
-            self.server_close()
-            raise
         except OSError as error:
             self.server_close()
             where = error.filename or (address if isinstance(address, str) else f"{address[0]}:{address[1]}")
@@ -79,18 +77,16 @@ class MetricsServer(ThreadingMixIn, TCPServer):
         return text_of(shown)
 
 
-def _refuse_other_file(targets: Path) -> None:
+def _refuse_other_file(path: Path) -> None:
     """Raise ToolkitError if a file exists that is not a list of targets: the server replaces and removes it."""
     try:
-        is_list = not targets.exists() or all(
-            "targets" in one for one in json.loads(targets.read_text(encoding="utf-8"))
-        )
-    except (ValueError, TypeError):
-        is_list = False
-    if not is_list:
-        raise ToolkitError(
-            "expected a new file or a list of targets, got another file", where=str(targets), fix="choose another file"
-        )
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (ValueError, OSError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "targets" in one for one in found):
+        raise ToolkitError("expected a new file or a list of targets", where=str(path), fix="choose another file")
 
 
 class _Handler(BaseHTTPRequestHandler):

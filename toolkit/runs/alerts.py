@@ -85,7 +85,7 @@ def send_alerts(run: RunDirectory) -> tuple[int, int]:
     notify = recorded_job(run).notify.model_dump(mode="json")
     if notify["sender"] == "node":
         return 0, 0
-    return send_outbox(run, notify, say), len([*run.outbox.iterdir()])
+    return send_outbox(run, notify, say), len([*run.outbox.glob("[0-9]*.json*")])
 
 
 def replay(rules: Collection[Rule], run: RunDirectory) -> list[Alert]:

@@ -96,7 +96,9 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
             raise NoTranslationError(f"line 1: {reason}")
         job = _keys(values["job"], places, body.notes)
         keys = _relative(body.read(script.commands, job), folder)
-        job = {**job, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, **job, **keys}
+        for key, value in {"ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}.items():
+            job.setdefault(key, value)
+        job |= keys
         translated = {"job": job, "env": body.environment(), **_others(values, places, body.notes)}
         _check(translated)
         tables, notes = translated, body.notes

@@ -124,5 +124,5 @@ def test_a_completed_run_has_its_critical_verdicts(toolkit):
         for severity, message in ((Severity.CRITICAL, "the loss is nan"), (Severity.WARNING, "rank 1 is slow")):
             kind = VerdictKind.LOSS_NOT_FINITE if severity is Severity.CRITICAL else VerdictKind.STRAGGLER
             log.write(raise_verdict(kind, severity, message, "look", time_s=1.8e9))
-    said = toolkit.ok("explain", run.run_id)
-    assert "the loss is nan" in said and "rank 1 is slow" not in said
+    text = toolkit.ok("explain", run.run_id)
+    assert "the loss is nan" in text and "rank 1 is slow" not in text
