@@ -72,6 +72,12 @@ def test_the_recorded_numbers_name_the_cause(own: dict[str, float], cause: str, 
     assert "--exclude n0" in verdict.change
 
 
+def test_without_waits_for_a_cpu_a_pause_is_not_known() -> None:
+    cpu = {name: value for name, value in CPU.items() if name != CPU_WAIT}
+    (verdict,) = judge({3: {WORK: WORK_S + 0.06}}, **cpu)
+    assert verdict.cause == "" and "without using its CPU" not in verdict.message
+
+
 def test_cpu_time_finds_what_a_busy_node_hides_in_wall_time() -> None:
     """On a node with neighbours, the wall time of all ranks varies; only the CPU time of rank 0 is higher in each block."""
     detector = StragglerDetector()

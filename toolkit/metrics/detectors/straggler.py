@@ -203,4 +203,5 @@ def _cause(own: Mapping[str, float], usual: Mapping[str, float], *, is_computing
         change = f"request whole nodes with --set job.sbatch=--exclusive, {exclude}"
         return "neighbours", f"{longer}, because other processes use its CPUs", change
     change = f"check its GPU with nvidia-smi -q -d PERFORMANCE, stopped processes and slow files on {{host}}, {exclude}"
-    return ("paused", f"{longer} without using its CPU", change) if WORK_CPU in own else ("", longer, change)
+    is_known = {WORK_CPU, CPU_WAIT} <= own.keys()  # some kernels do not count waits for a CPU
+    return ("paused", f"{longer} without using its CPU", change) if is_known else ("", longer, change)
