@@ -261,6 +261,38 @@ def checkpoint_row(place: Place) -> Values:
     }  # fmt: skip
 
 
+def observe_row(place: Place) -> Values:
+    from toolkit.metrics import windows
+    from toolkit.metrics.samples import GpuSample, MemorySample
+    from toolkit.observe.readings import RunReadings
+    from toolkit.rundir.layout import RunDirectory
+
+    run = place.train({"train.steps": 900, "train.precision": "bf16", "train.deterministic": False})
+    steps_of(run)
+    readings = RunReadings(RunDirectory(run))
+    readings.update()
+    expect(not readings.problems and 0 in readings.windows, "windows of rank 0", readings.problems)
+    window = windows.merge(readings.windows[0])
+    parts = {name: window.mean(name) for name in (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.OPTIMIZER)}
+    share = sum(parts.values()) / window.mean(windows.STEP)
+    values = {name.removesuffix("_s") + "_ms": round(1000 * seconds, 2) for name, seconds in parts.items()}
+    values |= {"step_ms": round(1000 * window.mean(windows.STEP), 2), "share_of_phases": round(share, 3)}
+    expect(window.steps == 900, "900 recorded steps", window.steps)
+    expect(
+        0.7 < share < 1.1 and min(parts[windows.FORWARD], parts[windows.BACKWARD]) > 0, "phases of the steps", values
+    )
+    if not place.on_gpu:
+        return values
+    expect(window.mean(windows.DEVICE) > GIB, "the memory that the rank allocated", window.mean(windows.DEVICE))
+    samples = [sample for found in readings.samples.values() for sample in found]
+    (gpu,) = (sample for sample in samples if isinstance(sample, GpuSample))
+    expect(gpu.ranks == (0,) and gpu.busy > 0.5 and gpu.temperature_c > 0, "a busy GPU of rank 0", gpu)
+    expect(gpu.tensor is not None and gpu.tensor > 0.05, "active tensor cores (GPM)", gpu)
+    pools = {sample.pool: sample.used_bytes for sample in samples if isinstance(sample, MemorySample)}
+    expect(pools.get("gpu 0", 0) > GIB, "the memory of rank 0 on GPU 0", pools)
+    return values | {"device_gib": round(window.mean(windows.DEVICE) / GIB, 3), "busy": gpu.busy, "tensor": gpu.tensor}
+
+
 def scaler_row(place: Place) -> Values:
     values = result_of(place.run("overflowing"))
     expect(0 < values["skipped"] < values["steps"], "some skipped steps, and then some that are not", values)
@@ -294,6 +326,7 @@ ROWS = (
     Row("nccl", nccl_row, 90),
     Row("binding", binding_row, 60, needs_gpu=True),
     Row("train_lm", train_row, 90),
+    Row("observe", observe_row, 120),
     Row("oom", oom_row, 60, needs_gpu=True),
     Row("fsdp2", fsdp2_row, 60),
     Row("scaler", scaler_row, 90),
