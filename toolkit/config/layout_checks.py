@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from toolkit.config.checkpoint import CheckpointTable
+from toolkit.config.offload_checks import check_offload
 from toolkit.config.refusal import refuse
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import SEVERAL_STAGES, ParallelTable, TrainTable, micro_batch_fix, no_micro_batches
@@ -177,7 +178,7 @@ def _check_pipeline(resolved: ResolvedJob) -> None:
 
 def _check_combinations(resolved: ResolvedJob) -> None:
     try:
-        check_combinations(resolved.train, resolved.parallel)
+        check_combinations(resolved.train, resolved.parallel, min(resolved.rank_counts))
     except ToolkitError as error:
         raise resolved.placed(error) from None
     train = resolved.train
@@ -287,8 +288,8 @@ def _check_nodes(resolved: ResolvedJob) -> None:
         )  # fmt: skip
 
 
-def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
-    """Reject settings of [train] that the trainer does not support with this mesh.
+def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | None = None) -> None:
+    """Reject settings of [train] that the trainer does not support with this mesh and this number of ranks.
 
     Raises:
         ToolkitError: the message names both settings.
@@ -308,6 +309,7 @@ def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
         )
     if train.lr_scaling == "adaptive":
         _check_adaptive(train, parallel)
+    check_offload(train, parallel, ranks)
 
 
 def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:

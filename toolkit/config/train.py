@@ -64,6 +64,23 @@ class TrainTable(Table):
         "ones; `selective`, all blocks, but they keep the results of matrix products and attention; `budget`, the cheapest "
         "choice that fits `activation_budget_gb`.",
     )
+    offload: (
+        Literal["none", "optimizer", "gradients", "parameters", "activations"]
+        | list[Literal["optimizer", "gradients", "parameters", "activations"]]
+    ) = key(
+        "none",
+        "What to keep outside of the memory of the device between its uses, in host memory or in `offload_to`: the state of "
+        "the `optimizer`, `gradients`, `parameters` of blocks, or `activations` of blocks. Results are the same to the last bit.",
+        form='"none", "optimizer", "gradients", "parameters", "activations", or a list of them',
+    )
+    offload_to: str = key(
+        "",
+        "With `offload`: an existing folder on a local disk, such as $TMPDIR, whose file is read and written beside the "
+        "computation. The default is host memory.",
+    )
+    offload_activations_as: Literal["as_is", "bf16"] = key(
+        "as_is", "With offloaded activations: `bf16` rounds those of type fp32, which changes gradients by about 0.2 %."
+    )
     compile: bool = key(False, "Compile each block of the model with torch.compile; the nodes need a C++ compiler.")
     channels_last: bool = key(
         False, "Use the channels-last memory format for images, which is faster for convolutions on tensor cores."
@@ -99,6 +116,11 @@ class TrainTable(Table):
         le=10_000,
     )
     profile_from: int = key(10, "First step to profile, counted from 1.", ge=1)
+
+    @property
+    def offloaded(self) -> frozenset[str]:
+        """What `offload` names."""
+        return frozenset([self.offload] if isinstance(self.offload, str) else self.offload) - {"none"}
 
     @field_validator("betas")
     @classmethod

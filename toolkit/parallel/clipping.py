@@ -44,28 +44,52 @@ def total_norm(gradients: Iterable[Tensor], stages: dist.ProcessGroup | None) ->
     by_mesh = defaultdict(list)
     for gradient in gradients:
         by_mesh[_mesh_of(gradient)].append(gradient)
-    squares = [_square_norm(of_mesh) for of_mesh in by_mesh.values()]
+    return _sum_up([_over_shards(of_mesh[0], get_total_norm(_locals(of_mesh))) for of_mesh in by_mesh.values()], stages)
+
+
+def norm_of_parts(parts: Iterable[tuple[Tensor, Tensor]], stages: dist.ProcessGroup | None) -> Tensor:
+    """Return `total_norm` of gradients that are gone, from (a tensor sharded like the gradient, `part_of_norm` of it)."""
+    by_mesh = defaultdict(list)
+    for like, norm in parts:
+        by_mesh[_mesh_of(like)].append((like, norm))
+    return _sum_up(
+        [
+            _over_shards(of_mesh[0][0], torch.linalg.vector_norm(torch.stack([norm for _, norm in of_mesh])))
+            for of_mesh in by_mesh.values()
+        ],
+        stages,
+    )
+
+
+def part_of_norm(gradient: Tensor) -> Tensor:
+    """Return the 2-norm of this rank's part of a gradient, a scalar."""
+    return get_total_norm(_locals([gradient]))
+
+
+def _locals(gradients: Iterable[Tensor]) -> list[Tensor]:
+    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+
+
+def _over_shards(like: Tensor, norm: Tensor) -> Tensor:
+    """Return the squared norm of gradients of one mesh and placement, a float64 scalar, from that of this rank's parts.
+
+    Sums over shards with one scalar all-reduce per sharded mesh dimension. torch itself would gather the norm of every
+    gradient, and warn about each mesh without a process group. Collective.
+    """
+    square = norm.double() ** 2
+    if isinstance(like, DTensor):
+        for dimension, placement in enumerate(like.placements):
+            assert not placement.is_partial(), "backward passes must leave no partial gradients"
+            if not placement.is_replicate():
+                dist.all_reduce(square, group=like.device_mesh.get_group(dimension))
+    return square
+
+
+def _sum_up(squares: list[Tensor], stages: dist.ProcessGroup | None) -> Tensor:
     square = torch.stack(squares).sum() if squares else _nothing(stages)
     if stages is not None:
         dist.all_reduce(square, group=stages)
     return square.sqrt().float()
-
-
-def _square_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the squared norm of gradients of one mesh and placement, a float64 scalar. Collective.
-
-    Sums over shards with one scalar all-reduce per sharded mesh dimension. torch itself would gather the norm of every
-    gradient, and warn about each mesh without a process group.
-    """
-    first = gradients[0]
-    own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-    square = get_total_norm(own).double() ** 2
-    if isinstance(first, DTensor):
-        for dimension, placement in enumerate(first.placements):
-            assert not placement.is_partial(), "backward passes must leave no partial gradients"
-            if not placement.is_replicate():
-                dist.all_reduce(square, group=first.device_mesh.get_group(dimension))
-    return square
 
 
 def _nothing(stages: dist.ProcessGroup | None) -> Tensor:

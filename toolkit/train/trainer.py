@@ -39,6 +39,7 @@ from toolkit.train.loop.step import LossOf, OptimizerStep
 from toolkit.train.loop.training_loop import training_steps
 from toolkit.train.loop.validations import Validations
 from toolkit.train.memory.compiling import check_compiler, compile_blocks, use_channels_last
+from toolkit.train.memory.offload import Offload
 from toolkit.train.memory.recompute import MEASURED, recompute
 from toolkit.train.optim.adascale import AdaScale, PartGradients, check_parts
 from toolkit.train.optim.optimizers import optimizer_of
@@ -86,7 +87,7 @@ class Trainer:
     def __init__(self, world: World, config: ResolvedJob, task: Task, callbacks: Sequence[Callback] = ()) -> None:
         """Distribute the model over the ranks and resume the run. Collective."""
         train = config.train
-        check_combinations(train, config.parallel)
+        check_combinations(train, config.parallel, world.size)
         if train.deterministic:
             use_deterministic_kernels()
         self._world, self._config, self._task = world, config, task
@@ -102,6 +103,9 @@ class Trainer:
         self._computed_in = computed_in(world.device, train.precision)
         self.model = self._laid_out(mesh, topology)
         self.optimizer = optimizer_of(self.model.module, train, (task.outline.blocks,))
+        self._offload = Offload(train, self.model.module, task.outline, world) if train.offloaded else None
+        if self._offload:
+            self.optimizer = self._offload.optimizer(self.optimizer)
         self.schedule = schedule_of(train)
         self.average = WeightAverage(self.model.module, train.average_decay) if train.average_decay else None
         self._guard = _guard_of(train)
@@ -119,6 +123,8 @@ class Trainer:
         self.state = self._training_state()
         self.validations = self._made_validations()
         self.saves = self._resumed_saves()
+        if self._offload:
+            self._offload.begin(self.optimizer)
 
     def train(self) -> None:
         """Train until `train.steps` or a stop request, and save the last step. Collective."""
@@ -134,12 +140,16 @@ class Trainer:
             opened.enter_context(self.loader)
             self._callbacks.on_begin(state)
             for record in self._steps():
+                if self._offload:
+                    self._offload.record()
                 record = self._with_speed(record)
                 if log:
                     log.write(record)
                 self._tell(record)
                 self._callbacks.on_step(state, record)
             self._callbacks.on_end(state, stopped=bool(world.stop_watch.stop_agreed))
+        if self._offload:
+            self._say(f"offloaded: {self._offload.tier.traffic}")
         if log and not world.stop_watch.stop_agreed:
             self._draw(log)
 
@@ -186,6 +196,7 @@ class Trainer:
         return OptimizerStep(
             self.model, self.optimizer, self.schedule, self._task.loss_of, autocast(self._world.device, train.precision),
             train.batch, train.clip_norm, self._scaler, self.average, self._guard, parts,
+            self._offload.gradients if self._offload else None,
         )  # fmt: skip
 
     def _count_flops(self) -> float | None:
@@ -250,6 +261,7 @@ class Trainer:
             modules={"average": self.average} if self.average is not None else {},
             extra=extra,
             stream=self.model.stream,
+            kept=self._offload.kept if self._offload else None,
         )
 
     def _made_validations(self) -> Validations | None:
@@ -275,6 +287,9 @@ class Trainer:
 
     def _resumed_saves(self) -> Saves | None:
         world, train, checkpoint = self._world, self._config.train, self._config.checkpoint
+        if train.offload_to and checkpoint.background:
+            self._say("saves stop the training: a copy of the whole state for the background may not fit into memory")
+            checkpoint = checkpoint.model_copy(update={"background": False})
         if world.run_dir is None:
             self._say("no run directory: neither checkpoints nor metrics are written")
             check_roll_back(train, None, has_one=False)

@@ -13,6 +13,7 @@ from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
 from toolkit.train.average import WeightAverage
 from toolkit.train.guard import GO_ON, LossGuard, StepDecision
+from toolkit.train.memory.offload_gradients import OffloadedGradients
 from toolkit.train.optim.adascale import AdaScale, PartGradients
 from toolkit.train.optim.precision import agree_found_inf
 from toolkit.train.optim.rate_scaling import LearningRate
@@ -53,6 +54,7 @@ class OptimizerStep:
         average: the weight average, updated after each step.
         parts: records the gradient norms of single micro-batches, which AdaScale compares.
         guard: judges each step before its update, which must then wait for the loss and norm of all ranks.
+        gradients: the gradients of the model, if they are outside of its parameters.
     """
 
     model: DistributedModel
@@ -66,6 +68,7 @@ class OptimizerStep:
     average: WeightAverage | None = None
     guard: LossGuard | None = None
     parts: PartGradients | None = None
+    gradients: OffloadedGradients | None = None
 
     def take(
         self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, skipped: int = 0, step: int = 0, samples: int = 0
@@ -102,7 +105,7 @@ class OptimizerStep:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
             agree_found_inf(self.scaler, self.optimizer)
-        return self.model.clip(self.clip_norm)
+        return self.model.clip(self.clip_norm) if self.gradients is None else self.gradients.clip(self.clip_norm)
 
     def _norm_to_judge(self, norm: Tensor) -> float | None:
         """Return rank 0's norm, because the ranks sum in different orders but must reach the same decision.

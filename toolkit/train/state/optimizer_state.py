@@ -1,6 +1,7 @@
 """The optimizer state in a checkpoint: tensors by parameter name, and settings that the run changed."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.errors import ToolkitError
+from toolkit.train.memory.streamed_optimizer import StreamedOptimizer
 
 Entries = dict[str, Any]  # the optimizer state of one parameter: "exp_avg", "step", ...
 
@@ -50,23 +52,32 @@ def make_room(optimizer: torch.optim.Optimizer) -> None:
     Gradients and learning rates are kept. Load the parameters afterwards, because some optimizers change them even at a
     learning rate of 0.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [parameter.grad for parameter in parameters]
     rates = [group.get("lr") for group in optimizer.param_groups]
     optimizer.state.clear()
     try:
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
-        optimizer.step()
+        if isinstance(optimizer, StreamedOptimizer):  # zeros for all parameters may need more memory than there is
+            for chunk in optimizer.chunks:
+                _step_with_zeros(chunk, partial(optimizer.step_chunk, chunk))
+        else:
+            _step_with_zeros([one for group in optimizer.param_groups for one in group["params"]], optimizer.step)
     finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
+
+
+def _step_with_zeros(parameters: Sequence[nn.Parameter], step: Callable[[], object]) -> None:
+    gradients = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        step()
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
 
 def forget(optimizer: torch.optim.Optimizer, unfilled: Collection[Entries]) -> None:

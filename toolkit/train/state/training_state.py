@@ -1,6 +1,6 @@
 """The training state: everything that determines the next step of a run. Saves write it, and a resume restores it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,7 @@ class TrainingState:
         metric: the quality of this state, as `{"name": "loss", "value": 1.23}`, or None.
         stream: index of this rank's random stream and number of streams (`DistributedModel.stream`); ranks that must
             draw the same numbers have the same index. By default, each rank has its own stream.
+        kept: returns a tensor with the values of a parameter that is out of memory (`Offload.kept`).
     """
 
     model: nn.Module
@@ -75,6 +76,7 @@ class TrainingState:
     extra: dict[str, Any] = field(default_factory=dict)
     metric: dict[str, Any] | None = None
     stream: tuple[int, int] | None = None
+    kept: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -99,6 +101,8 @@ class TrainingState:
 
     def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = self._tensors() | {"random": {self._stream_key(world): self._streams(world).states()}}
+        if self.kept is not None:
+            tensors["model"] = {name: self.kept(value) for name, value in tensors["model"].items()}
         state = {
             "step": self.step,
             "cursor": {"samples": self.samples, "epoch": self.epoch, "data": self.data},

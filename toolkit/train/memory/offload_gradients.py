@@ -1,0 +1,88 @@
+"""Keep the gradients of a step in a tier: a backward pass then needs memory for the newest ones only."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_
+
+from toolkit.parallel.clipping import norm_of_parts, part_of_norm
+from toolkit.train.memory.tier import Slot, Tier, Transfer
+
+__all__ = ["OffloadedGradients", "like_parameter", "local_of"]
+
+_MOST_WRITES = 2  # of gradients under way
+
+
+class OffloadedGradients:
+    """Takes each gradient from its parameter as soon as it is complete, and keeps it in a tier.
+
+    With FSDP2 this is the reduced gradient of this rank's shard. Gradients of further micro-batches are added.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], tier: Tier) -> None:
+        self._tier = tier
+        self._slots: dict[nn.Parameter, Slot] = {}
+        self._norms: dict[nn.Parameter, Tensor] = {}  # of the gradients in the tier
+        self._writes: deque[Transfer] = deque()
+        self._clipped_to: tuple[float, Tensor] | None = None
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        gradient = local_of(parameter.grad)
+        if parameter not in self._slots:
+            self._slots[parameter] = self._tier.slot(gradient)
+        slot = self._slots[parameter]
+        if parameter in self._norms:
+            before = torch.empty_like(gradient)
+            self._tier.read(slot, before).wait()
+            gradient = before.add_(gradient)
+        self._norms[parameter] = part_of_norm(gradient)
+        while len(self._writes) >= _MOST_WRITES:
+            self._writes.popleft().wait()
+        self._writes.append(self._tier.write(slot, gradient))
+        parameter.grad = None
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Return the norm of all gradients; `read` then scales them to `max_norm` (0: no limit). Collective."""
+        held = [parameter for parameter in self._parameters if parameter in self._norms]
+        norm = norm_of_parts([(parameter, self._norms[parameter]) for parameter in held], None)
+        self._clipped_to = (max_norm, norm) if max_norm else None
+        return norm
+
+    def read(self, parameter: nn.Parameter) -> tuple[Tensor, Transfer] | None:
+        """Start to read a gradient; None if the parameter has none in this step."""
+        if parameter not in self._norms:
+            return None
+        gradient = torch.empty_like(local_of(parameter))
+        return gradient, self._tier.read(self._slots[parameter], gradient)
+
+    def give_back(self, found: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+        """Set the gradients that `read` returned, clipped."""
+        for parameter, gradient in found:
+            parameter.grad = like_parameter(parameter, gradient)
+        if self._clipped_to is not None and found:
+            clip_grads_with_norm_([parameter for parameter, _ in found], *self._clipped_to)
+
+    def forget(self) -> None:
+        """Drop the gradients of this step."""
+        while self._writes:
+            self._writes.popleft().wait()
+        self._norms, self._clipped_to = {}, None
+
+
+def local_of(tensor: Any) -> Tensor:
+    """Return this rank's part of a tensor."""
+    own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.detach()
+
+
+def like_parameter(parameter: Tensor, local: Tensor) -> Tensor:
+    """Return a tensor that is sharded like the parameter, if that is, with this rank's part, on whatever device."""
+    # The constructor, unlike `from_local`, leaves a part on the CPU although the mesh is one of GPUs.
+    return DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local

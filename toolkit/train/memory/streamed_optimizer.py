@@ -1,0 +1,158 @@
+"""An optimizer whose state is in a tier outside of the device: the update fetches it in chunks.
+
+The update runs where the parameters are, with the optimizer of the job, so that its result is the same to the last bit.
+While one chunk is updated, the next one is read and the previous one is written. After S. Rajbhandari et al.,
+"ZeRO-Infinity", SC 2021, arXiv:2104.07857, which updates on the CPU instead.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.train.memory.offload_gradients import OffloadedGradients, like_parameter, local_of
+from toolkit.train.memory.offload_parameters import StreamedParameters
+from toolkit.train.memory.tier import Slot, Tier, Transfer
+from toolkit.train.optim.optimizers import JointOptimizer
+
+__all__ = ["StreamedOptimizer"]
+
+_CHUNK_BYTES = 64 << 20  # of parameters; their state is two to three times as large
+_LEAST_ELEMENTS = 1024  # smaller state, such as a step counter, stays where it is
+
+
+@dataclass
+class _Fetched:
+    """What a chunk of parameters needs for its update, under way from the tier."""
+
+    parameters: Sequence[nn.Parameter]
+    state: list[tuple[nn.Parameter, str, Tensor]] = field(default_factory=list)
+    gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+class StreamedOptimizer(JointOptimizer):
+    """Updates parameters chunk by chunk. `state` has CPU tensors of the tier, which checkpoints read and fill.
+
+    Args:
+        optimizer: the optimizer of the job, without state yet.
+        with_state: whether the tier has its state; else only `gradients` and `parameters` are fetched.
+        gradients: those of the parameters, if the tier has them.
+
+    `parameters` may be set later.
+    """
+
+    parameters: StreamedParameters | None = None
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        tier: Tier,
+        gradients: OffloadedGradients | None = None,
+        *,
+        with_state: bool = True,
+        chunk_bytes: int = _CHUNK_BYTES,
+    ) -> None:
+        super().__init__(optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,))
+        self._tier, self._gradients, self._with_state = tier, gradients, with_state
+        self._slots: dict[tuple[nn.Parameter, str], Slot] = {}
+        self.chunks = list(_chunks_of(self.param_groups, chunk_bytes))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters, chunk by chunk."""
+        assert closure is None, "a closure would have to compute all gradients again"
+        self._tier.forget_pages()
+        writes: deque[list[Transfer]] = deque()
+        following = self._fetch(self.chunks[0])
+        for number in range(len(self.chunks)):
+            fetched = following
+            if len(writes) > 1:
+                _wait(writes.popleft())
+            if number + 1 < len(self.chunks):
+                following = self._fetch(self.chunks[number + 1])
+            writes.append(self._update(fetched))
+        for transfers in writes:
+            _wait(transfers)
+
+    def step_chunk(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Update some parameters, which have gradients."""
+        with torch.no_grad():
+            _wait(self._update(self._fetch(parameters)))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        if self._gradients is not None:
+            self._gradients.forget()
+
+    def _fetch(self, parameters: Sequence[nn.Parameter]) -> _Fetched:
+        fetched = _Fetched(parameters)
+        for parameter in parameters:
+            found = self._gradients.read(parameter) if self._gradients is not None else None
+            if found is not None:
+                fetched.gradients.append((parameter, found[0]))
+                fetched.transfers.append(found[1])
+            if self.parameters is not None:
+                fetched.transfers += self.parameters.fetch([parameter])
+            for name, value in self.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor) or value.numel() < _LEAST_ELEMENTS:
+                    continue
+                kept, own = local_of(value), local_of(parameter)
+                slot = self._slots.get((parameter, name))
+                if slot is None or kept.data_ptr() != slot.kept.data_ptr():  # not in the tier, but loaded since
+                    continue
+                near = torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=own.device)
+                fetched.state.append((parameter, name, near))
+                fetched.transfers.append(self._tier.read(slot, near))
+        return fetched
+
+    def _update(self, fetched: _Fetched) -> list[Transfer]:
+        """Update the parameters of a chunk; return the transfers of its new state into the tier."""
+        _wait(fetched.transfers)
+        for parameter, name, near in fetched.state:
+            self.state[parameter][name] = like_parameter(parameter, near)
+        if self._gradients is not None:
+            self._gradients.give_back(fetched.gradients)
+        chosen = set(fetched.parameters)
+        groups = [group["params"] for group in self.param_groups]
+        try:
+            for group in self.param_groups:
+                group["params"] = [parameter for parameter in group["params"] if parameter in chosen]
+            super().step()
+        finally:
+            for group, parameters in zip(self.param_groups, groups, strict=True):
+                group["params"] = parameters
+        writes = [write for parameter in fetched.parameters for write in self._put_away(parameter)]
+        for parameter, _ in fetched.gradients:
+            parameter.grad = None
+        if self.parameters is not None:
+            writes += self.parameters.put_away(fetched.parameters)
+        return writes
+
+    def _put_away(self, parameter: nn.Parameter) -> Iterator[Transfer]:
+        for name, value in self.state.get(parameter, {}).items():
+            if self._with_state and isinstance(value, Tensor) and value.numel() >= _LEAST_ELEMENTS:
+                near = local_of(value)
+                slot = self._slots.get((parameter, name))
+                if slot is None:
+                    slot = self._slots[parameter, name] = self._tier.slot(near)
+                yield self._tier.write(slot, near)
+                self.state[parameter][name] = like_parameter(parameter, slot.kept)
+
+
+def _chunks_of(groups: Sequence[dict[str, Any]], chunk_bytes: int) -> Iterator[list[nn.Parameter]]:
+    chunk: list[nn.Parameter] = []
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        if chunk and sum(local_of(one).nbytes for one in (*chunk, parameter)) > chunk_bytes:
+            yield chunk
+            chunk = []
+        chunk.append(parameter)
+    yield chunk
+
+
+def _wait(transfers: Iterable[Transfer]) -> None:
+    for transfer in transfers:
+        transfer.wait()

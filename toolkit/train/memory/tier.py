@@ -1,0 +1,306 @@
+"""Where offloaded tensors are kept: in host memory, or in a file that is read and written without the page cache.
+
+A tier gives each tensor a slot. Transfers between a slot and a tensor on the device of training run beside it: on a CUDA
+stream, or in threads that read and write a file in pieces with O_DIRECT (open(2)). A copy is exact, bit by bit.
+"""
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import ToolkitError
+from toolkit.units import format_bytes
+
+__all__ = ["FileTier", "HostTier", "Slot", "Tier", "Traffic", "Transfer"]
+
+_ALIGNMENT = 4096  # of positions, lengths and addresses with O_DIRECT, on all common file systems
+_PIECE_BYTES = 8 << 20
+_SEGMENT_BYTES = 1 << 30  # of one mapping of the file
+_THREADS = 4
+
+
+@dataclass
+class Traffic:
+    """What a tier moved since its creation, and how long training waited for it."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    waited_s: float = 0.0
+
+    def __str__(self) -> str:
+        moved = f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written"
+        return f"{moved}, waited {self.waited_s:.1f} s"
+
+
+@dataclass
+class Slot:
+    """The place of one tensor. `kept` is a CPU tensor with its content, which a checkpoint can read and fill."""
+
+    kept: Tensor
+    first_byte: int = 0
+    last: "Transfer | None" = None  # the last transfer, which a later one must follow
+
+
+class Transfer(Protocol):
+    """A transfer under way."""
+
+    def wait(self) -> None:
+        """Return when the tensor, or the slot, has its new content for all later work on the device."""
+        ...
+
+
+class Tier(Protocol):
+    """A place for tensors outside of the device of training."""
+
+    traffic: Traffic
+
+    def slot(self, like: Tensor) -> Slot:
+        """Return a new slot for tensors with this shape, these strides and this type; its content is undefined."""
+        ...
+
+    def write(self, slot: Slot, tensor: Tensor) -> Transfer:
+        """Copy a tensor into a slot; do not change the tensor before the transfer has ended."""
+        ...
+
+    def read(self, slot: Slot, tensor: Tensor) -> Transfer:
+        """Copy a slot into a tensor."""
+        ...
+
+    def forget_pages(self) -> None:
+        """Release the memory that the use of `Slot.kept` has left."""
+        ...
+
+
+class _Done:
+    def wait(self) -> None:
+        """Return at once."""
+
+
+@dataclass
+class _OnStream:
+    event: torch.cuda.Event
+    traffic: Traffic
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self.event)
+
+
+class HostTier:
+    """Keeps tensors in host memory, which is pinned if they come from a GPU, so that copies run beside computation."""
+
+    def __init__(self, device: str) -> None:
+        self.traffic = Traffic()
+        self._on_gpu = torch.device(device).type == "cuda"
+        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if self._on_gpu else None  # out and in
+
+    def slot(self, like: Tensor) -> Slot:
+        try:
+            return Slot(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, pin_memory=self._on_gpu))
+        except RuntimeError as error:
+            raise ToolkitError(
+                f"cannot allocate {format_bytes(like.nbytes)} of {'pinned ' * self._on_gpu}host memory: {_first_line(error)}",
+                where="train.offload",
+                fix="request more memory per rank, use more ranks, or set train.offload_to to a folder on a local disk",
+            ) from error
+
+    def write(self, slot: Slot, tensor: Tensor) -> Transfer:
+        self.traffic.written_bytes += tensor.nbytes
+        return self._copy(slot, slot.kept, tensor, 0)
+
+    def read(self, slot: Slot, tensor: Tensor) -> Transfer:
+        self.traffic.read_bytes += tensor.nbytes
+        return self._copy(slot, tensor, slot.kept, 1)
+
+    def forget_pages(self) -> None:
+        """Do nothing: host memory is where the tensors are."""
+
+    def _copy(self, slot: Slot, target: Tensor, source: Tensor, direction: int) -> Transfer:
+        if self._streams is None:
+            target.copy_(source)
+            slot.last = _Done()
+            return slot.last
+        stream = self._streams[direction]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            if slot.last is not None:
+                slot.last.wait()
+            target.copy_(source, non_blocking=True)
+            slot.last = _OnStream(stream.record_event(), self.traffic)
+        (source if direction == 0 else target).record_stream(stream)
+        return slot.last
+
+
+@dataclass
+class _InThreads:
+    """Pieces of a transfer of a file tier; a failed one raises its error in `wait`."""
+
+    pieces: Sequence[Future[None]]
+    traffic: Traffic
+    where: Path
+    kept_alive: Tensor | None = field(default=None, repr=False)
+
+    def wait(self) -> None:
+        began = time.perf_counter()
+        try:
+            for piece in self.pieces:
+                piece.result()
+        except OSError as error:
+            raise ToolkitError(
+                f"cannot move offloaded tensors: {error.strerror}",
+                where=str(self.where),
+                fix="check this disk, or set train.offload_to to a folder on another one",
+            ) from error
+        finally:
+            self.pieces, self.kept_alive = (), None
+        self.traffic.waited_s += time.perf_counter() - began
+
+
+class FileTier:
+    """Keeps tensors in a file without a name, which disappears with the process, even if that is killed.
+
+    `Slot.kept` is mapped from the file: only who uses it, such as a checkpoint, brings it into memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Create the file in a folder.
+
+        Raises:
+            ToolkitError: the folder does not exist, or is not writable.
+        """
+        self.traffic, self._folder = Traffic(), folder
+        name = folder / f"offload-{os.getpid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._file = self._opened(name, flags)
+        except OSError as error:
+            raise ToolkitError(
+                f"cannot create a file for offloaded tensors: {error.strerror}",
+                where=f"train.offload_to = {str(folder)!r}",
+                fix="use an existing folder on a local disk that the job may write to",
+            ) from error
+        name.unlink()
+        self._size = self._mapped = 0  # bytes in use, and end of the last mapping
+        self._segments: list[mmap.mmap] = []
+        self._segment: Tensor | None = None  # the last one
+        self._threads = ThreadPoolExecutor(_THREADS, "offload")
+        self._own = threading.local()
+
+    def _opened(self, name: Path, flags: int) -> int:
+        try:
+            descriptor = os.open(name, flags | os.O_DIRECT, 0o600)
+            self.is_direct = True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            name.unlink(missing_ok=True)
+            descriptor = os.open(name, flags, 0o600)
+            self.is_direct = False  # reported by the caller: the page cache then counts as memory of the job
+        return descriptor
+
+    def slot(self, like: Tensor) -> Slot:
+        length = -(-max(1, like.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        if self._segment is None or self._size + length > self._mapped:
+            segment = max(_SEGMENT_BYTES, length)
+            self._size = self._mapped
+            self._mapped += segment
+            os.ftruncate(self._file, self._mapped)
+            # A shared mapping: neither RLIMIT_DATA nor the job's own memory counts it before its pages are used.
+            self._segments.append(mmap.mmap(self._file, segment, offset=self._size))
+            self._segment, self._segment_at = torch.frombuffer(self._segments[-1], dtype=torch.uint8), self._size
+        try:
+            os.posix_fallocate(self._file, self._size, length)
+        except OSError as error:
+            raise ToolkitError(
+                f"cannot reserve {format_bytes(length)} for offloaded tensors: {error.strerror}",
+                where=str(self._folder),
+                fix="free space, or set train.offload_to to a folder on a larger disk",
+            ) from error
+        start = self._size - self._segment_at
+        kept = self._segment[start : start + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
+        slot = Slot(kept, self._size)
+        self._size += length
+        return slot
+
+    def write(self, slot: Slot, tensor: Tensor) -> Transfer:
+        self.traffic.written_bytes += tensor.nbytes
+        return self._moved(slot, tensor, self._write_piece)
+
+    def read(self, slot: Slot, tensor: Tensor) -> Transfer:
+        self.traffic.read_bytes += tensor.nbytes
+        return self._moved(slot, tensor, self._read_piece)
+
+    def forget_pages(self) -> None:
+        for segment in self._segments:
+            segment.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _moved(
+        self, slot: Slot, tensor: Tensor, move: Callable[[int, Tensor, "torch.cuda.Event | None"], None]
+    ) -> Transfer:
+        if slot.last is not None:
+            slot.last.wait()
+        content = bytes_in_memory(tensor)
+        ready = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+        pieces = [
+            self._threads.submit(move, slot.first_byte + start, content[start : start + _PIECE_BYTES], ready)
+            for start in range(0, len(content), _PIECE_BYTES)
+        ]
+        slot.last = _InThreads(pieces, self.traffic, self._folder, tensor)
+        return slot.last
+
+    def _write_piece(self, first_byte: int, piece: Tensor, ready: "torch.cuda.Event | None") -> None:
+        if ready is not None:
+            ready.synchronize()
+        buffer, memory = self._buffer()
+        buffer[: len(piece)].copy_(piece)
+        length = _aligned(len(piece))
+        done = 0
+        while done < length:
+            done += os.pwritev(self._file, [memory[done:length]], first_byte + done)
+
+    def _read_piece(self, first_byte: int, piece: Tensor, ready: "torch.cuda.Event | None") -> None:
+        if ready is not None:
+            ready.synchronize()
+        buffer, memory = self._buffer()
+        length = _aligned(len(piece))
+        done = 0
+        while done < length:
+            count = os.preadv(self._file, [memory[done:length]], first_byte + done)
+            if count == 0:
+                raise OSError(errno.EIO, "the file is shorter than its slots")
+            done += count
+        piece.copy_(buffer[: len(piece)])
+        if piece.is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def _buffer(self) -> tuple[Tensor, memoryview]:
+        """Return this thread's buffer, whose address O_DIRECT accepts."""
+        if not hasattr(self._own, "buffer"):
+            pages = mmap.mmap(-1, _PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._own.buffer = (torch.frombuffer(pages, dtype=torch.uint8), memoryview(pages))
+        return self._own.buffer
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def bytes_in_memory(tensor: Tensor) -> Tensor:
+    """Return the memory of a tensor without gaps between its elements as bytes, in the order of its strides."""
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    first = tensor.storage_offset() * tensor.element_size()
+    return flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
