@@ -6,6 +6,7 @@ import gc
 import os
 import statistics
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from toolkit.parallel.materialise import materialise, parameters_on_meta
 from toolkit.parallel.sharded import shard
 from toolkit.train.arguments import read_arguments
 from toolkit.train.data.text import read_bytes, standard_library_sources
+from toolkit.train.memory.tier import HostTier
 from toolkit.train.optim.precision import agree_found_inf, autocast, gradient_scaler
 from toolkit.world.facts import World
 from toolkit.world.physical_gpu import gpu_of_device, gpus_of_process
@@ -137,6 +139,61 @@ def sharded(world: World, config: ResolvedJob) -> Values:
         "is_restored": all(torch.equal(tensor.to_local(), before[name]) for name, tensor in tensors.items()),
         "difference": max(abs(one - other) / one for one, other in pairs), "losses": losses[True],
     }  # fmt: skip
+
+
+def host_copies(world: World, config: ResolvedJob) -> Values:
+    """Copy 1 GiB through the tier in host memory, alone, in both directions at once, and beside matrix products."""
+    device = torch.device(world.device)
+    size = GIB // 4 if device.type == "cuda" else GIB // 256
+    tier = HostTier(world.device)
+    one, other = (torch.randn(size, device=device) for _ in range(2))
+    back = torch.empty_like(one)
+    slots = tier.slot(one), tier.slot(other)
+    matrix = torch.randn(8192 if device.type == "cuda" else 64, 8192 if device.type == "cuda" else 64, device=device)
+
+    def products() -> None:
+        for _ in range(20):
+            matrix @ matrix
+
+    def out() -> None:
+        tier.write(slots[0], one).wait()
+
+    def into() -> None:
+        tier.read(slots[0], back).wait()
+
+    def both() -> None:
+        transfers = tier.write(slots[1], other), tier.read(slots[0], back)
+        for transfer in transfers:
+            transfer.wait()
+
+    def beside() -> None:
+        transfers = tier.write(slots[1], other), tier.read(slots[0], back)
+        products()
+        for transfer in transfers:
+            transfer.wait()
+
+    seconds = {do.__name__: _seconds_of(do, device) for do in (out, into, both, products, beside)}
+    gb = one.nbytes / 1e9
+    return {
+        "device": world.device, "is_equal": torch.equal(one, back), "pinned": slots[0].kept.is_pinned(),
+        "out_gb_per_s": round(gb / seconds["out"], 1), "in_gb_per_s": round(gb / seconds["into"], 1),
+        "both_gb_per_s": round(2 * gb / seconds["both"], 1), "products_ms": round(1000 * seconds["products"], 1),
+        "copies_ms": round(1000 * seconds["both"], 1), "beside_ms": round(1000 * seconds["beside"], 1),
+    }  # fmt: skip
+
+
+def _seconds_of(do: Callable[[], None], device: torch.device) -> float:
+    """Return the shortest of five times, after one that does not count."""
+    taken = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        do()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
 
 
 def overflowing(world: World, config: ResolvedJob) -> Values:

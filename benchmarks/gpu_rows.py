@@ -293,6 +293,37 @@ def observe_row(place: Place) -> Values:
     return values | {"device_gib": round(window.mean(windows.DEVICE) / GIB, 3), "busy": gpu.busy, "tensor": gpu.tensor}
 
 
+OFFLOADS = {
+    "none": "none",
+    "optimizer": "optimizer",
+    "optimizer, gradients": ["optimizer", "gradients"],
+    "all": ["optimizer", "gradients", "parameters", "activations"],
+}
+
+
+def offload_row(place: Place) -> Values:
+    found: dict[str, Values] = {}
+    losses = {}
+    for name, offload in (*OFFLOADS.items(), ("optimizer in a file", "optimizer")):
+        where = {"train.offload_to": str(place.folder)} if "file" in name else {}
+        run = place.train({"train.steps": 16, "train.precision": "bf16", "train.offload": offload, **where})
+        records = steps_of(run)
+        losses[name] = [record["loss_hex"] for record in records]
+        step_s = statistics.median(record["seconds"] for record in records[6:])
+        found[name] = {"step_ms": round(1000 * step_s, 1), "peak_gib": result_of(run)["peak_gib"]}
+        expect(losses[name] == losses["none"], f"the losses without offload, bit by bit, with {name}", losses)
+    if place.on_gpu:
+        peaks = [found[name]["peak_gib"] for name in OFFLOADS]
+        expect(peaks == sorted(peaks, reverse=True), "less memory with each part", peaks)
+    return found
+
+
+def copies_row(place: Place) -> Values:
+    values = result_of(place.run("host_copies"))
+    expect(values["is_equal"], "the same values after a copy to the host and back", values)
+    return values
+
+
 def scaler_row(place: Place) -> Values:
     values = result_of(place.run("overflowing"))
     expect(0 < values["skipped"] < values["steps"], "some skipped steps, and then some that are not", values)
@@ -333,6 +364,8 @@ ROWS = (
     Row("checkpoint", checkpoint_row, 120),
     Row("recompute", recompute_row, 120),
     Row("compile", compile_row, 120),
+    Row("copies", copies_row, 60),
+    Row("offload", offload_row, 150),
 )
 
 

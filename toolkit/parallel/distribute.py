@@ -159,7 +159,7 @@ def distribute(
         passes = pipeline
     else:
         model, between = whole, parts.lay(whole, world, design.trial_on_meta)
-        if parts.are_copies:
+        if parts.are_copies and world.size > 1:  # one rank has nothing to reduce, and DDP would copy its gradients
             passes = replicate(model, mesh, world, config, topology, profile)
         else:
             passes = PassesInTurn(model, float(mesh.data_size), between, profile)

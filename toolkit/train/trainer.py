@@ -261,7 +261,7 @@ class Trainer:
             modules={"average": self.average} if self.average is not None else {},
             extra=extra,
             stream=self.model.stream,
-            kept=self._offload.kept if self._offload else None,
+            offload=self._offload,
         )
 
     def _made_validations(self) -> Validations | None:

@@ -20,7 +20,8 @@ from toolkit.train.optim.optimizers import JointOptimizer
 
 __all__ = ["StreamedOptimizer"]
 
-_CHUNK_BYTES = 64 << 20  # of parameters; their state is two to three times as large
+# Of parameters, by the type of device. Three chunks with state and gradients, three times as large, are in memory at once.
+_CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
 _LEAST_ELEMENTS = 1024  # smaller state, such as a step counter, stays where it is
 
 
@@ -54,18 +55,18 @@ class StreamedOptimizer(JointOptimizer):
         gradients: OffloadedGradients | None = None,
         *,
         with_state: bool = True,
-        chunk_bytes: int = _CHUNK_BYTES,
+        chunk_bytes: int | None = None,
     ) -> None:
         super().__init__(optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,))
         self._tier, self._gradients, self._with_state = tier, gradients, with_state
         self._slots: dict[tuple[nn.Parameter, str], Slot] = {}
-        self.chunks = list(_chunks_of(self.param_groups, chunk_bytes))
+        device = self.param_groups[0]["params"][0].device.type
+        self.chunks = list(_chunks_of(self.param_groups, chunk_bytes or _CHUNK_BYTES[device]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters, chunk by chunk."""
         assert closure is None, "a closure would have to compute all gradients again"
-        self._tier.forget_pages()
         writes: deque[list[Transfer]] = deque()
         following = self._fetch(self.chunks[0])
         for number in range(len(self.chunks)):

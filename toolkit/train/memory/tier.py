@@ -9,8 +9,9 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -76,8 +77,8 @@ class Tier(Protocol):
         """Copy a slot into a tensor."""
         ...
 
-    def forget_pages(self) -> None:
-        """Release the memory that the use of `Slot.kept` has left."""
+    def reached(self) -> AbstractContextManager[None]:
+        """Return a context for using `Slot.kept`, which bounds the memory that this needs."""
         ...
 
 
@@ -121,8 +122,8 @@ class HostTier:
         self.traffic.read_bytes += tensor.nbytes
         return self._copy(slot, tensor, slot.kept, 1)
 
-    def forget_pages(self) -> None:
-        """Do nothing: host memory is where the tensors are."""
+    def reached(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _copy(self, slot: Slot, target: Tensor, source: Tensor, direction: int) -> Transfer:
         if self._streams is None:
@@ -239,9 +240,24 @@ class FileTier:
         self.traffic.read_bytes += tensor.nbytes
         return self._moved(slot, tensor, self._read_piece)
 
-    def forget_pages(self) -> None:
-        for segment in self._segments:
-            segment.madvise(mmap.MADV_DONTNEED)
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        ended = threading.Event()
+        thread = threading.Thread(target=self._forget_pages, args=(ended,), name="offload pages", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _forget_pages(self, ended: threading.Event) -> None:
+        """Release used pages of the mapping every 50 ms: the page cache keeps changed ones, and writes them."""
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(0.05)
+            for segment in self._segments:
+                segment.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _moved(

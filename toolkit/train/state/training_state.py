@@ -1,6 +1,7 @@
 """The training state: everything that determines the next step of a run. Saves write it, and a resume restores it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.comm.agreement import from_rank_zero
 from toolkit.errors import ToolkitError
 from toolkit.train.gather_names import of_all_ranks
+from toolkit.train.memory.offload import Offload
 from toolkit.train.randomness import Generator, RandomStreams
 from toolkit.train.state.matching import (
     Stored,
@@ -59,7 +61,7 @@ class TrainingState:
         metric: the quality of this state, as `{"name": "loss", "value": 1.23}`, or None.
         stream: index of this rank's random stream and number of streams (`DistributedModel.stream`); ranks that must
             draw the same numbers have the same index. By default, each rank has its own stream.
-        kept: returns a tensor with the values of a parameter that is out of memory (`Offload.kept`).
+        offload: what is outside of the memory of the device.
     """
 
     model: nn.Module
@@ -76,7 +78,7 @@ class TrainingState:
     extra: dict[str, Any] = field(default_factory=dict)
     metric: dict[str, Any] | None = None
     stream: tuple[int, int] | None = None
-    kept: Callable[[Tensor], Tensor] | None = None
+    offload: Offload | None = None
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -85,7 +87,8 @@ class TrainingState:
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
         """Save on all ranks. Each rank adds its own random streams; the other values must be the same on all ranks."""
-        return checkpointer.save(self.step, *self._to_save(world))
+        with self._reached():
+            return checkpointer.save(self.step, *self._to_save(world))
 
     def save_in_background(
         self,
@@ -99,10 +102,13 @@ class TrainingState:
         tensors, state = self._to_save(world)
         return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
 
+    def _reached(self) -> AbstractContextManager[None]:
+        return self.offload.tier.reached() if self.offload is not None else nullcontext()
+
     def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = self._tensors() | {"random": {self._stream_key(world): self._streams(world).states()}}
-        if self.kept is not None:
-            tensors["model"] = {name: self.kept(value) for name, value in tensors["model"].items()}
+        if self.offload is not None:
+            tensors["model"] = {name: self.offload.kept(value) for name, value in tensors["model"].items()}
         state = {
             "step": self.step,
             "cursor": {"samples": self.samples, "epoch": self.epoch, "data": self.data},
@@ -155,7 +161,8 @@ class TrainingState:
         drawn = self._streams(world).states()
         tensors = self._tensors() | {"random": {self._stream_key(world): drawn}}
         otherwise = source if take == "all" else None
-        loaded = checkpointer.load(tensors, newer_than=source, otherwise=otherwise, optional=_OPTIONAL)
+        with self._reached():
+            loaded = checkpointer.load(tensors, newer_than=source, otherwise=otherwise, optional=_OPTIONAL)
         if loaded is None:
             self.optimizer.state.clear()
             self.optimizer.state.update(before)
