@@ -1,6 +1,6 @@
 """Train a model whose state is twice the memory limit, with the tier in a file; compare with a run without a limit.
 
-    python benchmarks/offload_limit.py FOLDER [--limit-gb 1.6] [--steps 5]
+    python benchmarks/offload_limit.py FOLDER [--limit-gb 2.4] [--steps 5]
 
 FOLDER is on the disk to measure. The rank of the limited run gets RLIMIT_DATA and, as root where cgroups are mounted, a
 memory cgroup of its own with the same limit, which also counts the page cache. Prints the peaks of the rank's memory
@@ -27,13 +27,14 @@ from pathlib import Path
 
 from toolkit.train.memory.tier import _PIECE_BYTES, _THREADS
 
-# 202 million parameters: 3.2 GB of parameters, gradients and AdamW's state.
+# 303 million parameters: 4.8 GB of parameters, gradients and AdamW's state.
 SETTINGS = (
-    "args.width=1024", "args.layers=16", "args.heads=16", "args.context=128", "args.dropout=0.0", "train.batch=2",
+    "args.width=1024", "args.layers=24", "args.heads=16", "args.context=128", "args.dropout=0.0", "train.batch=2",
     'train.recompute="every"', "checkpoint.every_steps=100000",
     'env.vars={MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536", MALLOC_ARENA_MAX="1"}',
 )  # fmt: skip
-STATE_GB = 202e6 * 16 / 1e9
+PARAMETERS = 303e6
+STATE_GB = PARAMETERS * 16 / 1e9
 CGROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
     (Path("/sys/fs/cgroup"), "memory.max", "memory.peak"),
@@ -140,7 +141,7 @@ def rate_of(folder: Path, gb: float = 1.0) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="on the disk to measure")
-    parser.add_argument("--limit-gb", type=float, default=1.6)
+    parser.add_argument("--limit-gb", type=float, default=2.4)
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     limit, folder = int(options.limit_gb * 1e9), options.folder.resolve()
@@ -171,8 +172,7 @@ def main() -> None:
     print(f"losses equal to the last bit: {sum(equal)} of {len(equal)}, the last one after a resume")
     # The first step has no state to read, and the last one is the first after the resume.
     compute, with_tier = ([one["seconds"] for one in records[1:-1]] for records in (before, after))
-    parameters = 202e6
-    move_s = parameters * (8 + 4) / read_rate + parameters * (8 + 4) / write_rate
+    move_s = PARAMETERS * (8 + 4) / read_rate + PARAMETERS * (8 + 4) / write_rate
     bound = max(min(compute), move_s)  # type: ignore[type-var]
     print(
         f"step: without a limit {min(compute):.1f} s (median {statistics.median(compute):.1f}), bytes at the disk's rate "  # type: ignore[type-var, arg-type]

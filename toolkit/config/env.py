@@ -252,6 +252,11 @@ class RestartTable(Table):
         "Pattern of files whose change counts as progress, relative to the working directory of the ranks.",
         form='a pattern such as "out/*.pt"; `**` matches any folders',
     )
+    out_of_memory: Literal["crash", "smaller_micro_batch"] = key(
+        "crash",
+        "How to continue after a rank runs out of memory: `crash` counts it as a crash; `smaller_micro_batch` restarts with half "
+        "the `train.micro_batch` and the same global batch, at most 3 times, outside of the `crashes` budget.",
+    )
     preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(
         120, "Seconds before the walltime at which Slurm tells the ranks to save; less if the walltime is this short.",

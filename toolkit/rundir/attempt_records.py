@@ -15,7 +15,7 @@ from toolkit.rundir.states import Cause, Next, RunState
 __all__ = ["RESERVE_BYTES", "AttemptRecord", "StartRecord", "keep_room", "reason_of"]
 
 _SIGKILL_GUESS = "(out of memory?)"  # the guard process sees that SIGKILL ended a rank, but not who sent it
-_START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time")
+_START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time", "halvings")
 _END_KEYS = (
     "cause", "next", "final", "state", "exit_code", "reason", "decision", "rank", "host", "fix", "last_lines", "step",
     "seconds", "time", "symptom", "evidence", "changed_files", "begun", "usage",
@@ -26,6 +26,7 @@ _END_KEYS = (
 class StartRecord:
     """`start.json`: to which start and Slurm job an attempt belongs, and on how many nodes and ranks it runs.
 
+    `halvings` is how often its ranks halved the micro-batch of the job, after attempts that ran out of memory.
     `other_keys` are keys that this version does not know; `write` preserves them.
     """
 
@@ -36,6 +37,7 @@ class StartRecord:
     time: str
     host: str = ""
     launcher: str = ""
+    halvings: int = 0
     other_keys: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

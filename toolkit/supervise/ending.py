@@ -14,7 +14,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import PROGRESS_FIX, is_import_failure, why_repeated
 from toolkit.supervise.retry import Retry
-from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, match_symptom
+from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, GPU_OUT_OF_MEMORY, OUT_OF_MEMORY, match_symptom
 
 __all__ = ["earlier_ends"]
 
@@ -22,6 +22,7 @@ ENVIRONMENT_FIX = (
     "install the module in the environment of the ranks, or name its module or virtual environment in [env] of the job or "
     "site file; a syntax error needs a fix in that file"
 )
+MOST_HALVINGS = 3  # of the micro-batch of a run
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 
 
@@ -51,13 +52,18 @@ def judge(
     repeated = why_repeated(
         earlier, end, cause, tells_steps=tells_steps, blind_requeues=int(restart.get("blind_requeues", 2))
     )
+    budgets = {key: int(restart[key]) for key in _BUDGETS}
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:
         budget = ENDINGS[record.cause].budget
-        if budget:
+        if budget and not _is_halved(restart, record.symptom):
             spent[budget] += 1
+    if cause is Cause.CRASHED and _is_halved(restart, end.symptom):
+        repeated = ""
+        halved = sum(_is_halved(restart, record.symptom) for record in earlier)
+        budgets["crashes"], spent["crashes"] = MOST_HALVINGS, halved
     decision = decide(
-        cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
+        cause, budgets=budgets, spent=spent, again=again,
         rank_exit_code=end.exit_code or 1, why_repeated=repeated,
         cannot_pass=end.cannot_pass and end.cause is cause, why_last=why_last,
     )  # fmt: skip
@@ -65,6 +71,20 @@ def judge(
         return replace(decision, fix=ENVIRONMENT_FIX)
     is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
     return replace(decision, fix=PROGRESS_FIX) if is_blind else decision
+
+
+def halvings(run: RunDirectory, start: int, restart: Mapping[str, Any]) -> int:
+    """Return how often the next attempt of `start` halves the micro-batch, because earlier ones ran out of memory."""
+    if restart.get("out_of_memory") != "smaller_micro_batch":
+        return 0
+    found = sum(_is_halved(restart, record.symptom) for record in earlier_ends(run, start))
+    return min(MOST_HALVINGS, found)
+
+
+def _is_halved(restart: Mapping[str, Any], symptom: str) -> bool:
+    """Return whether the micro-batch is halved after an attempt that ended with this symptom."""
+    is_memory = symptom in (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word)
+    return is_memory and restart.get("out_of_memory") == "smaller_micro_batch"
 
 
 def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def rank_environment(
     base: Mapping[str, str], job: Mapping[str, Any], run: RunDirectory, attempt: AttemptDirectory, *,
-    start: int, shape: Shape, launcher: str, ends_at: float,
+    start: int, shape: Shape, launcher: str, ends_at: float, halvings: int = 0,
 ) -> dict[str, str]:  # fmt: skip
     """Return the environment variables that all ranks share.
 
@@ -30,6 +30,7 @@ def rank_environment(
         base: the environment after the site's modules are loaded.
         job: the resolved job.
         ends_at: the end of the allocation in seconds since the epoch, 0 without a time limit.
+        halvings: how often the ranks halve their micro-batch (`restart.out_of_memory`).
     """
     # bash cannot unset names such as `foo-bar`. The script kept only the exported functions of a module system.
     is_script = bool(job["job"].get("once"))
@@ -64,6 +65,7 @@ def rank_environment(
         "TOOLKIT_WORLD_SIZE": str(shape.ranks),
         "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
+        "TOOLKIT_HALVINGS": str(halvings),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }
     library = _table(job, "launcher").get("libmpi") or ""

@@ -30,7 +30,7 @@ from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, requeue, submit_follow_up
 from toolkit.supervise.controller import await_controller
 from toolkit.supervise.done_task import tidy_done_task
-from toolkit.supervise.ending import end_after_all, judge, out_of_time, record_end, unlaunched, without_room
+from toolkit.supervise.ending import end_after_all, halvings, judge, out_of_time, record_end, unlaunched, without_room
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_unmanaged, launch
@@ -215,7 +215,7 @@ class Supervisor:
     def _is_asked_to_end(self) -> bool:
         return self.request.came or self.retry.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel"))))
 
-    def _begin(self, attempt: AttemptDirectory, launcher: str) -> None:
+    def _begin(self, attempt: AttemptDirectory, launcher: str, halved: int = 0) -> None:
         record = StartRecord(
             self.start,
             self.allocation.job_id,
@@ -224,16 +224,18 @@ class Supervisor:
             utc_now(),
             socket.gethostname(),
             launcher,
+            halved,
         )
         record.write(attempt)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
         launcher = choose_launcher(self.job, self.allocation)
+        halved = self.retry.wait_for(lambda: halvings(self.run, self.start, self.job["restart"]))
         environment = rank_environment(
-            os.environ, self.job, self.run, attempt,
-            start=self.start, shape=self.shape, launcher=launcher, ends_at=self.allocation.ends_at,
+            os.environ, self.job, self.run, attempt, start=self.start, shape=self.shape, launcher=launcher,
+            ends_at=self.allocation.ends_at, halvings=halved,
         )  # fmt: skip
-        self.retry.wait_for(lambda: self._begin(attempt, launcher))
+        self.retry.wait_for(lambda: self._begin(attempt, launcher, halved))
         try:
             self.retry.wait_for(lambda: keep_room(attempt))
         except OSError as error:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom_named"]
+__all__ = ["GPU_OUT_OF_MEMORY", "OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom_named"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ OUT_OF_MEMORY = Symptom(
 )  # fmt: skip
 GPU_OUT_OF_MEMORY = Symptom(
     "gpu_out_of_memory", "a GPU ran out of memory",
-    "use a smaller train.micro_batch, a larger parallel.shard, or larger GPUs",
+    'use a smaller train.micro_batch, or restart.out_of_memory = "smaller_micro_batch"; a larger parallel.shard; train.offload; '
+    "or larger GPUs",
 )  # fmt: skip
 DISK_FULL = Symptom(
     "disk_full", "a file system is full, or a quota is reached",

@@ -17,7 +17,7 @@ from toolkit.config.entry import VALIDATION_LOSS
 from toolkit.config.layout_checks import check_combinations, check_roll_back
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import TrainTable
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.metrics.validation import in_words
 from toolkit.parallel.distribute import Design, DistributedModel, Part, distribute
@@ -40,6 +40,7 @@ from toolkit.train.loop.training_loop import training_steps
 from toolkit.train.loop.validations import Validations
 from toolkit.train.memory.compiling import check_compiler, compile_blocks, use_channels_last
 from toolkit.train.memory.offload import Offload
+from toolkit.train.memory.out_of_memory import halved_micro_batch, memory_parts, parts_named
 from toolkit.train.memory.recompute import MEASURED, recompute
 from toolkit.train.optim.adascale import AdaScale, PartGradients, check_parts
 from toolkit.train.optim.optimizers import optimizer_of
@@ -94,6 +95,8 @@ class Trainer:
         self._callbacks = Callbacks(callbacks)
         topology = gather_topology(world)
         mesh = make_mesh(world, config, topology)
+        if world.halvings:
+            train = self._with_smaller_micro_batch(mesh)
         if train.lr_scaling == "adaptive":
             check_parts(train.batch, train.micro_batch, mesh.data_size)
         self.loader = self._made_loader(mesh)
@@ -116,7 +119,8 @@ class Trainer:
         # Data-parallel ranks need different dropout, ranks with parts of the same model need equal dropout. The
         # rehearsal draws random numbers, so seed again before the first step.
         seed_rank(train.seed, 0, self.model.stream[0])
-        self.step.rehearse(self._trial)
+        with parts_named(self._memory_parts):
+            self.step.rehearse(self._trial)
         seed_rank(train.seed, 0, self.model.stream[0])
         self._flops_per_sample = self._count_flops()
         self._say(f"{self.model.parameters:,} parameters, {world.size} x {world.device}")
@@ -133,6 +137,7 @@ class Trainer:
         if world.rank == 0 and world.run_dir is not None:
             log = TrainLog(world.run_dir / "metrics" / "train.jsonl")
         with ExitStack() as opened:  # an error closes the logs, too: they report lines that never found room
+            opened.enter_context(parts_named(self._memory_parts))
             if self.validations:
                 opened.callback(self.validations.close)
             if log:
@@ -166,6 +171,17 @@ class Trainer:
         return training_steps(
             world, self._config.train, state, self.step, loader.take_samples, self.saves, self.validations, broken
         )
+
+    def _with_smaller_micro_batch(self, mesh: Mesh) -> TrainTable:
+        train, halvings = self._config.train, self._world.halvings
+        size = halved_micro_batch(train, self._config.parallel, train.batch // mesh.data_size, halvings)
+        self._say(f"micro-batch: {size} after {counted(halvings, 'halving')}, because a rank ran out of memory")
+        train = train.model_copy(update={"micro_batch": size})
+        self._config = self._config.model_copy(update={"train": train})
+        return train
+
+    def _memory_parts(self) -> dict[str, int]:
+        return memory_parts(self.model.module, self.optimizer)
 
     def _made_loader(self, mesh: Mesh) -> Loader:
         train, config = self._config.train, self._config

@@ -104,7 +104,7 @@ def discover(environ: Mapping[str, str] | None = None) -> World:
         node=place.node, nodes=place.nodes, host=socket.gethostname(),
         device=choose_device(place.local_rank, place.local_size, env), launcher=place.launcher,
         discovered_by=place.source, attempt=attempt, run_dir=run.path if run else None,
-        stop_watch=StopWatch(run, attempt_directory),
+        stop_watch=StopWatch(run, attempt_directory), halvings=int(env.get("TOOLKIT_HALVINGS") or 0),
     )  # fmt: skip
 
 

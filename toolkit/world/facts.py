@@ -16,6 +16,7 @@ class World:
     `rank` is in [0, size), `local_rank` in [0, local_size), `node` in [0, nodes). `device` is a torch device string
     ("cuda:0" or "cpu"). `attempt` is the number of earlier attempts of the run. `launcher` is "srun", "mpirun",
     "torchrun", "local" or "none"; `discovered_by` names the source of the numbers. `run_dir` is None outside a run.
+    `halvings` is how often this attempt halves the micro-batch, because earlier ones ran out of memory.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class World:
     attempt: int = 0
     run_dir: Path | None = None
     stop_watch: StopWatch = field(default_factory=StopWatch, repr=False, compare=False)
+    halvings: int = 0
 
     def should_stop(self, step: int) -> bool:
         """Return True if all ranks must save now and return; the same on every rank at the same step.
