@@ -6,7 +6,6 @@ import re
 import resource
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -32,7 +32,7 @@ _THREADS = 4
 
 @dataclass
 class Traffic:
-    """What a tier moved since its creation, and how long training waited for it."""
+    """What a tier moved since its creation, and the time in which training only waited."""
 
     read_bytes: int = 0
     written_bytes: int = 0
