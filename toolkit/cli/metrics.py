@@ -1,8 +1,8 @@
 """`toolkit metrics`: the metrics of runs for Prometheus, Grafana and other programs."""
 
+import json
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -105,12 +105,25 @@ def export(run: str, runs: Path | None, csv: TextIO | None, what: str, tensorboa
         say(f"exported {export_spans(found, to)} spans")
 
 
-def _print(name: str) -> None:
+@metrics.command()
+def dashboard() -> None:
+    """Print the shipped dashboard for Grafana.
+
+    \b
+    toolkit metrics dashboard > dashboard.json
+    """
+    from toolkit.observe.dashboard import dashboard as shipped
+
+    click.echo(json.dumps(shipped(), indent=1))
+
+
+@metrics.command()
+def rules() -> None:
+    """Print the shipped alert rules for Prometheus.
+
+    \b
+    toolkit metrics rules > rules.yml
+    """
     from toolkit.observe.series import data_file
 
-    click.echo(data_file(name), nl=False)
-
-
-for _name, _file in {"dashboard": "dashboard.json", "rules": "rules.yml"}.items():
-    _help = f"Print the shipped {_name} for Grafana and Prometheus.\n\n\b\ntoolkit metrics {_name} > {_file}"
-    metrics.add_command(click.Command(_name, callback=partial(_print, _file), help=_help))
+    click.echo(data_file("rules.yml"), nl=False)
