@@ -1,6 +1,6 @@
 """Measure what the recorder of steps costs: processor time per step, on against off, and the size of its files.
 
-    OMP_NUM_THREADS=1 python benchmarks/recorder_cost.py [--rounds 7] [--seconds 3]
+    OMP_NUM_THREADS=1 python benchmarks/recorder_cost.py [--rounds 5] [--seconds 1.5]
 
 A step computes for 10 or 100 ms between calls as in the training loop, with MICRO_BATCHES micro-batches. Only the calls are
 timed, so that the noise of the computation does not hide them; they run with the cold caches that the computation leaves.
@@ -24,7 +24,7 @@ import torch
 import toolkit
 from toolkit.metrics.collector import SLOT_S, window_of
 from toolkit.metrics.phases import Profile
-from toolkit.metrics.ring import Ring, RingReader, Steps, rings_of
+from toolkit.metrics.ring import WIDTH, Ring, RingReader, Steps, rings_of
 from toolkit.metrics.step_profile import BACKWARD, CHECKPOINT, COMMUNICATION, DATA, FORWARD, OPTIMIZER
 from toolkit.metrics.window_file import WindowFile
 from toolkit.train.loop.recording import RecordedSteps
@@ -145,7 +145,7 @@ def print_overhead(options: argparse.Namespace) -> None:
             if not recorder.is_driven:
                 recorder.step(0)
             compute = computation(step_s / len(with_it)) if step_s else None
-            steps = max(20, round(options.seconds / step_s)) if step_s else 20_000
+            steps = max(15, round(options.seconds / step_s)) if step_s else 20_000
             found = differences_us(with_it, without, compute, options.rounds, steps)
             middle = statistics.median(found)
             share = f"{middle / step_s / 1e4:10.3f}" if step_s else ""
@@ -161,7 +161,7 @@ def print_collector(folder: Path) -> None:
     for _ in range(20):
         for ring in rings:
             for number in range(100):
-                ring.append(1000.0 + number / 100, number, [0.01] * 33)
+                ring.append(1000.0 + number / 100, number, [0.01] * WIDTH)
         began = time.thread_time()
         parts = [reader.new() for reader in readers]
         reads.append((time.thread_time() - began) * 1e6)
@@ -179,18 +179,20 @@ def print_sizes(folder: Path) -> None:
         ring = Ring(folder / f"{steps_per_window}.ring", "cost", 0, 0)
         reader, file = RingReader(ring.path), WindowFile(folder / f"{steps_per_window}.bin", "host")
         for number in range(STEPS):
-            ring.append(number * SLOT_S / steps_per_window, number, [0.01] * 33)
+            ring.append(number * SLOT_S / steps_per_window, number, [0.01] * WIDTH)
             if number % steps_per_window == steps_per_window - 1:
                 file.append([window_of(reader.new(), 0, "host", number // steps_per_window * SLOT_S, SLOT_S)])
         size = file.path.stat().st_size
-        print(f"{STEPS:,} steps, one rank, 33 metrics, {steps_per_window:4} steps in 10 s: {size:,} bytes of windows")
+        print(
+            f"{STEPS:,} steps, one rank, {WIDTH} metrics, {steps_per_window:4} steps in 10 s: {size:,} bytes of windows"
+        )
     print(f"ring of one rank: {ring.path.stat().st_size:,} bytes of shared memory")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="number of rounds, at least 5")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a block of steps")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds, at least 5")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block of steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=Path.home()) as name:

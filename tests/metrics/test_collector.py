@@ -9,10 +9,8 @@ import time
 import pytest
 
 from toolkit.metrics.collector import Collector
-from toolkit.metrics.ring import ABSENT, COLUMNS, MOST_USER_METRICS, Ring, RingReader
+from toolkit.metrics.ring import ABSENT, WIDTH, Ring, RingReader
 from toolkit.metrics.windows import LOSS, STEP
-
-WIDTH = len(COLUMNS) + MOST_USER_METRICS
 
 
 @pytest.fixture

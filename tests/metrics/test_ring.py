@@ -16,11 +16,9 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics import ring as ring_module
-from toolkit.metrics.ring import ABSENT, CAPACITY, COLUMNS, MOST_USER_METRICS, RECORD, Ring, RingReader, unused_rings
-from toolkit.metrics.windows import BYTES, LOSS, STEP
+from toolkit.metrics.ring import ABSENT, CAPACITY, RECORD, WIDTH, Ring, RingReader, unused_rings
+from toolkit.metrics.windows import BYTES, COLUMNS, LOSS, STEP
 from toolkit.supervise.shared_memory import remove_left_behind
-
-WIDTH = len(COLUMNS) + MOST_USER_METRICS
 
 
 @pytest.fixture

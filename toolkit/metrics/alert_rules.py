@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from toolkit.metrics.ring import COLUMNS
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, line_of_verdict, names_of_ranks
-from toolkit.metrics.windows import Statistics, Window, statistics_of
+from toolkit.metrics.windows import COLUMNS, Statistics, Window, statistics_of
 from toolkit.units import parse_duration
 
 __all__ = [

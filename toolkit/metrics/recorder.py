@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from toolkit.metrics import step_profile, windows
 from toolkit.metrics.phases import PhaseSum
-from toolkit.metrics.ring import ABSENT, COLUMNS, MOST_USER_METRICS, Ring
+from toolkit.metrics.ring import ABSENT, WIDTH, Ring
 
 __all__ = ["MEASURED", "PhaseReader", "PhaseSampling", "Recorder"]
 
@@ -29,7 +29,7 @@ MOST_LATE = 8  # steps that wait for the phases of an earlier step before it is 
 PHASES_SHARE = 0.0005
 SAMPLE_S, ENTRY_S = 60e-6, 6e-6
 
-_AT = {name: column for column, name in enumerate(COLUMNS)}
+_AT = {name: column for column, name in enumerate(windows.COLUMNS)}
 _STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _CPU_WAIT, _SWITCHES, _FAULTS, _RSS, _DEVICE = (
     _AT[name]
     for name in (
@@ -58,7 +58,7 @@ MEASURED = frozenset(
         windows.DEVICE,
     )
 )
-_NOTHING = [ABSENT] * (len(COLUMNS) + MOST_USER_METRICS)
+_NOTHING = [ABSENT] * WIDTH
 
 Log = Sequence[tuple[str | None, Any]]  # of the phases of a step, from `Profile.take_step`
 

@@ -23,19 +23,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics import windows
+from toolkit.metrics.windows import COLUMNS
 
 __all__ = [
-    "ABSENT", "CAPACITY", "COLUMNS", "MOST_USER_METRICS", "Ring", "RingReader", "Steps", "rings_of", "unused_rings",
+    "ABSENT", "CAPACITY", "MOST_USER_METRICS", "WIDTH", "Ring", "RingReader", "Steps", "rings_of", "unused_rings",
 ]  # fmt: skip
 
 CAPACITY = 4096
 MOST_USER_METRICS = 16
-COLUMNS = (
-    windows.STEP, windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER, windows.SAVE,
-    windows.WORK, windows.WORK_CPU, windows.CPU_WAIT, windows.SWITCHES, windows.FAULTS, windows.BYTES, windows.TOKENS,
-    windows.LOSS, windows.GRAD_NORM, windows.RSS, windows.DEVICE,
-)  # fmt: skip
 # The value of a column that a step did not report: the smallest 32-bit float, because NaN is a valid loss.
 ABSENT = -3.4028234663852886e38
 LARGEST = -ABSENT
@@ -45,8 +40,8 @@ _HEADER = struct.Struct("<8s5IQ64s")  # magic, rank, attempt, columns, launcher,
 _COUNT = struct.Struct("<Q")
 _RECORDS_COUNT_AT, _NAMES_COUNT_AT, _NAMES_AT, _RECORDS_AT = 128, 136, 256, 4096
 _NAME_BYTES = 64
-_WIDTH = len(COLUMNS) + MOST_USER_METRICS
-_RECORD = struct.Struct(f"<dqq{_WIDTH}f")
+WIDTH = len(COLUMNS) + MOST_USER_METRICS  # values of a record
+_RECORD = struct.Struct(f"<dqq{WIDTH}f")
 RECORD, _FLOATS_AT = _RECORD.size, struct.calcsize("<dqq")
 _SIZE = _RECORDS_AT + CAPACITY * RECORD
 _SHARED_MEMORY = Path("/dev/shm")
@@ -95,7 +90,7 @@ class Ring:
         """Return the column of a metric, a new one if there is none; None if all columns are in use."""
         if name in self.names:
             return self.names.index(name)
-        if len(self.names) == _WIDTH:
+        if len(self.names) == WIDTH:
             return None
         self._write_name(len(self.names), name)
         self.names.append(name)
@@ -336,8 +331,8 @@ class RingReader:
         count = self._count(_NAMES_COUNT_AT)
         if count == len(self.names):
             return
-        if not len(COLUMNS) <= count <= _WIDTH:
-            raise self._refused(f"expected {len(COLUMNS)} to {_WIDTH} columns, got {count}")
+        if not len(COLUMNS) <= count <= WIDTH:
+            raise self._refused(f"expected {len(COLUMNS)} to {WIDTH} columns, got {count}")
         text = self._read(_NAMES_AT, count * _NAME_BYTES)
         names = (text[at : at + _NAME_BYTES].rstrip(b"\0") for at in range(0, len(text), _NAME_BYTES))
         self.names = [name.decode(errors="replace") for name in names]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "BACKWARD", "BYTES", "CPU_WAIT", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER",
+    "BACKWARD", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER",
     "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
 ]  # fmt: skip
 
@@ -27,6 +27,11 @@ LOSS = "loss"
 GRAD_NORM = "grad_norm"
 RSS = "rss_bytes"  # resident memory of the rank, in one step per second
 DEVICE = "device_bytes"  # memory that the rank allocated on its GPU, in one step per second
+# All of them, in the order of their values in a record; a program may record others.
+COLUMNS = (
+    STEP, DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, SAVE, WORK, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, BYTES, TOKENS,
+    LOSS, GRAD_NORM, RSS, DEVICE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from toolkit.metrics import windows
 from toolkit.metrics.records import RecordTail
-from toolkit.metrics.ring import COLUMNS
 from toolkit.observe.readings import RunReadings
 from toolkit.rundir.attempt_records import AttemptRecord
 
@@ -75,7 +74,7 @@ def records_of(readings: RunReadings, end: AttemptRecord | None, most_ranks: int
         "phases": [{"phase": name.removesuffix("_s"), "value": one.get(name)} for one in ranks for name in _PHASES],
         "efficiency": [{"value": done / whole} for done, whole in work if whole],
         "validation": _named(pair for one in readings.validations[-1:] for pair in one.means.items()),
-        "user": _named((name, one.mean(name)) for one in newest for name in one.metrics if name not in COLUMNS),
+        "user": _named((name, one.mean(name)) for one in newest for name in one.metrics if name not in windows.COLUMNS),
         "saves": [{**vars(one), "count": 1, "failed": one.error is not None} for one in readings.saves],
         "saved": [{"value": one.ended_at} for one in readings.saves if one.error is None],
         "raised": [{**vars(one), "count": 1, "cost": one.cost_s_per_hour / 3600} for one in readings.raised if not end],

@@ -16,9 +16,22 @@ from torch.distributed import _functional_collectives
 
 from toolkit.jobs import train_lm
 from toolkit.metrics import recorder
-from toolkit.metrics.ring import COLUMNS, RingReader, rings_of
+from toolkit.metrics.ring import RingReader, rings_of
 from toolkit.metrics.training import read_train_log
-from toolkit.metrics.windows import BYTES, DATA, DEVICE, EXPOSED, GRAD_NORM, LOSS, SAVE, STEP, TOKENS, WORK, WORK_CPU
+from toolkit.metrics.windows import (
+    BYTES,
+    COLUMNS,
+    DATA,
+    DEVICE,
+    EXPOSED,
+    GRAD_NORM,
+    LOSS,
+    SAVE,
+    STEP,
+    TOKENS,
+    WORK,
+    WORK_CPU,
+)
 
 LATE_S = 0.2  # longer than a step takes on a busy machine
 

@@ -10,8 +10,7 @@ import torch
 from toolkit.comm.waits import waits_noted
 from toolkit.metrics.phases import HostClock, PhaseSum, Profile, sums_of
 from toolkit.metrics.recorder import PhaseSampling, Recorder
-from toolkit.metrics.ring import COLUMNS
-from toolkit.metrics.windows import GRAD_NORM, LOSS, SAVE, TOKENS
+from toolkit.metrics.windows import COLUMNS, GRAD_NORM, LOSS, SAVE, TOKENS
 from toolkit.world.record import recorder_of_rank
 
 _MARKS = 32
