@@ -13,7 +13,7 @@ from toolkit.metrics.detectors.saves import SaveDetector
 from toolkit.metrics.detectors.starvation import StarvationDetector
 from toolkit.metrics.detectors.throughput import ThroughputDetector
 from toolkit.metrics.verdicts import Verdict, VerdictKind
-from toolkit.metrics.windows import DATA, EXPOSED, SAVE, STEP, WORK, WORK_CPU, Statistics
+from toolkit.metrics.windows import CPU_WAIT, DATA, EXPOSED, SAVE, STEP, WORK, WORK_CPU, Statistics
 
 
 def first_block(detector: ThroughputDetector, step_s: Callable[[int], float], blocks: int = 80) -> int | None:
@@ -43,6 +43,24 @@ def test_the_cost_of_a_drop_is_the_time_beyond_the_best_steps_and_it_ends_with_t
     assert verdict.cost_s_per_hour == pytest.approx(720)
     assert "250 ms instead of 200 ms" in verdict.message
     assert not any(found[46:])
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.2, 2.0])
+def test_a_drop_is_named_with_its_size_from_its_first_verdict_on(factor: float) -> None:
+    """Blocks before the drop do not reduce it, and blocks after it are not reported as a smaller one."""
+    detector = ThroughputDetector()
+    steps = [STEP_S * (factor if 20 <= number < 40 else 1) for number in range(80)]
+    found = [one for n, step_s in enumerate(steps) for one in detector.observe(block(n, 2, **{STEP: step_s}))]
+    named = [one.evidence["step_s"] / one.evidence["best_step_s"] for one in found]
+    assert named and named == pytest.approx([factor] * len(named))
+
+
+def test_a_drop_below_the_slack_is_not_named_while_the_sum_returns() -> None:
+    draw, detector = random.Random(3), ThroughputDetector()
+    for number in range(400):
+        step_s = STEP_S * draw.gauss(1, 0.01) * (1.4 if number % 100 in range(60, 66) else 1)
+        for one in detector.observe(block(number, 2, **{STEP: step_s})):
+            assert one.evidence["step_s"] > 1.05 * one.evidence["best_step_s"]
 
 
 def test_waiting_for_data_on_the_median_rank_is_starvation_and_on_one_rank_is_not() -> None:
@@ -76,6 +94,20 @@ def test_work_that_varies_between_steps_is_imbalance_if_another_rank_is_last_eac
         )  # type: ignore[misc]
     (verdict,) = found
     assert verdict.kind is VerdictKind.IMBALANCE and verdict.cause == cause and verdict.ranks == ()
+
+
+@pytest.mark.parametrize(("cpu_wait_s", "cause"), [(0.04, "neighbours"), (0.001, "work")])
+def test_imbalance_on_a_loaded_node_is_not_explained_by_different_work(cpu_wait_s: float, cause: str) -> None:
+    detector = ImbalanceDetector()
+    for number in range(8):
+        ranks = {rank: uneven(rank, number, slowest=None) for rank in range(8)}
+        for rank in range(4, 8):
+            ranks[rank][CPU_WAIT] = cpu_wait_s
+        found = detector.observe(block(number, 8, ranks, **{WORK_CPU: Statistics(0.1, 0.06, 0.15, 0.1, 0.15)}))  # type: ignore[arg-type]
+    (verdict,) = found
+    assert verdict.cause == cause
+    assert ("their work differs" in verdict.message) is (cause == "work")
+    assert ("other processes use the CPUs of node n1" in verdict.message) is (cause == "neighbours")
 
 
 def test_a_rank_that_is_always_last_and_a_slow_network_are_not_imbalance() -> None:

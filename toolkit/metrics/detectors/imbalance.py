@@ -12,7 +12,7 @@ from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.limits import limit
 from toolkit.metrics.robust import entropy
 from toolkit.metrics.verdicts import Verdict, VerdictKind, raise_verdict, severity_of
-from toolkit.metrics.windows import EXPOSED, WORK, WORK_CPU, Window
+from toolkit.metrics.windows import CPU_WAIT, EXPOSED, WORK, WORK_CPU, Window
 
 __all__ = ["ImbalanceDetector"]
 
@@ -45,12 +45,18 @@ class ImbalanceDetector:
         of_cpu = fmean(_variation(window, WORK_CPU) for window in windows)
         has_cpu = all(WORK_CPU in window.metrics for window in windows)
         cause, reason, change = _CAUSES[has_cpu and of_cpu < variation / 2]
+        delayed = max(windows, key=lambda window: window.mean(CPU_WAIT))
+        cpu_wait_s = delayed.mean(CPU_WAIT)
+        if cpu_wait_s >= limit("straggler.explained") * share * block.step_s:
+            cause, reason, change = _LOADED
         return [
             raise_verdict(
                 VerdictKind.IMBALANCE, severity_of(share),
-                f"the ranks wait {100 * share:.0f} % of each step for the slowest one, which changes: {reason}", change,
+                f"the ranks wait {100 * share:.0f} % of each step for the slowest one, which changes: {reason.format(host=delayed.host)}",
+                change.format(host=delayed.host),
                 cause=cause, time_s=block.end_s, steps=block.steps, cost_s_per_hour=3600 * share,
-                evidence={"waiting_share": share, "variation_of_work": variation, "variation_of_cpu": of_cpu},
+                evidence={"waiting_share": share, "variation_of_work": variation, "variation_of_cpu": of_cpu,
+                          "cpu_wait_s": cpu_wait_s},
             )
         ]  # fmt: skip
 
@@ -62,6 +68,9 @@ _CAUSES = {
     True: ("neighbours", "their CPU time does not vary, so other processes or slow files delay them",
            "request whole nodes with --set job.sbatch=--exclusive, and check the file system"),
 }  # fmt: skip
+# A loaded node stretches the CPU time of its ranks, too.
+_LOADED = ("neighbours", "other processes use the CPUs of node {host}",
+           "request whole nodes with --set job.sbatch=--exclusive, or exclude it with --exclude {host}")  # fmt: skip
 
 
 def _variation(window: Window, metric: str) -> float:

@@ -25,6 +25,7 @@ class ThroughputDetector:
         self._differences: deque[float] = deque(maxlen=_DIFFERENCES)
         self._best = math.inf
         self._sum = 0.0
+        self._rising = 0  # blocks since the sum was 0
 
     def observe(self, block: StepBlock) -> list[Verdict]:
         steps_s = [window.metrics[STEP].median for window in block.windows if STEP in window.metrics]
@@ -44,9 +45,13 @@ class ThroughputDetector:
         # soon after the throughput does.
         rise = min(value - self._best - slack, limit("throughput.block") * alarm)
         self._sum = min(2 * alarm, max(0.0, self._sum + rise))
+        self._rising = min(self._rising + 1, len(self._recent)) if self._sum else 0
         if self._sum <= alarm:
             return []
-        return [_drop(block, usual_s=math.exp(self._best), now_s=math.exp(median(self._recent)))]
+        now = median(list(self._recent)[-self._rising :])
+        if now <= self._best + slack:  # the drop is over, and the sum not yet back at 0
+            return []
+        return [_drop(block, usual_s=math.exp(self._best), now_s=math.exp(now))]
 
 
 def _spread(differences: Iterable[float]) -> float:
