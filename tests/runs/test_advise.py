@@ -57,6 +57,15 @@ def test_waiting_for_data_gets_a_setting_with_evidence_and_formula(toolkit, run)
     assert "waiting for samples takes 25.0 % of the step (limit 10.0 %)" in out and "--set data.workers=4" in out
 
 
+def test_a_script_that_sets_no_workers_gets_no_setting_for_them(toolkit) -> None:
+    run = toolkit.submit(toolkit.job("true"), "-n", "2")
+    toolkit.ok("wait", "last")
+    write_windows(run, 0, [0.2] * 3)
+    one = advice_of(toolkit)["data"]
+    assert one["settings"] == [] and not one["is_neutral"] and one["gain"] == pytest.approx(0.25)
+    assert "data.workers" not in toolkit.ok("advise", "last", "--apply")
+
+
 def test_only_the_slowest_ranks_wait_counts_as_communication(toolkit, run) -> None:
     file = WindowFile(run.attempt(0).windows_file(0), "n0")
     file.append([window(0, **{EXPOSED: same(0.1)}), window(1, **{EXPOSED: same(0.001)})])

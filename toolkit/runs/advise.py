@@ -25,6 +25,7 @@ from toolkit.rundir.files import utc_now
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.runs.efficiency.count import efficiency_of
 from toolkit.runs.record.job import jobs_of_starts
+from toolkit.supervise.launch import is_unmanaged
 from toolkit.terminal.talk import say
 
 __all__ = ["advise_on", "measured_gains", "record_advice"]
@@ -104,7 +105,10 @@ def _of_windows(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advi
     mesh = {name: int(keys[f"parallel.{name}"]) for name in ("tp", "shard", "replicate")}
     has_passes = 0 < keys["train.micro_batch"] < keys["train.batch"]
     less = less_communication(mesh, len({window.host for window in ranks}), has_passes=has_passes)
-    for one in advise_on_shares(shares, keys, {step_profile.COMMUNICATION: less}):
+    changes = {step_profile.COMMUNICATION: less}
+    if "data.workers" not in keys:
+        changes[step_profile.DATA] = "speed up the code that reads the samples, or let it read them in advance"
+    for one in advise_on_shares(shares, keys, changes):
         source = "checkpoints.jsonl" if one.rule == step_profile.CHECKPOINT else "windows"
         yield replace(one, evidence=one.evidence | {"step_s": step_s}, source=source)
 
@@ -139,11 +143,17 @@ def _of_files(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advice
 
 
 def _keys_of(attempt: AttemptDirectory) -> dict[str, Any]:
-    """Return the values of the job's keys in an attempt."""
+    """Return the values of the job's keys in an attempt, without `data.workers` if no Loader of toolkit reads it.
+
+    A script or executable that has such a Loader sets the key.
+    """
     begun, jobs = StartRecord.read(attempt), jobs_of_starts(attempt.run)
     job = jobs[max(start for start in jobs if start <= (begun.start if begun else 0))]
     tables = job.model_dump(mode="json", by_alias=True)
-    return {f"{table}.{key}": value for table in _TABLES for key, value in (tables.get(table) or {}).items()}
+    keys = {f"{table}.{key}": value for table in _TABLES for key, value in (tables.get(table) or {}).items()}
+    if is_unmanaged(job.job.entry) and job.origin("data.workers").layer == "built-in":
+        del keys["data.workers"]
+    return keys
 
 
 def record_advice(run: RunDirectory, shown: Sequence[Advice], *, is_applying: bool) -> None:
