@@ -126,3 +126,23 @@ def test_a_completed_run_has_its_critical_verdicts(toolkit):
             log.write(raise_verdict(kind, severity, message, "look", time_s=1.8e9))
     text = toolkit.ok("explain", run.run_id)
     assert "the loss is nan" in text and "rank 1 is slow" not in text
+
+
+def test_a_running_run_with_an_open_stall_is_not_making_steps(toolkit, wait_until) -> None:
+    run = toolkit.submit(toolkit.job("sleep 60"))
+    wait_until(lambda: any(run.attempts.glob("*/ranks/rank-*.json")))
+    run.attempt(0).heartbeat.write_text('{"step": 8}')
+    assert "is making steps" in toolkit.ok("explain", run.run_id)
+    stall = raise_verdict(
+        VerdictKind.STALL,
+        Severity.WARNING,
+        "no rank has finished a step for 40 s",
+        "run `toolkit stacks`",
+        time_s=1.8e9,
+    )
+    with VerdictLog(run.metrics / "verdicts.jsonl") as log:
+        log.write(stall)
+    text = toolkit.ok("explain", run.run_id)
+    toolkit.ok("cancel", run.run_id)
+    assert "is stalled: no rank has finished a step for 40 s" in text and "is making steps" not in text
+    assert f"`toolkit stacks {run.run_id}` shows where each rank waits" in text

@@ -3,6 +3,7 @@
 import shlex
 import time
 
+from toolkit.metrics.verdicts import VerdictKind
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
 from toolkit.rundir.files import read_lines
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
@@ -13,6 +14,7 @@ from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.restarts import FOLLOWS
 from toolkit.runs.status.state import host_of_local_run
 from toolkit.runs.status.state_table import RunStatus
+from toolkit.runs.verdicts import raised_verdicts
 from toolkit.supervise.launch import is_unmanaged
 
 QUIET_S = 60.0  # a step that takes longer is reported
@@ -61,6 +63,7 @@ def _running(run: RunDirectory) -> Explanation:
     job = recorded_job(run)
     stall_s = job.restart.stall_s
     follows = "it continues to its last step" + (", unless it fails as before" if before else "")
+    stall = next((one for one in raised_verdicts(run) if one.kind is VerdictKind.STALL), None)
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, and no step has been reported yet"
         if here == wanted and is_unmanaged(job.job.entry):
@@ -72,6 +75,9 @@ def _running(run: RunDirectory) -> Explanation:
     elif silent_s > QUIET_S:
         why = f"attempt {attempt.number} with {wanted} ranks has completed no step for {silent_s:.0f} s"
         follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
+    elif stall is not None:  # a rank may write the heartbeat while others hang
+        why = f"attempt {attempt.number} with {wanted} ranks is stalled: {stall.message}"
+        actions = [f"`toolkit stacks {run.run_id}` shows where each rank waits", *actions[:1]]
     else:
         why = f"attempt {attempt.number} with {wanted} ranks is making steps, the last one {silent_s:.0f} s ago"
     return Explanation("running", why, follows=follows, evidence=before, actions=actions)
