@@ -117,6 +117,9 @@ def test_history_and_stats_select_and_count(toolkit, recorded):
     assert [row["rule"] for row in json.loads(toolkit.ok("alerts", "history", "--rule", "slow", "--json"))] == ["slow"]
     assert json.loads(toolkit.ok("alerts", "history", "--severity", "critical", "--json")) == []
     assert "slow" not in toolkit.ok("alerts", "history", "--since", "2026-01-01")
+    assert json.loads(toolkit.ok("alerts", "history", "--rule", "never", "--json")) == []
+    refused = toolkit("alerts", "history", "--rule", "nope")
+    assert refused.code == 4 and "rule 'nope' not found" in refused.err and "use high, never, slow" in refused.err
     assert json.loads(toolkit.ok("alerts", "stats", "--json")) == [
         {"rule": "high", "severity": "warning", "count": 2}, {"rule": "slow", "severity": "warning", "count": 1},
     ]  # fmt: skip

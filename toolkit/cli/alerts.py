@@ -19,7 +19,7 @@ from toolkit.metrics.alert_rules import rules_of
 from toolkit.metrics.alerts import Alert
 from toolkit.metrics.verdicts import Severity
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.alerts import all_alerts, latest_alerts, quiet, replay, runs_to_send, send_alerts
+from toolkit.runs.alerts import all_alerts, latest_alerts, quiet, replay, require_rule, runs_to_send, send_alerts
 from toolkit.runs.named_runs import find, folders_of_runs
 from toolkit.supervise.channels import post
 from toolkit.terminal.ages import Age, Moment
@@ -89,9 +89,13 @@ def history(
     \b
     toolkit alerts history last --severity critical --since 2h
     """
+    changes = _changes(run, runs)
+    if rule is not None:  # one that the job no longer has may have changes
+        directory = find(run, runs)
+        require_rule(directory, rule, {*latest_alerts(directory), *(one.rule for _, one in changes)})
     rows = [
         {"run": part.run_id, **asdict(one)}
-        for part, one in _changes(run, runs)
+        for part, one in changes
         if rule in (None, one.rule) and severity in (None, one.severity)
         if since is None or datetime.fromisoformat(one.time) >= since
     ]

@@ -24,7 +24,7 @@ from toolkit.runs.record.job import recorded_job
 from toolkit.supervise.outbox import send_outbox
 from toolkit.terminal.talk import say
 
-__all__ = ["all_alerts", "latest_alerts", "quiet", "replay", "runs_to_send", "send_alerts"]
+__all__ = ["all_alerts", "latest_alerts", "quiet", "replay", "require_rule", "runs_to_send", "send_alerts"]
 
 
 def all_alerts(run: RunDirectory) -> list[Alert]:
@@ -60,15 +60,20 @@ def quiet(run: RunDirectory, rule: str, silenced_until_s: float | None, comment:
         CheckFailedError: there is no alert to acknowledge.
     """
     known, path = latest_alerts(run), run.control / f"alert-{rule}.json"
-    if rule not in known:
-        named = ", ".join(nearest(rule, known) or known) or "a job with [alerts.rules]"
-        raise NotFoundError(f"rule {rule!r} not found", where=str(run.path), fix=f"use {named}")
+    require_rule(run, rule, known)
     if silenced_until_s is None and known[rule].state is not AlertState.FIRING:
         fix = f"`toolkit alerts {run.run_id}` shows the alerts"
         raise CheckFailedError(f"rule {rule} is {known[rule].state}, not firing", where=str(run.path), fix=fix)
     old: dict[str, Any] = read_json_or_none(path) or {"silenced_until_s": 0, "acknowledged": ""}
     new = {"acknowledged": known[rule].key} if silenced_until_s is None else {"silenced_until_s": silenced_until_s}
     write_json(path, {**old, **new, "rule": rule, "user": user_name(), "time": utc_now(), "comment": comment})
+
+
+def require_rule(run: RunDirectory, rule: str, known: Collection[str]) -> None:
+    """Raise NotFoundError, which names the known rules, if a rule is not one of them."""
+    if rule not in known:
+        named = ", ".join(nearest(rule, known) or sorted(known)) or "a job with [alerts.rules]"
+        raise NotFoundError(f"rule {rule!r} not found", where=str(run.path), fix=f"use {named}")
 
 
 def runs_to_send(folders: Iterable[Path]) -> list[RunDirectory]:
