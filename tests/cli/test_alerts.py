@@ -12,9 +12,6 @@ import pytest
 from receivers import http_receiver, mail_receiver
 
 from toolkit.metrics.alerts import Alert, AlertLog, AlertState
-from toolkit.metrics.window_file import WindowFile
-from toolkit.metrics.windows import Statistics, Window
-from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_lines
 from toolkit.supervise.outbox import put
 
@@ -170,24 +167,13 @@ def test_a_channel_can_be_tested_before_the_first_run(toolkit, job, receiver):
     assert refused.code == 4 and "channel 'hok' not found" in refused.err
 
 
-def test_rules_are_checked_and_replayed_on_a_recorded_run(toolkit, job, recorded):
-    run = recorded()
-    attempt = claim_attempt(run)
-    file = WindowFile(attempt.windows_file(0), "n1")
-    for slot in range(6):
-        value = 30.0 if 2 <= slot <= 4 else 1.0
-        metrics = {"reward": Statistics(value, value, value, value, value)}
-        file.append([Window(0, "n1", 1.8e9 + 10 * slot, 10.0, 1 + slot, 1 + slot, 1, metrics)])
+def test_rules_of_a_job_file_are_checked(toolkit, job):
     path = job(rules=RULES + 'keep_firing = "0s"\n', name="other")
     rows = json.loads(toolkit.ok("alerts", "check", path, "--json"))
     assert [row["name"] for row in rows] == ["high", "never", "slow"] and rows[2]["for_s"] == 60
     assert rows[0]["condition"]["limit"] == 20
-    shown = json.loads(toolkit.ok("alerts", "check", path, "--against", run.run_id, "--json"))
-    assert [(one["rule"], one["state"]) for one in shown] == [
-        ("high", "inactive"),
-        ("high", "firing"),
-        ("high", "resolved"),
-    ]
+    refused = toolkit("alerts", "check", job(rules=RULES.replace("reward.max > 20", "reward > high"), name="bad"))
+    assert refused.code == 2 and "alerts.rules.high.when" in refused.err
 
 
 def test_damaged_alerts_are_named_with_their_line(toolkit, recorded):

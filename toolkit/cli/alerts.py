@@ -19,7 +19,7 @@ from toolkit.metrics.alert_rules import rules_of
 from toolkit.metrics.alerts import Alert
 from toolkit.metrics.verdicts import Severity
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.alerts import all_alerts, latest_alerts, quiet, replay, require_rule, runs_to_send, send_alerts
+from toolkit.runs.alerts import all_alerts, latest_alerts, quiet, require_rule, runs_to_send, send_alerts
 from toolkit.runs.named_runs import find, folders_of_runs
 from toolkit.supervise.channels import post
 from toolkit.terminal.ages import Age, Moment
@@ -196,21 +196,13 @@ def send(run: tuple[str, ...], runs: Path | None) -> None:
 
 @alerts.command()
 @click.argument("job", type=JOB)
-@runs_option
 @json_option
-@click.option("--against", type=RUN, metavar="RUN", help="Show the alerts that these rules would have caused in RUN.")
-def check(job: str, runs: Path | None, as_json: bool, against: str | None) -> None:
+def check(job: str, as_json: bool) -> None:
     """Check and print the rules of a job file.
 
     \b
-    toolkit alerts check train_lm.toml --against last
+    toolkit alerts check train_lm.toml
     """
     rules = rules_of(resolve(JobRequest(job), None).model_dump(mode="json", by_alias=True))
-    if against is None:
-        rows = [
-            asdict(one) | {"condition": one.condition._asdict(), "notifies": ", ".join(one.channels)} for one in rules
-        ]
-        _print(rows, "name when for_s severity notifies action", as_json, "no table [alerts.rules.NAME]")
-    else:
-        changes = [asdict(one) for one in replay(rules, find(against, runs))]
-        _print(changes, "time rule state severity message", as_json, "no rule would have changed its state")
+    rows = [asdict(one) | {"condition": one.condition._asdict(), "notifies": ", ".join(one.channels)} for one in rules]
+    _print(rows, "name when for_s severity notifies action", as_json, "no table [alerts.rules.NAME]")

@@ -1,22 +1,18 @@
-"""Read the alerts of a run, quiet them, send those that wait, and replay rules on what a run recorded."""
+"""Read the alerts of a run, quiet them, and send those that wait."""
 
 import os
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from toolkit.config.table import nearest
 from toolkit.errors import CheckFailedError, NotFoundError
-from toolkit.metrics.alert_rules import Readings, Rule, rules_of, window_of
-from toolkit.metrics.alerts import Alert, AlertMachine, AlertState
+from toolkit.metrics.alert_rules import rules_of
+from toolkit.metrics.alerts import Alert, AlertState
 from toolkit.metrics.records import read_records
-from toolkit.metrics.verdicts import Verdict
-from toolkit.metrics.windows import Window
-from toolkit.observe.readings import RunReadings
 from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.user_requests import user_name
@@ -24,7 +20,7 @@ from toolkit.runs.record.job import recorded_job
 from toolkit.supervise.outbox import send_outbox
 from toolkit.terminal.talk import say
 
-__all__ = ["all_alerts", "latest_alerts", "quiet", "replay", "require_rule", "runs_to_send", "send_alerts"]
+__all__ = ["all_alerts", "latest_alerts", "quiet", "require_rule", "runs_to_send", "send_alerts"]
 
 
 def all_alerts(run: RunDirectory) -> list[Alert]:
@@ -91,25 +87,3 @@ def send_alerts(run: RunDirectory) -> tuple[int, int]:
     if notify["sender"] == "node":
         return 0, 0
     return send_outbox(run, notify, say), len([*run.outbox.glob("[0-9]*.json*")])
-
-
-def replay(rules: Collection[Rule], run: RunDirectory) -> list[Alert]:
-    """Return the changes that rules would have caused in the last attempt of a run, without silences."""
-    recorded = RunReadings(run)
-    recorded.update()
-    training = [window_of([one]) for one in recorded.training if one.attempt == recorded.attempt]
-    verdicts = [one for one in recorded.verdicts if one.attempt == recorded.attempt]
-    found: list[tuple[float, list[Window], list[Verdict]]] = [
-        *(
-            (one.began_s + one.seconds, [one], [])
-            for windows in (*recorded.windows.values(), *training)
-            for one in windows
-        ),
-        *((datetime.fromisoformat(one.time).timestamp(), [], [one]) for one in verdicts),
-    ]
-    readings, machine, changes = Readings(rules), AlertMachine(rules), list[Alert]()
-    for time_s, group in groupby(sorted(found, key=lambda one: one[0]), key=lambda one: one[0]):
-        for _, of_rank, verdict in group:
-            latest = readings.update(of_rank, verdict)
-        changes += machine.evaluate(latest, time_s)
-    return changes
