@@ -1,6 +1,6 @@
 """Measure what the recorder of steps costs: processor time per step, on against off, and the size of its files.
 
-    OMP_NUM_THREADS=1 python benchmarks/recorder_cost.py [--rounds 5] [--seconds 1.5]
+    OMP_NUM_THREADS=1 python benchmarks/recorder_cost.py [--rounds 5] [--seconds 1]
 
 A step computes for 10 or 100 ms between calls as in the training loop, with MICRO_BATCHES micro-batches. Only the calls are
 timed, so that the noise of the computation does not hide them; they run with the cold caches that the computation leaves.
@@ -145,7 +145,7 @@ def print_overhead(options: argparse.Namespace) -> None:
             if not recorder.is_driven:
                 recorder.step(0)
             compute = computation(step_s / len(with_it)) if step_s else None
-            steps = max(15, round(options.seconds / step_s)) if step_s else 20_000
+            steps = max(12, round(options.seconds / step_s)) if step_s else 20_000
             found = differences_us(with_it, without, compute, options.rounds, steps)
             middle = statistics.median(found)
             share = f"{middle / step_s / 1e4:10.3f}" if step_s else ""
@@ -192,7 +192,7 @@ def print_sizes(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds, at least 5")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block of steps")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a block of steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=Path.home()) as name:

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from ring_rows import rows_of
 
 from toolkit.metrics import recorder as recorder_module
 from toolkit.metrics.phases import PhaseSum
@@ -30,7 +31,7 @@ def recorder(tmp_path, monkeypatch):
 
 def rows(recorder: Recorder) -> list[dict[str, float]]:
     recorder.write(is_last=True)
-    return list(RingReader(recorder._ring.path).last(4096).rows())
+    return rows_of(RingReader(recorder._ring.path).new())
 
 
 def test_a_step_has_wall_time_cpu_time_switches_faults_and_memory(recorder):
@@ -94,7 +95,7 @@ def test_steps_are_written_every_half_second_and_memory_is_read_once_a_second(re
         seen.append(len(reader.new()))
     assert sum(seen) > 340
     assert sorted(set(seen)) == [0, 1, 50]  # the first step at once
-    found = reader.last(400)
+    found = RingReader(recorder._ring.path).new()
     assert found.values(STEP) == pytest.approx([0.01] * len(found))
     assert len(found.values(RSS)) == 4
 
@@ -142,7 +143,7 @@ def test_a_step_whose_phases_come_late_keeps_the_order_and_a_missing_device_does
     assert len(reader.new()) == 0
     is_done = True
     recorder.write()
-    assert [(row["step"], FORWARD_S in row) for row in reader.new().rows()] == [(1, True), (2, False)]
+    assert [(row["step"], FORWARD_S in row) for row in rows_of(reader.new())] == [(1, True), (2, False)]
     is_done = False
     for number in range(3, 20):
         recorder.end(number, [("step", 1)])

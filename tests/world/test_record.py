@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ring_rows import rows_of
 
 import toolkit
 from toolkit.errors import ToolkitError
@@ -35,7 +36,7 @@ def rank(run_directory, tmp_path, monkeypatch):
         recorder = recorder_of_rank()
         if recorder is not None:
             recorder.write()
-        return [row for path in rings_of(run_directory.run_id, 0, 3) for row in RingReader(path).last(4096).rows()]
+        return [row for path in rings_of(run_directory.run_id, 0, 3) for row in rows_of(RingReader(path).new())]
 
     yield rows
     recorder_of_rank.cache_clear()

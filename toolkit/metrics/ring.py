@@ -17,7 +17,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,8 +35,8 @@ MOST_USER_METRICS = 16
 ABSENT = -3.4028234663852886e38
 LARGEST = -ABSENT
 
-_MAGIC = b"TKRING\0\2"
-_HEADER = struct.Struct("<8s5IQ64s")  # magic, rank, attempt, columns, launcher, process, its start, run
+_MAGIC = b"TKRING\0\3"
+_HEADER = struct.Struct("<8s4I64s")  # magic, rank, attempt, columns, launcher, run
 _COUNT = struct.Struct("<Q")
 _RECORDS_COUNT_AT, _NAMES_COUNT_AT, _NAMES_AT, _RECORDS_AT = 128, 136, 256, 4096
 _NAME_BYTES = 64
@@ -81,7 +81,7 @@ class Ring:
             raise
         for column, name in enumerate(COLUMNS):
             self._write_name(column, name)
-        header = (rank, attempt, len(COLUMNS), launcher, os.getpid(), _start_of(os.getpid()), run_id.encode()[:64])
+        header = (rank, attempt, len(COLUMNS), launcher, run_id.encode()[:64])
         self._counts[_NAMES_COUNT_AT // 8] = len(COLUMNS)
         _HEADER.pack_into(self._map, 0, b"", *header)
         self._map[: len(_MAGIC)] = _MAGIC  # last: a reader ignores the file until then
@@ -149,11 +149,6 @@ def _created(path: Path) -> int:
 
 def _limited(value: float) -> float:
     return math.copysign(LARGEST, value) if LARGEST < abs(value) < math.inf else value
-
-
-def _start_of(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot (proc_pid_stat(5))."""
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
 
 
 def _is_own(path: Path) -> bool:
@@ -227,13 +222,6 @@ class Steps:
         """Return some of the steps."""
         return Steps(self.data[first * RECORD : end * RECORD], self.names)
 
-    def rows(self) -> Iterator[dict[str, float]]:
-        """Yield each step as {"ended_s": ..., "step": ..., metric: value}."""
-        for ended_s, step, _, *values in _RECORD.iter_unpack(self.data):
-            yield {"ended_s": ended_s, "step": step} | {
-                name: value for name, value in zip(self.names, values, strict=False) if value != ABSENT
-            }
-
 
 class RingReader:
     """Reads the ring of a rank while the rank writes it. It does not map the file, so a truncated file is an error only."""
@@ -246,7 +234,6 @@ class RingReader:
             FileNotFoundError: the ring has been removed, or its writer is creating it.
         """
         self.path = path
-        self.lost = 0  # records that were overwritten before `new` returned them
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -261,9 +248,7 @@ class RingReader:
                 raise self._refused(f"expected {_SIZE} bytes, got {facts.st_size}")
             if not facts.st_size or not any(self._read(0, len(_MAGIC))):
                 raise FileNotFoundError(self.path)
-            magic, self.rank, self.attempt, columns, self.launcher, self.pid, self._started, run = _HEADER.unpack(
-                self._read(0, _HEADER.size)
-            )
+            magic, self.rank, self.attempt, columns, self.launcher, run = _HEADER.unpack(self._read(0, _HEADER.size))
             if magic != _MAGIC or columns != len(COLUMNS):
                 raise self._refused("not a ring of this version of toolkit")
             self.run_id = run.rstrip(b"\0").decode(errors="replace")
@@ -279,40 +264,22 @@ class RingReader:
         Raises:
             ToolkitError: the file is damaged.
         """
-        return self._since(self._next)
-
-    def last(self, count: int) -> Steps:
-        """Return the last `count` steps, also those that `new` has returned."""
-        before, lost = self._next, self.lost
-        steps = self._since(max(0, self._count(_RECORDS_COUNT_AT) - count))
-        self._next, self.lost = before, lost
-        return steps
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def is_writer_running(self) -> bool:
-        """Return whether the process that wrote the ring is running."""
-        try:
-            return _start_of(self.pid) == self._started
-        except OSError:
-            return False
-
-    def _since(self, first: int) -> Steps:
         head = self._count(_RECORDS_COUNT_AT)
-        if not first <= head:
-            raise self._refused(f"expected at least {first} records, got {head}")
+        if not self._next <= head:
+            raise self._refused(f"expected at least {self._next} records, got {head}")
         self._read_names()
-        begin = max(first, head - CAPACITY + 1)
+        begin = max(self._next, head - CAPACITY + 1)
         data = self._copy(begin, head)
         # The writer may have overwritten the oldest records meanwhile, and be writing one more.
         kept = max(begin, self._count(_RECORDS_COUNT_AT) - CAPACITY + 1)
         data = data[(kept - begin) * RECORD :]
         if _field(data, "q", 2) != list(range(kept, max(kept, head))):
             raise self._refused("the numbers of its records are not consecutive")
-        self.lost += kept - first
         self._next = max(head, kept)
         return Steps(data, self.names)
+
+    def close(self) -> None:
+        os.close(self._file)
 
     def _copy(self, begin: int, end: int) -> bytes:
         if begin >= end:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from launch import job, launch
+from ring_rows import rows_of
 from torch.distributed import _functional_collectives
 
 from toolkit.jobs import train_lm
@@ -54,12 +55,12 @@ def train_as_rank_of_a_run(world: Any, config: Any, record: bool = True, late_ra
     assert dist.Work.wait.__name__ == "wait" and _functional_collectives.wait_tensor.__name__ == "wait_tensor"
     rows = []
     for path in rings_of(world.run_dir.name, 0, world.rank):
-        rows = list(RingReader(path).last(4096).rows())
+        rows = rows_of(RingReader(path).new())
         path.unlink()
     (world.run_dir / f"rows-{world.rank}.json").write_text(json.dumps(rows))
 
 
-def rows_of(run_dir: Path, rank: int) -> list[dict[str, float]]:
+def written_rows(run_dir: Path, rank: int) -> list[dict[str, float]]:
     return json.loads((run_dir / f"rows-{rank}.json").read_text())
 
 
@@ -72,7 +73,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_each_rank_has_its_steps_and_a_late_rank_has_the_work_that_the_other_waits_for(run_dir, layout):
     launch(train_as_rank_of_a_run, 2, run_dir, job(steps=12, parallel=layout, micro_batch=4), True, 1)
     for rank in range(2):
-        rows = rows_of(run_dir, rank)
+        rows = written_rows(run_dir, rank)
         assert [row["step"] for row in rows] == list(range(1, 13))
         assert set(rows[0]) >= {*COLUMNS} - {SAVE, DEVICE, BYTES}
         assert {row["step"] for row in rows if row[SAVE]} == {8, 12}
@@ -82,7 +83,7 @@ def test_each_rank_has_its_steps_and_a_late_rank_has_the_work_that_the_other_wai
         assert abs(median(rest)) < 0.1 * median(row[STEP] for row in rows), (
             "work and exposed communication are the step"
         )
-    own, late = ([row for row in rows_of(run_dir, rank)[1:] if WORK in row] for rank in range(2))
+    own, late = ([row for row in written_rows(run_dir, rank)[1:] if WORK in row] for rank in range(2))
     assert median(row[DATA] for row in late) >= LATE_S
     assert median(row[WORK] for row in late) >= median(row[WORK] for row in own) + 0.7 * LATE_S
     assert median(row[EXPOSED] for row in own) >= 0.7 * LATE_S
@@ -93,7 +94,7 @@ def test_the_recorder_and_the_step_profile_do_not_disturb_each_other(run_dir):
     profile = json.loads((run_dir / "metrics" / "profile.json").read_text())
     assert (profile["first_step"], profile["steps"]) == (5, 4)
     assert len(json.loads((run_dir / "metrics" / "trace.json").read_text())["traceEvents"]) > 100
-    rows = rows_of(run_dir, 0)
+    rows = written_rows(run_dir, 0)
     assert [row["step"] for row in rows] == list(range(1, 15))
     assert [row["step"] for row in rows if LOSS in row] == [3, 6, 9, 12, 14]
     assert not any(WORK in row for row in rows[4:9])
@@ -105,5 +106,5 @@ def test_the_recorder_changes_no_bit_of_the_training_and_can_be_off(run_dir):
         folder = run_dir.with_name(f"{run_dir.name}-{record}")
         launch(train_as_rank_of_a_run, 2, folder, job(steps=8), record)
         losses.append([one.loss_hex for one in read_train_log(folder / "metrics" / "train.jsonl")])
-        assert len(rows_of(folder, 1)) == (8 if record else 0)
+        assert len(written_rows(folder, 1)) == (8 if record else 0)
     assert losses[0] == losses[1]
