@@ -19,7 +19,8 @@ import pytest
 from recorded_runs import record_all
 
 from toolkit.errors import ToolkitError
-from toolkit.observe.exporter import MetricsServer, socket_folder
+from toolkit.observe.exporter import MetricsServer
+from toolkit.observe.sockets import private_folder
 
 NOBODY = 65534
 
@@ -85,7 +86,7 @@ def test_a_port_requires_the_token_and_a_name_of_this_host(serve, run_directory)
 
 def test_a_damaged_record_is_reported_and_the_server_continues(serve, run_directory, short_folder):
     attempt = record_all(run_directory)
-    address = serve(str(short_folder / "s")).target
+    address = serve(short_folder / "s").target
     attempt.exit_file.write_text("{")
     status, text = get(address)
     assert status == 500 and str(attempt.exit_file) in text
@@ -95,7 +96,7 @@ def test_a_damaged_record_is_reported_and_the_server_continues(serve, run_direct
 
 def test_a_client_that_closes_its_connection_leaves_no_trace(serve, run_directory, short_folder, capsys):
     record_all(run_directory, ranks=200)
-    address = serve(str(short_folder / "s")).target
+    address = serve(short_folder / "s").target
     for _ in range(5):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(address)
@@ -110,7 +111,7 @@ def test_a_client_that_closes_its_connection_leaves_no_trace(serve, run_director
 
 def test_two_clients_at_once_get_whole_texts(serve, run_directory, short_folder):
     record_all(run_directory)
-    address = serve(str(short_folder / "s")).target
+    address = serve(short_folder / "s").target
     texts: list[str] = []
     threads = [threading.Thread(target=lambda: texts.append(get(address)[1])) for _ in range(8)]
     for thread in threads:
@@ -126,7 +127,7 @@ def test_another_user_cannot_open_the_socket(serve, run_directory, short_folder)
     record_all(run_directory)
     short_folder.chmod(0o755)
     path = short_folder / "s"
-    serve(str(path))
+    serve(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     program = "import os, socket, sys; os.setuid(int(sys.argv[2])); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     for user, code in ((NOBODY, 1), (0, 0)):
@@ -137,33 +138,33 @@ def test_another_user_cannot_open_the_socket(serve, run_directory, short_folder)
 
 def test_the_default_folder_is_of_this_user_alone(short_folder, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
-    folder = socket_folder()
+    folder = private_folder()
     assert folder == short_folder / "toolkit" and stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert socket_folder() == folder
+    assert private_folder() == folder
     folder.chmod(0o750)
-    with pytest.raises(ToolkitError, match="other users"):
-        socket_folder()
+    with pytest.raises(ToolkitError, match="only you can enter"):
+        private_folder()
     folder.rmdir()
     folder.symlink_to("/tmp")
-    with pytest.raises(ToolkitError, match="other users"):
-        socket_folder()
+    with pytest.raises(ToolkitError, match="only you can enter"):
+        private_folder()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert socket_folder() == Path(f"/tmp/toolkit-{os.geteuid()}")
+    assert private_folder() == Path(f"/tmp/toolkit-{os.geteuid()}")
 
 
 def test_a_second_server_leaves_the_first_alone_and_replaces_a_killed_one(serve, run_directory, short_folder):
     record_all(run_directory)
     path = short_folder / "s"
-    address = serve(str(path)).target
+    address = serve(path).target
     with pytest.raises(ToolkitError, match="in use"):
-        serve(address)
+        serve(Path(address))
     assert get(address)[0] == 200
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(short_folder / "old"))
-    assert get(serve(str(short_folder / "old")).target)[0] == 200
+    assert get(serve(short_folder / "old").target)[0] == 200
     (short_folder / "file").write_text("mine")
     with pytest.raises(ToolkitError, match="in use"):
-        serve(str(short_folder / "file"))
+        serve(short_folder / "file")
     assert (short_folder / "file").read_text() == "mine"
 
 
@@ -190,7 +191,7 @@ def test_wrong_uses_are_refused_in_one_line(toolkit, short_folder):
         (("--listen", "9464"), "ADDRESS:PORT"), (("--listen", "127.0.0.1:x"), "ADDRESS:PORT"), (("--listen", "a:70000"), "ADDRESS:PORT"),
         (("--sd-file", "x.json"), "--listen"), (("--socket", "s", "--listen", "127.0.0.1:0"), "--listen"),
         (("--listen", f"127.0.0.1:{busy.getsockname()[1]}"), "Address already in use"),
-        (("--listen", "192.0.2.1:9464"), "Cannot assign"), (("--listen", "no.such.host.invalid:9464"), "cannot serve"),
+        (("--listen", "192.0.2.1:9464"), "Cannot assign"), (("--listen", "no.such.host.invalid:9464"), "cannot listen"),
         (("--socket", short_folder / ("x" * 120)), "too long"), (("--socket", short_folder / "a/b"), "No such file"),
         (("--listen", "127.0.0.1:0", "--sd-file", short_folder / "a/b.json"), "No such file"),
         (("--listen", "127.0.0.1:0", "--sd-file", toolkit.folder / "work.toml"), "expected a new file or a list of targets"),
@@ -208,7 +209,7 @@ def test_tasks_of_an_array_and_removed_runs(serve, run_directory, short_folder):
     from toolkit.rundir.layout import make_task
 
     record_all(make_task(run_directory, 3))
-    address = serve(str(short_folder / "s")).target
+    address = serve(short_folder / "s").target
     assert f'run_id="{run_directory.run_id}_3"' in get(address)[1]
     shutil.rmtree(run_directory.path)
     assert get(address) == (200, "")
@@ -216,7 +217,7 @@ def test_tasks_of_an_array_and_removed_runs(serve, run_directory, short_folder):
 
 def test_a_scrape_of_many_ranks_is_fast(serve, run_directory, short_folder):
     record_all(run_directory, ranks=1024, per_node=64)
-    address = serve(str(short_folder / "s")).target
+    address = serve(short_folder / "s").target
     get(address)
     began = time.process_time()
     text = get(address)[1]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.observe.server import application, listen
+from toolkit.observe.server import application
+from toolkit.observe.sockets import listen
 from toolkit.runs.follow.pages import Pages
 
 CHROMIUM = shutil.which("chromium")
@@ -37,7 +38,7 @@ def pages(tmp_path_factory):
 def url(pages):
     import uvicorn
 
-    listener = listen(0)
+    listener = listen(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(application(pages[0].look), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     )

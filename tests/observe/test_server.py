@@ -20,7 +20,8 @@ from step_windows import window
 from toolkit.errors import ToolkitError
 from toolkit.metrics.window_file import WindowFile
 from toolkit.observe.readings import RunReadings
-from toolkit.observe.server import application, listen, private_folder
+from toolkit.observe.server import application
+from toolkit.observe.sockets import listen, private_folder
 from toolkit.observe.view import view_of
 from toolkit.observe.window_grid import WindowGrid
 from toolkit.rundir.claims import claim_attempt
@@ -40,7 +41,7 @@ def serve():
     servers = []
 
     def start(look=lambda run, metrics: ({"overview": []}, True), token="", path=None):
-        listener = listen(path or 0)
+        listener = listen(path or ("127.0.0.1", 0))
         config = uvicorn.Config(
             application(look, token, period_s=0.05), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
         )
@@ -205,6 +206,6 @@ def test_a_socket_is_replaced_only_if_no_process_listens_on_it(tmp_path, monkeyp
     assert Path("file").read_text() == "kept"
     with pytest.raises(ToolkitError, match="too long"):
         listen(tmp_path / ("d" * 108))
-    with listen(0) as used, pytest.raises(ToolkitError, match="cannot listen"):
+    with listen(("127.0.0.1", 0)) as used, pytest.raises(ToolkitError, match="cannot listen"):
         used.listen()
-        listen(used.getsockname()[1])
+        listen(used.getsockname())

@@ -34,15 +34,16 @@ def dash(names: tuple[str, ...], runs: Path | None, path: Path | None, port: int
     try:
         import uvicorn
 
-        from toolkit.observe.server import application, listen, private_folder
+        from toolkit.observe.server import application
     except ImportError as error:
         raise ToolkitError(f"{error.name} is not installed", fix='pip install "toolkit[dash]"') from error
+    from toolkit.observe.sockets import listen, private_folder
     from toolkit.runs.follow.pages import Pages
 
     chosen = [find(name, runs) for name in names]
     query, token = "&".join(f"run={run.run_id}" for run in chosen), ""
     if port is not None:
-        listener = listen(port)
+        listener = listen(("127.0.0.1", port))
         is_own = bool(chosen) and os.access(chosen[0].whole.secret, os.R_OK)
         token = chosen[0].whole.secret.read_text(encoding="ascii").strip() if is_own else secrets.token_hex(32)
         click.echo(f"http://localhost:{listener.getsockname()[1]}/?token={token}&{query}".rstrip("&"))

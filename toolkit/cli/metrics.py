@@ -40,7 +40,8 @@ def serve(run: tuple[str, ...], runs: Path | None, socket: Path | None, listen: 
     toolkit metrics serve last
     toolkit metrics serve last --listen 127.0.0.1:9464 --sd-file targets/last.json
     """
-    from toolkit.observe.exporter import MetricsServer, socket_folder
+    from toolkit.observe.exporter import MetricsServer
+    from toolkit.observe.sockets import private_folder
     from toolkit.supervise.secrets import read_secret_file
 
     found = [find(one, runs) for one in run]
@@ -48,7 +49,7 @@ def serve(run: tuple[str, ...], runs: Path | None, socket: Path | None, listen: 
     if (socket if listen else sd_file) or (listen and not (host and port.isdigit() and int(port) < 65536)):
         raise click.UsageError("expected --socket PATH, or --listen ADDRESS:PORT with or without --sd-file PATH")
     token = read_secret_file(str(secret), where="--listen") if listen else ""
-    address = (host, int(port)) if listen else str(socket or socket_folder() / f"{found[0].run_id}.sock")
+    address = (host, int(port)) if listen else socket or private_folder() / f"{found[0].run_id}.sock"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     with MetricsServer(address, found, _RANKS[ranks], token, sd_file) as server:

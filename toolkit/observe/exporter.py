@@ -2,7 +2,6 @@
 
 import hmac
 import json
-import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,16 +9,16 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock
-from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.observe.readings import RunReadings
 from toolkit.observe.series import records_of, text_of
+from toolkit.observe.sockets import listen
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import write_text
 from toolkit.rundir.layout import RunDirectory
 
-__all__ = ["MetricsServer", "socket_folder"]
+__all__ = ["MetricsServer"]
 
 
 class MetricsServer(ThreadingMixIn, TCPServer):
@@ -31,33 +30,37 @@ class MetricsServer(ThreadingMixIn, TCPServer):
     daemon_threads = allow_reuse_address = True
 
     def __init__(
-        self, address: Any, runs: Sequence[RunDirectory], ranks: int, token: str, targets: Path | None
+        self,
+        address: Path | tuple[str, int],
+        runs: Sequence[RunDirectory],
+        ranks: int,
+        token: str,
+        targets: Path | None,
     ) -> None:
         if targets is not None:
             _refuse_other_file(targets)
         self.runs, self.ranks, self.token, self.lock = runs, ranks, token, Lock()
-        self.readings, self.files = dict[Path, RunReadings](), list[Path]()  # the files to remove
-        self.names = ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn(), address[0])
-        self.address_family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-        mask = os.umask(0o177)  # only this user can open the socket
-        if isinstance(address, str):
-            with socket.socket(socket.AF_UNIX) as client:  # a server that was killed left its socket
-                if Path(address).is_socket() and client.connect_ex(address):
-                    Path(address).unlink()
-        try:
-            super().__init__(address, _Handler)
-            self.target = address if isinstance(address, str) else f"{address[0]}:{self.server_address[1]}"
-            self.files += [Path(address)] if isinstance(address, str) else []
-            if targets is not None:
+        self.readings = dict[Path, RunReadings]()
+        self.files: list[Path] = []  # to remove
+        self.names = ["localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()]
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listen(address)
+        self.server_address = self.socket.getsockname()
+        if isinstance(address, Path):
+            self.target, self.files = str(address), [address]
+        else:
+            self.target = f"{address[0]}:{self.server_address[1]}"
+            self.names.append(address[0])
+        if targets is not None:
+            try:
                 write_text(targets, json.dumps([{"targets": [self.target]}]), mode=0o644)
-                self.files.append(targets)
-        except OSError as error:
-            self.server_close()
-            where = error.filename or (address if isinstance(address, str) else f"{address[0]}:{address[1]}")
-            fix = "create the folder" if isinstance(error, FileNotFoundError) else "choose another address or --socket"
-            raise ToolkitError(f"cannot serve: {error.strerror or error}", where=where, fix=fix) from error
-        finally:
-            os.umask(mask)
+            except OSError as error:
+                self.server_close()
+                raise ToolkitError(
+                    f"cannot write: {error.strerror}", where=str(targets), fix="create its folder"
+                ) from error
+            self.files.append(targets)
 
     def server_close(self) -> None:
         super().server_close()
@@ -114,13 +117,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing: a line per scrape would hide messages."""
-
-
-def socket_folder() -> Path:
-    """Return a folder in $XDG_RUNTIME_DIR or /tmp that only this user can access, after making it."""
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/missing")
-    folder = runtime / "toolkit" if runtime.is_dir() else Path(f"/tmp/toolkit-{os.geteuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if ((status := folder.lstat()).st_mode, status.st_uid) != (0o40700, os.geteuid()):
-        raise ToolkitError("other users can access it", where=str(folder), fix="remove it, or pass --socket PATH")
-    return folder

@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import secrets
-import socket
-import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -20,9 +17,7 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from toolkit.errors import ToolkitError
-
-__all__ = ["application", "listen", "private_folder"]
+__all__ = ["application"]
 
 WEB = Path(str(files("toolkit.observe"))) / "web"
 POLICY = (
@@ -34,37 +29,6 @@ HEADERS = {
 }  # fmt: skip
 # A run id, "" for all runs, and metrics -> events by name, and whether they are final; None for an unknown run.
 Look = Callable[[str, Sequence[str]], tuple[Mapping[str, Any], bool] | None]
-
-
-def private_folder() -> Path:
-    """Return a folder for sockets that only the user can enter; paths of runs are often too long."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent") / "toolkit"
-    folder = folder if folder.parent.is_dir() else Path(f"/tmp/toolkit-{os.geteuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ToolkitError(
-            "expected a folder that only you can enter", where=str(folder), fix="remove it, or use --socket"
-        )
-    return folder
-
-
-def listen(address: Path | int) -> socket.socket:
-    """Return a socket that listens on a path, with mode 0600, or on a port of 127.0.0.1; 0 is any free port."""
-    listener, mask = socket.socket(socket.AF_INET if isinstance(address, int) else socket.AF_UNIX), os.umask(0o177)
-    try:
-        if isinstance(address, int):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        elif address.is_socket() and listener.connect_ex(str(address)):
-            address.unlink()  # no process listens on it
-        listener.bind(("127.0.0.1", address) if isinstance(address, int) else str(address))
-        listener.listen()
-    except OSError as error:
-        fix = "use another --socket or --port"
-        raise ToolkitError(f"cannot listen: {error.strerror or error}", where=str(address), fix=fix) from error
-    finally:
-        os.umask(mask)
-    return listener
 
 
 def application(look: Look, token: str = "", period_s: float = 5.0) -> Callable[..., Any]:
