@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from toolkit.metrics.blocks import BlockBuilder
-from toolkit.metrics.detectors.clock import ClockDetector
-from toolkit.metrics.detectors.gpu import GpuDetector
 from toolkit.metrics.detectors.imbalance import ImbalanceDetector
-from toolkit.metrics.detectors.links import LinkDetector
 from toolkit.metrics.detectors.loss import LossDetector
 from toolkit.metrics.detectors.memory_leak import MemoryLeakDetector
+from toolkit.metrics.detectors.nodes import ClockDetector, GpuDetector, LinkDetector
 from toolkit.metrics.detectors.saves import SaveDetector
 from toolkit.metrics.detectors.stall import StallDetector
 from toolkit.metrics.detectors.starvation import StarvationDetector

@@ -10,11 +10,9 @@ from dataclasses import replace
 import pytest
 from step_windows import NOW_S, STEP_S, window
 
-from toolkit.metrics.detectors.clock import ClockDetector
-from toolkit.metrics.detectors.gpu import GpuDetector
-from toolkit.metrics.detectors.links import LinkDetector
 from toolkit.metrics.detectors.loss import LossDetector
 from toolkit.metrics.detectors.memory_leak import MemoryLeakDetector
+from toolkit.metrics.detectors.nodes import ClockDetector, GpuDetector, LinkDetector
 from toolkit.metrics.detectors.stall import StallDetector
 from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample, LossSample, MemorySample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind

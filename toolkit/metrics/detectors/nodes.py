@@ -1,14 +1,19 @@
-"""GPUs that are idle, hot or throttled, or that count memory errors: `gpu_idle`, `gpu_hot`, `gpu_throttled`, `gpu_ecc`."""
+"""Faults that the samples of a node show: of its GPUs, its network devices and its clock.
 
+`gpu_idle`, `gpu_hot`, `gpu_throttled`, `gpu_ecc`, `link_errors` and `clock_skew`.
+"""
+
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from toolkit.metrics.limits import limit
-from toolkit.metrics.samples import GpuSample
+from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, raise_verdict
 from toolkit.units import round_duration
 
-__all__ = ["GpuDetector"]
+__all__ = ["ClockDetector", "GpuDetector", "LinkDetector"]
 
 
 @dataclass
@@ -80,3 +85,60 @@ def _verdict(
         device=device, cause=sample.throttle[0] if kind is VerdictKind.GPU_THROTTLED else "", evidence=evidence,
         time_s=sample.time_s,
     )  # fmt: skip
+
+
+class LinkDetector:
+    """Judges the growth of the counters of each device."""
+
+    clear_after = 3  # a look may have no new sample of a node
+
+    def __init__(self) -> None:
+        self._recent: dict[tuple[str, str], deque[LinkSample]] = {}
+
+    def observe(self, sample: LinkSample) -> list[Verdict]:
+        recent = self._recent.setdefault((sample.host, sample.device), deque())
+        if recent and (sample.errors < recent[-1].errors or sample.downs < recent[-1].downs):
+            recent.clear()  # an administrator reset the counters
+        recent.append(sample)
+        while sample.time_s - recent[0].time_s > limit("link.seconds"):
+            recent.popleft()
+        errors, downs = sample.errors - recent[0].errors, sample.downs - recent[0].downs
+        if errors < limit("link.errors") and not downs:
+            return []
+        what = [f"{errors} errors"] * bool(errors) + [f"{downs} losses of link"] * bool(downs)
+        return [
+            raise_verdict(
+                VerdictKind.LINK_ERRORS, Severity.WARNING,
+                f"{sample.device} on node {sample.host} counted {' and '.join(what)} in "
+                f"{round_duration(sample.time_s - recent[0].time_s)}",
+                f"report the cable to the site, or exclude the node with --exclude {sample.host}", host=sample.host,
+                device=sample.device, time_s=sample.time_s, evidence={"errors": errors, "downs": downs},
+            )
+        ]  # fmt: skip
+
+
+class ClockDetector:
+    """Compares the clock of each node with the median of all nodes; those of one or two with the file server's."""
+
+    clear_after = 3  # samples
+
+    def __init__(self) -> None:
+        self._newest: dict[str, ClockSample] = {}
+
+    def observe(self, sample: ClockSample) -> list[Verdict]:
+        self._newest[sample.host] = sample
+        usual_s = median_low(one.offset_s for one in self._newest.values()) if len(self._newest) > 2 else 0.0
+        skew_s = sample.offset_s - usual_s
+        if abs(skew_s) <= limit("clock.seconds") + sample.uncertainty_s:
+            return []
+        others = "those of the other nodes" if len(self._newest) > 2 else "that of the file server"
+        direction = "ahead of" if skew_s > 0 else "behind"
+        return [
+            raise_verdict(
+                VerdictKind.CLOCK_SKEW, Severity.INFO,
+                f"the clock of node {sample.host} is {abs(skew_s):.2g} s {direction} {others}",
+                "check it with chronyc tracking, and report it to the site; times of this node are wrong",
+                host=sample.host, time_s=sample.time_s,
+                evidence={"skew_s": skew_s, "uncertainty_s": sample.uncertainty_s},
+            )
+        ]  # fmt: skip
