@@ -9,12 +9,13 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 
 from toolkit.metrics.alert_rules import Reading, Rule
 from toolkit.metrics.records import RecordLog
 from toolkit.metrics.verdicts import Severity, VerdictKind
+from toolkit.rundir.files import utc_of
 
 __all__ = ["Alert", "AlertLog", "AlertMachine", "AlertState"]
 
@@ -124,7 +125,7 @@ class AlertMachine:
         acknowledged: Collection[str] = (),
     ) -> list[Alert]:  # fmt: skip
         """Return the alerts that changed. `readings` are by rule, `silenced` rules, `acknowledged` keys of alerts."""
-        time = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        time = utc_of(now_s)
         found = [self._next(rule, readings.get(rule.name), now_s) for rule in self._rules]
         firing, changes = [alert for alert in found if alert.state is AlertState.FIRING], []
         for alert in found:

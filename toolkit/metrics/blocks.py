@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import median
 from toolkit.metrics.windows import STEP, Window, merge
 
 __all__ = ["BlockBuilder", "StepBlock"]

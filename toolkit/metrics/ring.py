@@ -26,7 +26,8 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.windows import COLUMNS
 
 __all__ = [
-    "ABSENT", "CAPACITY", "MOST_USER_METRICS", "WIDTH", "Ring", "RingReader", "Steps", "rings_of", "unused_rings",
+    "ABSENT", "CAPACITY", "MOST_USER_METRICS", "WIDTH", "Ring", "RingReader", "Steps", "limited", "rings_of",
+    "unused_rings",
 ]  # fmt: skip
 
 CAPACITY = 4096
@@ -104,7 +105,7 @@ class Ring:
         try:
             _RECORD.pack_into(self._map, at, ended_s, step, number, *values)
         except OverflowError:  # a value is not a 32-bit float
-            _RECORD.pack_into(self._map, at, ended_s, step, number, *map(_limited, values))
+            _RECORD.pack_into(self._map, at, ended_s, step, number, *map(limited, values))
         self._records = number + 1
         self._counts[_RECORDS_COUNT_AT // 8] = number + 1
 
@@ -147,7 +148,8 @@ def _created(path: Path) -> int:
     return file
 
 
-def _limited(value: float) -> float:
+def limited(value: float) -> float:
+    """Return the nearest 32-bit float to a number that is too large for one."""
     return math.copysign(LARGEST, value) if LARGEST < abs(value) < math.inf else value
 
 

@@ -3,17 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from statistics import median
 
-__all__ = ["entropy", "mad", "mann_kendall_z", "median", "theil_sen"]
+__all__ = ["entropy", "mad", "mann_kendall_z", "theil_sen"]
 
 _MAD_TO_SD = 1.4826  # standard deviations of a normal distribution per median absolute deviation
-
-
-def median(values: Iterable[float]) -> float:
-    """Return the median of at least one value; with an even count, the mean of the middle two."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def mad(values: Sequence[float], center: float) -> float:

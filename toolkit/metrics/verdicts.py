@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
@@ -16,6 +15,7 @@ from typing import Literal, Self
 from toolkit.errors import counted
 from toolkit.metrics.limits import limit
 from toolkit.metrics.records import RecordLog, read_records
+from toolkit.rundir.files import utc_of
 from toolkit.units import round_duration
 
 __all__ = [
@@ -142,13 +142,13 @@ def raise_verdict(
     """Return a raised verdict of the time `time_s`, in seconds since the epoch."""
     return Verdict(
         kind, severity, tuple(ranks), host, device, cause, message, change, dict(evidence or {}),
-        max(0.0, cost_s_per_hour), *steps, _utc(time_s),
+        max(0.0, cost_s_per_hour), *steps, utc_of(time_s),
     )  # fmt: skip
 
 
 def clear_verdict(verdict: Verdict, time_s: float) -> Verdict:
     """Return the line that ends a raised verdict."""
-    return replace(verdict, state="cleared", time=_utc(time_s))
+    return replace(verdict, state="cleared", time=utc_of(time_s))
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
@@ -184,10 +184,6 @@ def names_of_ranks(ranks: Iterable[int], host: str = "") -> str:
     named = ", ".join(map(str, numbers[:_MOST_NAMED]))
     rest = f" and {counted(len(numbers) - _MOST_NAMED, 'rank')}" if len(numbers) > _MOST_NAMED else ""
     return f"rank{'' if len(numbers) == 1 else 's'} {named}{rest}" + (f" on node {host}" if host else "")
-
-
-def _utc(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _rounded(value: float) -> float:

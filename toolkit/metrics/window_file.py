@@ -17,6 +17,7 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collector import SLOT_S
+from toolkit.metrics.ring import limited
 from toolkit.metrics.windows import Statistics, Window, merge
 from toolkit.rundir.files import is_unwritable, write_bytes
 from toolkit.terminal.talk import say_beside
@@ -34,7 +35,6 @@ _WINDOW = struct.Struct("<IddqqQB")  # rank, start, seconds, first and last step
 _METRIC = struct.Struct("<B5f")  # name, mean, minimum, maximum, median, 95th percentile
 _NAME, _OF_STEPS = b"N", b"W"
 _MOST_NAMES = 255
-_LARGEST = 3.4028234663852886e38
 
 
 class WindowFile:
@@ -116,16 +116,12 @@ def _packed(window: Window, names: dict[str, int]) -> bytes:
             names[name] = len(names)
             found += _record(_NAME, name.encode())
         values = (statistics.mean, statistics.minimum, statistics.maximum, statistics.median, statistics.p95)
-        metrics += _METRIC.pack(names[name], *map(_limited, values))
+        metrics += _METRIC.pack(names[name], *map(limited, values))
         count += 1
     head = _WINDOW.pack(
         window.rank, window.began_s, window.seconds, window.first_step, window.last_step, window.steps, count
     )
     return found + _record(_OF_STEPS, head + metrics)
-
-
-def _limited(value: float) -> float:
-    return max(-_LARGEST, min(_LARGEST, value)) if abs(value) < float("inf") else value
 
 
 def _record(kind: bytes, content: bytes) -> bytes:

@@ -7,6 +7,7 @@ import pwd
 import re
 import shlex
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,14 +20,19 @@ from toolkit.rundir.states import Cause, Next, RunState
 __all__ = [
     "append_line", "cannot_write", "is_unwritable", "json_reason", "make_folder", "mode_of_files_in",
     "not_permitted", "open_append", "permissions_in_words", "read_json", "read_json_or_none", "read_lines",
-    "runs_folder", "sync", "tail_text", "typed_path", "utc_now", "why_full", "why_unwritable", "write_bytes",
+    "runs_folder", "sync", "tail_text", "typed_path", "utc_now", "utc_of", "why_full", "why_unwritable", "write_bytes",
     "write_json", "write_text",
 ]  # fmt: skip
 
 
 def utc_now() -> str:
     """Return the current time as ISO 8601 in UTC with milliseconds, for records."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_of(time.time())
+
+
+def utc_of(seconds: float) -> str:
+    """Return a time in seconds since the epoch in the same form."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def is_unwritable(error: OSError) -> bool:

@@ -3,9 +3,10 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from statistics import median
 
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import mad, median
+from toolkit.metrics.robust import mad
 from toolkit.metrics.samples import LossSample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, raise_verdict
 

@@ -1,10 +1,10 @@
 """Saves that have become slow, or that use much of the time: `slow_save`, `save_share`."""
 
 from collections import deque
+from statistics import median
 
 from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import median
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, raise_verdict, severity_of
 from toolkit.metrics.windows import SAVE
 from toolkit.units import round_duration

@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable
+from statistics import median
 
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import median
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, names_of_ranks, raise_verdict
 from toolkit.metrics.windows import SAVE, STEP, Window
 from toolkit.units import round_duration

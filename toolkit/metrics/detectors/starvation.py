@@ -1,11 +1,10 @@
 """All ranks wait for data: `data_starvation`. A single rank that waits is a straggler with the cause data."""
 
 from collections import deque
-from statistics import median_low
+from statistics import median, median_low
 
 from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import median
 from toolkit.metrics.verdicts import Verdict, VerdictKind, raise_verdict, severity_of
 from toolkit.metrics.windows import DATA, STEP
 

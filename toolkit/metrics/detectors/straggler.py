@@ -7,11 +7,11 @@ judges CPU time of work in addition to wall time, because neighbours on a busy n
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median_low
+from statistics import fmean, median, median_low
 
 from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import mad, median
+from toolkit.metrics.robust import mad
 from toolkit.metrics.verdicts import Verdict, VerdictKind, names_of_ranks, raise_verdict, severity_of
 from toolkit.metrics.windows import BACKWARD, CPU_WAIT, DATA, FAULTS, FORWARD, OPTIMIZER, WORK, WORK_CPU, Window
 

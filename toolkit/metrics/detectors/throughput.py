@@ -3,10 +3,10 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from statistics import median
 
 from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.limits import limit
-from toolkit.metrics.robust import median
 from toolkit.metrics.verdicts import Verdict, VerdictKind, raise_verdict, severity_of
 from toolkit.metrics.windows import STEP
 

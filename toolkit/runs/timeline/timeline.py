@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
+from toolkit.rundir.files import utc_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.parents import parents_of
@@ -31,8 +31,8 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name, "run_id": self.run_id, "attempt": self.attempt, "end": self.end,
-            "spans": [{"what": one.what, "began": _iso(one.began), "ended": _iso(one.ended)} for one in self.spans],
-            "events": [{"what": one.what, "time": _iso(one.time), "words": one.words} for one in self.marks],
+            "spans": [{"what": one.what, "began": utc_of(one.began), "ended": utc_of(one.ended)} for one in self.spans],
+            "events": [{"what": one.what, "time": utc_of(one.time), "words": one.words} for one in self.marks],
         }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ class Timeline:
         """Return the documented JSON of `timeline --json`."""
         return {
             "run_id": self.status.run_id, "job_name": self.status.job_name, "state": self.status.state.value,
-            "reason": self.status.reason, "began": _iso(self.began), "ended": _iso(self.ended),
+            "reason": self.status.reason, "began": utc_of(self.began), "ended": utc_of(self.ended),
             "seconds": {what.value: round(seconds, 3) for what, seconds in self.seconds.items()},
             "rows": [row.as_json() for row in self.rows],
         }  # fmt: skip
@@ -117,7 +117,3 @@ def _moments(rows: Iterable[Row]) -> Iterator[float]:
         for span in row.spans:
             yield from (span.began, span.ended)
         yield from (mark.time for mark in row.marks)
-
-
-def _iso(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
