@@ -198,3 +198,9 @@ def test_labels_are_names_of_the_table_only(run_directory):
         "state",
     }  # fmt: skip
     assert VerdictKind.STRAGGLER in text(run_directory) and "is slow" not in text(run_directory)
+
+
+def test_a_mean_of_values_too_large_to_add_is_infinite():
+    """`statistics.fmean` raises OverflowError for them, which would end every answer of the server."""
+    text = text_of([({"run_id": "r"}, {"validation": [{"name": "a", "value": 9e307}] * 2})])
+    assert 'toolkit_validation{run_id="r",name="a"} +Inf' in text

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from statistics import fmean
 from typing import Any
 
 from toolkit.metrics import windows
@@ -19,7 +18,14 @@ __all__ = ["data_file", "records_of", "text_of"]
 _MOST_NAMES = 16  # of metrics that a program or a validation names
 _PHASES = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER, windows.SAVE)
 _QUANTILES = (("0.5", "median"), ("0.95", "p95"), ("1", "maximum"))
-_MERGED: dict[str, Callable[[Sequence[float]], float]] = {"sum": sum, "mean": fmean, "min": min, "max": max}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; infinity if the sum is too large, for which `fmean` raises an error."""
+    return sum(values) / len(values)
+
+
+_MERGED: dict[str, Callable[[Sequence[float]], float]] = {"sum": sum, "mean": _mean, "min": min, "max": max}
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', **dict.fromkeys(map(chr, (*range(32), 127)), " ")})
 _NOT_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
@@ -69,7 +75,7 @@ def records_of(readings: RunReadings, end: AttemptRecord | None, most_ranks: int
         "step_seconds": [
             *({"suffix": "_sum", "value": one.mean(windows.STEP) * one.steps} for one in made),
             *({"suffix": "_count", "value": one.steps} for one in made),
-            *({"quantile": name, "value": fmean(getattr(one, of) for one in steps)} for name, of in _QUANTILES if steps),
+            *({"quantile": name, "value": _mean([getattr(one, of) for one in steps])} for name, of in _QUANTILES if steps),
         ],
         "phases": [{"phase": name.removesuffix("_s"), "value": one.get(name)} for one in ranks for name in _PHASES],
         "efficiency": [{"value": done / whole} for done, whole in work if whole],
