@@ -15,7 +15,7 @@ from toolkit.rundir.bad_nodes import bad_nodes
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_lines, write_json
 from toolkit.rundir.user_requests import move_requests
-from toolkit.supervise import alerting, outbox
+from toolkit.supervise import alerting, channels, outbox
 from toolkit.supervise.alerting import Alerting
 
 
@@ -177,6 +177,7 @@ def test_on_a_full_disk_a_notification_is_posted_at_once(attempt, watch, monkeyp
 
     posted = []
     monkeypatch.setattr(outbox, "write_json", full)
-    monkeypatch.setattr(alerting, "post", lambda channel, *_: posted.append(channel))
+    for module in (alerting, channels):
+        monkeypatch.setattr(module, "post", lambda channel, *_: posted.append(channel))
     watch()(3.0)
     assert posted == ["log", "team"] and "cannot write a notification for team: No space" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from toolkit.rundir.files import read_json, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.user_requests import add_requeue, note_request
 from toolkit.slurm.commands import Slurm
-from toolkit.supervise.channels import post
+from toolkit.supervise.channels import post, post_or_log
 from toolkit.supervise.log import say
 from toolkit.supervise.outbox import put, send_outbox
 
@@ -115,15 +115,9 @@ class Alerting:
                     put(run, channel, document)
             except OSError as error:  # on a full disk, there is only one attempt
                 say(f"cannot write a notification for {channel}: {error.strerror}")
-                self._start(self._post, channel, document)
+                self._start(post_or_log, channel, document, notify, os.environ)
         if notify["sender"] != "login":
             self._start(self._send)
-
-    def _post(self, channel: str, document: Mapping[str, Any]) -> None:
-        try:
-            post(channel, document, self._job["notify"], os.environ)
-        except ToolkitError as error:
-            say(f"cannot notify {channel}: {error}")
 
     def _send(self) -> None:
         with _SENDING:

@@ -18,7 +18,7 @@ from toolkit.metrics.alert_rules import channels_of
 from toolkit.supervise.log import say
 from toolkit.supervise.secrets import read_reference, read_url
 
-__all__ = ["POST_TIMEOUT_S", "post"]
+__all__ = ["POST_TIMEOUT_S", "post", "post_or_log"]
 
 POST_TIMEOUT_S = 5.0
 _PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
@@ -57,6 +57,14 @@ def post(channel: str, document: Document, notify: Document, environ: Mapping[st
         where=where,
         fix=f"`toolkit alerts test {channel} JOB` sends a test message",
     )
+
+
+def post_or_log(channel: str, document: Document, notify: Document, environ: Mapping[str, str]) -> None:
+    """Post a document; log why it was not accepted."""
+    try:
+        post(channel, document, notify, environ)
+    except ToolkitError as error:
+        say(f"cannot notify {channel}: {error}")
 
 
 def _post_json(url: str, document: Document) -> None:

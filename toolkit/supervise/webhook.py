@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import utc_now
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, EndDecision, Next
-from toolkit.supervise.channels import POST_TIMEOUT_S, post
+from toolkit.supervise.channels import POST_TIMEOUT_S, post_or_log
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 
@@ -43,7 +42,7 @@ class Webhook:
         if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
             return
         document = _document(self.job, attempt, end, decision, event)
-        self.start(self._post, "webhook", document)
+        self.start(post_or_log, "webhook", document, wanted, self.environ)
 
     def start(self, target: Callable[..., None], *arguments: object) -> None:
         """Call `target` in a thread of its own, for which `wait` waits."""
@@ -60,12 +59,6 @@ class Webhook:
             if thread.is_alive():
                 say(f"{thread.name} did not respond within {POST_TIMEOUT_S:.0f} s")
         self.under_way.clear()
-
-    def _post(self, channel: str, document: Mapping[str, Any]) -> None:
-        try:
-            post(channel, document, self.job["notify"], self.environ)
-        except OwnFailureError as error:
-            say(f"the webhook was not called: {error}")
 
 
 def _document(
