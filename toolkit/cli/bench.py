@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.options import JOB, RUN, SITE, echo_log, job_options, request_of, runs_option
-from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.errors import CheckFailedError, ToolkitError, counted
 from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:
@@ -332,3 +332,49 @@ def _print_profile(found: StepProfile, *, as_json: bool) -> None:
         return
     for line in lines_of(found):
         click.echo(line)
+
+
+@bench.command()
+@click.argument("job", type=JOB, default=USUAL_JOB)
+@click.option("--headroom", default=10, metavar="PERCENT", help="Share of the largest size to leave free [10].")
+@click.option("--most", type=int, metavar="N", help="Largest size to try [the samples of a rank per step].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/bench.md lists the keys.")
+@click.option("--site", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
+@runs_option
+@job_options
+def batch(
+    job: str, headroom: int, most: int | None, as_json: bool, site: str | None, runs: Path | None, settings: tuple[str, ...],
+    **values: Any,
+) -> None:  # fmt: skip
+    """Find the largest micro-batch of JOB [train_lm] that fits into memory, by short runs on all ranks.
+
+    \b
+    toolkit bench batch my_job.toml -n 4
+    salloc -N 2 --ntasks-per-node 4 toolkit bench batch my_job.toml --set train.batch=1024
+    """
+    from toolkit.submission.batch_search import Trial, search_batch
+
+    if not 0 <= headroom < 100:
+        raise ToolkitError(f"expected 0 to 99 percent, got {headroom}", where="--headroom", fix="choose 10")
+    if most is not None and most < 1:
+        raise ToolkitError(f"expected at least 1, got {most}", where="--most", fix="choose 1 or more")
+
+    def told(trial: Trial) -> None:
+        result = f"fits, {trial.samples_per_s:g} samples/s" if trial.fits else f"does not fit: {trial.reason:.200}"
+        click.echo(f"micro_batch {trial.micro_batch}: {result}", err=as_json)
+
+    request = request_of(job, values, site=site, runs=runs, settings=settings)
+    found = search_batch(request, headroom=headroom / 100, most=most, told=told)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), allow_nan=False))
+    elif found.micro_batch:
+        limit = ", and no larger one was tried" if found.is_limited else f", less {headroom} % for fragmentation"
+        click.echo(
+            f"the largest size is {found.largest}{limit}: set train.micro_batch = {found.micro_batch}, which makes "
+            f"{found.accumulation:,} per step of {counted(found.batch, 'sample')} "
+            f"on {counted(found.data_ranks, 'data rank')}"
+        )
+    if not found.micro_batch:
+        raise CheckFailedError(
+            "not even one sample per rank fits into memory", fix="use train.recompute, train.offload or parallel.shard"
+        )

@@ -1,0 +1,159 @@
+"""Find the largest micro-batch that fits into memory, by short runs of the job itself.
+
+A trial is a run of its own, with all ranks and with the update of the optimizer: it may end by a failed allocation, or be
+killed for its memory, without ending the search, and it fails if any rank fails.
+"""
+
+import io
+import shutil
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from toolkit.config.request import JobRequest
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.train import fitting_micro_batch
+from toolkit.errors import ToolkitError
+from toolkit.metrics.training import read_train_log
+from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.layout import RunDirectory
+from toolkit.submission.run_here import follow_here, make_here, resolve_here
+from toolkit.supervise.symptoms import GPU_OUT_OF_MEMORY, KILLED, OUT_OF_MEMORY
+
+__all__ = ["BatchSearch", "Trial", "search_batch"]
+
+_STEPS = 4  # the second one is the first with all memory in use
+_OF_MEMORY = (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word, KILLED.word)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A micro-batch size that was tried on all ranks."""
+
+    micro_batch: int
+    fits: bool
+    samples_per_s: float | None  # over all ranks, if it fits
+    reason: str  # why it does not fit
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """The result of a search.
+
+    largest: the largest size that fits; 0 if not even one sample does.
+    micro_batch: the proposal: at most `largest` less the headroom, and a divisor of the samples of a rank; 0 if none.
+    accumulation: micro-batches of this size per step, for the global batch `batch` on `data_ranks`.
+    is_limited: whether no larger size failed, because the search was not allowed to try one.
+    """
+
+    largest: int
+    micro_batch: int
+    accumulation: int
+    batch: int
+    data_ranks: int
+    headroom: float
+    is_limited: bool
+    trials: tuple[Trial, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def search_batch(
+    request: JobRequest, *, headroom: float, most: int | None, told: Callable[[Trial], object]
+) -> BatchSearch:
+    """Search on this machine, or in the allocation of this process.
+
+    Args:
+        headroom: share of the largest size that the proposal leaves free, for fragmentation.
+        most: the largest size to try; None is the number of samples of a rank per step.
+        told: called after each trial.
+
+    Raises:
+        ToolkitError: a trial failed for another reason than memory.
+    """
+    job = resolve_here(request)
+    data_ranks = _data_ranks(job)
+    share = job.train.batch // data_ranks
+    trials: dict[int, Trial] = {}
+
+    def fits(size: int) -> bool:
+        if size not in trials:
+            trials[size] = _tried(request, job, size, data_ranks)
+            told(trials[size])
+        return trials[size].fits
+
+    limit = most or share
+    largest = _largest(fits, limit)
+    allowed = int(largest * (1 - headroom)) if largest < limit else limit
+    proposed = max((size for size in range(1, max(1, allowed) + 1) if _divides(job, share, size)), default=0)
+    micro_batch = proposed if largest else 0
+    accumulation = share // micro_batch if micro_batch else 0
+    tried = tuple(trials[size] for size in sorted(trials))
+    return BatchSearch(
+        largest, micro_batch, accumulation, job.train.batch, data_ranks, headroom, largest == limit, tried
+    )
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the largest size up to `limit` that fits: doubling sizes first, then bisection; 0 if none fits."""
+    low, high = 0, limit + 1  # `low` fits, `high` does not, or must not be tried
+    for size in _doubling(limit):
+        if not fits(size):
+            high = size
+            break
+        low = size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _doubling(limit: int) -> Iterator[int]:
+    size = 1
+    while size < limit:
+        yield size
+        size *= 2
+    yield limit
+
+
+def _divides(job: ResolvedJob, share: int, size: int) -> bool:
+    return fitting_micro_batch(job.parallel, share, size) == size
+
+
+def _data_ranks(job: ResolvedJob) -> int:
+    mesh = job.parallel
+    return max(job.rank_counts) // (mesh.pp * mesh.cp * mesh.tp)
+
+
+def _tried(request: JobRequest, job: ResolvedJob, size: int, data_ranks: int) -> Trial:
+    passes = job.parallel.pp * job.parallel.stages_per_rank if job.parallel.pp > 1 else 1
+    chosen = {
+        "train.micro_batch": size, "train.batch": size * passes * data_ranks, "train.steps": _STEPS, "train.validate_every": 0,
+        "train.early_stop_patience": 0, "train.profile_steps": 0, "checkpoint.every_steps": _STEPS + 1, "checkpoint.every_s": 0,
+        "restart.crashes": 0, "restart.out_of_memory": '"crash"',
+    }  # fmt: skip
+    settings = tuple(f"{name}={value}" for name, value in chosen.items())
+    trial = resolve_here(replace(request, settings=(*request.settings, *settings)))
+    run = make_here(request, trial)
+    with redirect_stderr(io.StringIO()):  # the logs are in the run directory, and a failure is a result
+        code = follow_here(run, trial, 0, str, str)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # of the last step: as large as the state of the job
+    if code == 0:
+        seconds = [record.seconds for record in read_train_log(run.metrics / "train.jsonl")][1:]
+        return Trial(size, True, round(trial.train.batch / statistics.median(seconds), 2), "")
+    end = _end_of(run)
+    if end is None or end.symptom not in _OF_MEMORY:
+        raise ToolkitError(
+            f"a trial with micro_batch = {size} failed: {end.reason if end else 'no attempt has ended'}",
+            where=str(run.path),
+            fix=f"`toolkit explain {run.run_id}` states why",
+        )
+    return Trial(size, False, None, end.reason)
+
+
+def _end_of(run: RunDirectory) -> AttemptRecord | None:
+    attempt = run.last_attempt()
+    return AttemptRecord.read(attempt) if attempt is not None else None
