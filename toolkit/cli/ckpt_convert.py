@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
 
 _FORMATS = click.Choice(["safetensors", "torch", "dcp"])
+_EXPORT_FORMATS = click.Choice([*_FORMATS.choices, "peft"])
 _MODEL = "model"
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(?:([KMGT])(i?))?B", re.IGNORECASE)
 _OTHER_UNIT = re.compile(r"\d+(?:\.\d+)? ?(\D*)")
@@ -37,7 +38,7 @@ class NamedPath(click.Path):
 @click.argument("run", type=RUN_OR_STEP)
 @click.argument("dest", type=NamedPath(path_type=Path))
 @click.option(
-    "--format", "kind", type=_FORMATS, help="Output format [from the suffix of DEST: .safetensors, .pt, .pth]."
+    "--format", "kind", type=_EXPORT_FORMATS, help="Output format [from the suffix of DEST: .safetensors, .pt, .pth]."
 )
 @click.option("--only", metavar="PREFIX", help="Keys below PREFIX, which is stripped; '' for all [safetensors: model].")
 @click.option(
@@ -46,6 +47,7 @@ class NamedPath(click.Path):
 @click.option(
     "--max-shard-size", metavar="SIZE", help="Limit of each safetensors file: 5GB (10^9), 500MB, 2GiB (2^30)."
 )
+@click.option("--merge", is_flag=True, help="Add the adapters to their base, and export its weights [x.safetensors].")
 @click.option("--force", is_flag=True, help="Replace the file DEST; in a folder, replace the files of earlier exports.")
 @click.option("--step", type=click.IntRange(min=0), help="Select the checkpoint of this step.")
 @runs_option
@@ -56,13 +58,14 @@ def export(
     only: str | None,
     dtype: str | None,
     max_shard_size: str | None,
+    merge: bool,
     force: bool,
     step: int | None,
     runs: Path | None,
 ) -> None:
     """Export one checkpoint (the newest) to another format.
 
-    DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It appears when it is
+    DEST is a folder for safetensors, dcp and peft (or one file, x.safetensors), and a file for torch. It appears when it is
     complete.
 
     \b
@@ -83,7 +86,11 @@ def export(
 
     request = ExportRequest(folder, manifest, selection, dest, force, report)
     with naming_other_steps(folder):
-        if kind == "safetensors":
+        if kind == "peft" or merge:
+            from toolkit.checkpoint.convert.export_peft import export_merged, export_peft
+
+            (export_merged if merge else export_peft)(request, dtype)
+        elif kind == "safetensors":
             from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 
             export_safetensors(request, dtype, _bytes(max_shard_size or "5GB"))

@@ -324,6 +324,12 @@ NEEDS = (
         "early_stop_patience",
     ),
     Need("train", ("profile_from",), ("profile_steps",), lambda it: it.profile_steps > 0, "profile_steps"),
+    Need(
+        "adapters",
+        ("alpha", "rank_stabilized", "dropout", "targets", "modules_to_save", "base", "source", "quantize"),
+        ("rank",), lambda it: it.rank > 0, "rank",
+    ),
+    Need("adapters", ("double_quantization",), ("quantize",), lambda it: "4" in it.quantize, 'quantize = "nf4"'),
     Need("parallel", ("sequence",), ("tp",), lambda it: it.tp > 1, "tp = 2 or more"),
     Need("parallel", ("schedule", "stages_per_rank", "balance"), ("pp",), lambda it: it.pp > 1, "pp = 2 or more"),
     Need("parallel", ("wrap_parameters",), ("wrap",), lambda it: it.wrap == "size", 'wrap = "size"'),

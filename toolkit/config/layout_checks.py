@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from toolkit.config.adapters import check_adapters
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.offload_checks import check_offload
 from toolkit.config.refusal import refuse
@@ -24,6 +25,7 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_profile(resolved)
     _check_pipeline(resolved)
     _check_combinations(resolved)
+    check_adapters(resolved)
     if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # the script may ignore defaults
         _check_batch(resolved)
         _check_micro_batches(resolved)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.checks import check_alerts, check_arguments, check_request
 from toolkit.config.document import Document, Flag, KeyPath, Layer, Origin, dotted, leaves, read_document
 from toolkit.config.entry import check_entry, check_metric
@@ -213,8 +212,9 @@ def _join(
     argv: Sequence[str],
     origins: dict[str, Origin],
 ) -> ResolvedJob:
-    own = {name: getattr(tables, name) for name in JobFile.model_fields}
-    own["checkpoint"] = _with_lasting_source(tables.checkpoint, origins)
+    own: dict[str, Any] = {name: getattr(tables, name) for name in JobFile.model_fields}
+    for name, keys in (("checkpoint", ["source"]), ("adapters", ["base", "source"])):
+        own[name] = own[name].model_copy(update=_lasting(own[name], name, keys, origins))
     return ResolvedJob(
         job_file=job_file,
         job_directory=job_file.parent,
@@ -225,12 +225,14 @@ def _join(
     )
 
 
-def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) -> CheckpointTable:
-    """Return the table with an absolute `source`, since a later start may have a different working directory."""
-    origin = origins.get("checkpoint.source") or origins.get("checkpoint")
-    if not table.source or origin is None or origin.layer == "job":
-        return table
-    return table.model_copy(update={"source": str(Path.cwd() / table.source)})
+def _lasting(table: BaseModel, name: str, keys: Sequence[str], origins: Mapping[str, Origin]) -> dict[str, str]:
+    """Return the paths that are not of the job file as absolute ones: a later start may have another working directory."""
+    given = {key: origins.get(f"{name}.{key}") or origins.get(name) for key in keys if getattr(table, key)}
+    return {
+        key: str(Path.cwd() / getattr(table, key))
+        for key, origin in given.items()
+        if origin is not None and origin.layer != "job"
+    }
 
 
 def _from_document(document: Document, layer: Layer) -> Iterator[Setting]:

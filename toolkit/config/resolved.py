@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from toolkit.config.adapters import AdaptersTable
 from toolkit.config.alerts import AlertsTable
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.component import ComponentTable, ResolvedComponent
@@ -62,6 +63,7 @@ class JobFile(Table):
     data: DataTable = key(None, "The input data of the job.", default_factory=DataTable)
     train: TrainTable = key(None, "Hyperparameters and options of the training loop.", default_factory=TrainTable)
     parallel: ParallelTable = key(None, "How the model is distributed over the ranks.", default_factory=ParallelTable)
+    adapters: AdaptersTable = key(None, "Low-rank adapters on a frozen base.", default_factory=AdaptersTable)
     args: dict[str, Any] = key(
         None, "Arguments for the job script; any keys are allowed.", form="any values", default_factory=dict
     )
@@ -111,6 +113,7 @@ class ResolvedJob(BaseModel):
     data: DataTable
     train: TrainTable
     parallel: ParallelTable
+    adapters: AdaptersTable = AdaptersTable()
     args: dict[str, Any] = {}
 
     site: SiteIdentity

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -94,8 +94,7 @@ def split_tensors(
     for name, split in present.items():
         style = _style(split.word, sequence)
         if style is not None:
-            # No broadcast from a source rank: values are equal on all ranks, or not allocated yet.
-            parallelize_module(modules[name], mesh, style, src_data_rank=None)
+            _split_module(modules[name], mesh, style, split.word)
     _tie_again(model, tied)
     for name, split in present.items():
         if split.word == "head":
@@ -103,6 +102,20 @@ def split_tensors(
         elif split.word.startswith("embedding") and sequence:
             modules[name].register_forward_pre_hook(partial(_check_context, mesh.size()))
     _draw_apart(model, outline, present, PieceDraws(mesh.device_type, mesh.get_local_rank()), sequence)
+
+
+def _split_module(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle, word: str) -> None:
+    """Split one module; its attribute `split_dims` lists parameters that torch's style does not know."""
+    dims: Mapping[str, int | None] = getattr(module, "split_dims", {}).get(word, {})
+    own = {name: module._parameters.pop(name) for name in dims}
+    # No broadcast from a source rank: values are equal on all ranks, or not allocated yet.
+    parallelize_module(module, mesh, style, src_data_rank=None)
+    for name, parameter in own.items():
+        if parameter is not None:
+            placement = Replicate() if (dim := dims[name]) is None else Shard(dim)
+            part = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+            parameter = nn.Parameter(part, requires_grad=parameter.requires_grad)
+        module.register_parameter(name, parameter)
 
 
 def _style(word: str, sequence: bool) -> ParallelStyle | None:

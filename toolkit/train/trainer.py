@@ -27,6 +27,7 @@ from toolkit.parallel.mesh import Mesh, make_mesh
 from toolkit.parallel.outline import Outline
 from toolkit.topology.facts import Topology
 from toolkit.topology.gather import gather_topology
+from toolkit.train.adapters.adapt import Adapters
 from toolkit.train.average import WeightAverage
 from toolkit.train.callbacks import Callback, Callbacks
 from toolkit.train.data import Loader, LoaderSettings
@@ -91,6 +92,10 @@ class Trainer:
         check_combinations(train, config.parallel, world.size)
         if train.deterministic:
             use_deterministic_kernels()
+        self._adapters = None
+        if config.adapters.rank:
+            self._adapters = Adapters(config, task.build, task.initialise, task.outline)
+            task = replace(task, build=self._adapters.build, initialise=self._adapters.initialise)
         self._world, self._config, self._task = world, config, task
         self._callbacks = Callbacks(callbacks)
         topology = gather_topology(world)
@@ -202,6 +207,9 @@ class Trainer:
         trial = Trial(self._trial[0], autocast(self._world.device, train.precision))
         design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial)
         model = distribute(design, self._world, mesh, self._config, topology)
+        if self._adapters is not None:
+            self._adapters.fill(model.module, self._world.device)
+            self._say(self._adapters.describe(model.module))
         if train.channels_last:
             use_channels_last(model.module)
         return model
@@ -243,6 +251,8 @@ class Trainer:
 
     def _prepare_blocks(self, part: Part) -> None:
         """Wrap blocks for recomputation, then compile them; torch requires this order, and both before sharding."""
+        if self._adapters is not None:
+            self._adapters.take_out(part.module)
         config, below = self._config, (self._task.outline.blocks,)
         train = config.train
         if train.recompute != "none":
@@ -267,6 +277,8 @@ class Trainer:
             extra["guard"] = self._guard
         if self._early_stop is not None:
             extra["early_stop"] = self._early_stop
+        if self._adapters is not None:
+            extra["adapters"] = self._adapters
         return TrainingState(
             self.model.module,
             self.optimizer,
@@ -278,6 +290,7 @@ class Trainer:
             extra=extra,
             stream=self.model.stream,
             offload=self._offload,
+            without_frozen=self._adapters is not None,
         )
 
     def _made_validations(self) -> Validations | None:

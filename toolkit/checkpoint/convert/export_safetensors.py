@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from toolkit.checkpoint.convert.import_safetensors import CODES, SLICE_BYTES, im
 from toolkit.checkpoint.convert.selection import Chosen, ExportRequest, in_groups
 from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
+from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
 
-__all__ = ["export_safetensors"]
+__all__ = ["StoredTensor", "convert", "export_safetensors", "write_file"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -34,7 +35,9 @@ _CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class StoredTensor:
+    """A tensor to export, and the type to which it is rounded."""
+
     chosen: Chosen
     stored_dtype: str
     dtype: str
@@ -43,6 +46,14 @@ class _Tensor:
     @property
     def size_bytes(self) -> int:
         return prod(self.shape) * element(self.dtype).size_bytes
+
+    @classmethod
+    def of(cls, manifest: Manifest, chosen: Chosen, dtype: str | None) -> "StoredTensor":
+        """Return a tensor of a checkpoint. Raises ToolkitError if safetensors cannot contain it."""
+        record = manifest.tensors[chosen.key]
+        _refuse_unfit(record.dtype, chosen.key, chosen.name)
+        wanted = dtype if dtype and record.dtype in _CONVERTIBLE else record.dtype
+        return cls(chosen, record.dtype, wanted, record.shape)
 
 
 def export_safetensors(request: ExportRequest, dtype: str | None = None, most_shard_bytes: int = 5_000_000_000) -> None:
@@ -64,28 +75,21 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
         if destination.suffix == ".safetensors":
             with new_file(destination, replace=request.replace) as path:
                 request.before_reading()
-                _write_file(path, tensors, stored)
+                write_file(path, tensors, stored)
             return
         shards = _named_shards(tensors, most_shard_bytes)
         with new_files(destination, _NAMES, replace=request.replace, last=(SINGLE, INDEX)) as part:
             request.before_reading()
             for name, members in shards.items():
-                _write_file(part / name, members, stored)
+                write_file(part / name, members, stored)
             if len(shards) > 1:
                 (part / INDEX).write_text(_index(shards, total), encoding="utf-8")
 
 
-def _tensors(request: ExportRequest, dtype: str | None) -> list[_Tensor]:
+def _tensors(request: ExportRequest, dtype: str | None) -> list[StoredTensor]:
     """Return the tensors to export in natural order of their names, in which layer 10 follows layer 9."""
-    tensors = []
-    for chosen in sorted(request.selection.tensors, key=lambda one: in_order(one.name)):
-        record = request.manifest.tensors[chosen.key]
-        _refuse_unfit(record.dtype, chosen.key, chosen.name)
-        tensors.append(
-            _Tensor(
-                chosen, record.dtype, dtype if dtype and record.dtype in _CONVERTIBLE else record.dtype, record.shape
-            )
-        )
+    ordered = sorted(request.selection.tensors, key=lambda one: in_order(one.name))
+    tensors = [StoredTensor.of(request.manifest, chosen, dtype) for chosen in ordered]
     if not tensors:
         fix = "choose another part with --only"
         raise ToolkitError("the selected part contains no tensors", where=str(request.folder), fix=fix)
@@ -102,7 +106,7 @@ def _refuse_unfit(dtype: str, key: str, name: str) -> None:
         raise ToolkitError(f"safetensors cannot contain elements of type {dtype}", where=key, fix=fix)
 
 
-def _named_shards(tensors: Sequence[_Tensor], most_bytes: int) -> dict[str, list[_Tensor]]:
+def _named_shards(tensors: Sequence[StoredTensor], most_bytes: int) -> dict[str, list[StoredTensor]]:
     shards = in_groups(tensors, lambda tensor: tensor.size_bytes, most_bytes)
     if len(shards) == 1:
         return {SINGLE: shards[0]}
@@ -111,7 +115,7 @@ def _named_shards(tensors: Sequence[_Tensor], most_bytes: int) -> dict[str, list
     }
 
 
-def _index(shards: Mapping[str, Sequence[_Tensor]], total: int) -> str:
+def _index(shards: Mapping[str, Sequence[StoredTensor]], total: int) -> str:
     weight_map = {tensor.chosen.name: name for name, members in shards.items() for tensor in members}
     body = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
@@ -130,7 +134,14 @@ def _encode_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
     return LENGTH.pack(len(encoded)) + encoded
 
 
-def _write_file(path: Path, tensors: Sequence[_Tensor], stored: StoredTensors) -> None:
+class Boxes(Protocol):
+    """Reads boxes of tensors by their keys."""
+
+    def box(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray: ...
+
+
+def write_file(path: Path, tensors: Sequence[StoredTensor], stored: Boxes) -> None:
+    """Write a new safetensors file, and read its header again with the library."""
     # Types with the largest elements first, as the library does, so that each tensor is aligned to its element size.
     ordered = sorted(tensors, key=lambda tensor: -element(tensor.dtype).size_bytes)
     described = {tensor.chosen.name: (tensor.dtype, tensor.shape) for tensor in ordered}

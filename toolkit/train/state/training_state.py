@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
@@ -62,6 +62,7 @@ class TrainingState:
         stream: index of this rank's random stream and number of streams (`DistributedModel.stream`); ranks that must
             draw the same numbers have the same index. By default, each rank has its own stream.
         offload: what is outside of the memory of the device.
+        without_frozen: leave parameters that are not trained out of checkpoints; the job sets them before a resume.
     """
 
     model: nn.Module
@@ -79,6 +80,7 @@ class TrainingState:
     metric: dict[str, Any] | None = None
     stream: tuple[int, int] | None = None
     offload: Offload | None = None
+    without_frozen: bool = False
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -173,10 +175,14 @@ class TrainingState:
 
     def _tensors(self) -> dict[str, Any]:
         return {
-            "model": get_model_state_dict(self.model),
+            "model": get_model_state_dict(self.model, options=self._options),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "modules": {name: get_model_state_dict(module) for name, module in self.modules.items()},
         }
+
+    @property
+    def _options(self) -> StateDictOptions:
+        return StateDictOptions(ignore_frozen_params=self.without_frozen, strict=not self.without_frozen)
 
     def _things(self) -> dict[str, Stateful]:
         named = {"schedule": self.schedule, "scaler": self.scaler}
@@ -203,7 +209,7 @@ class TrainingState:
         unfilled = left_over(stored, tensors, wanted)
         forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
         # The load has filled the optimizer's own tensors. A model may have extra state or convert its tensors.
-        set_model_state_dict(self.model, tensors["model"])
+        set_model_state_dict(self.model, tensors["model"], options=self._options)
         for name, module in self.modules.items():
             set_model_state_dict(module, tensors["modules"][name])
         saved = loaded.state
