@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from launch import launch
-from parity import BOUND, LAYOUTS, MODEL, SAMPLED_CUT, SAMPLED_STEPS, Layout, difference, job_of, train
+from parity import BOUND, LAYOUTS, SAMPLED_CUT, SAMPLED_STEPS, Layout, difference, job_of, train
 
-from toolkit.config.document import Flag
+from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.config.resolved import ResolvedJob
 
 RANK = {"rank": 4, "alpha": 8.0, "dropout": 0.0}
@@ -40,3 +40,68 @@ def alone(tmp_path_factory: pytest.TempPathFactory):
         return made[key]
 
     return run_alone
+
+
+def keys_of(run_dir: Path) -> set[str]:
+    manifest = read_manifest(run_dir / "checkpoints" / f"step-{SAMPLED_STEPS:08d}")
+    return {key for key in manifest.tensors if key.startswith("model.")}
+
+
+def test_sharded_adapters_train_as_one_process_does_and_checkpoints_lack_the_base(alone, tmp_path):
+    found = run(LAYOUTS["shard 2 zero 3"], tmp_path / "run", WHOLE)
+    assert difference(found, alone(WHOLE), SAMPLED_STEPS).largest <= BOUND
+    layers = [
+        f"blocks.{number}.{name}"
+        for number in range(4)
+        for name in ("attention_out", "perceptron_in", "perceptron_out")
+    ]
+    adapters = {f"model.{name}.lora_{end}" for name in layers for end in "AB"}
+    assert keys_of(found) == adapters | {"model.norm.weight", "model.norm.bias"}
+
+
+def test_a_run_with_adapters_resumes_on_another_layout(alone, tmp_path):
+    run(LAYOUTS["tp 2, sequence"], tmp_path / "run", WHOLE, steps=SAMPLED_CUT)
+    run(LAYOUTS["replicate 2"], tmp_path / "run", WHOLE, attempt=1)
+    assert difference(tmp_path / "run", alone(WHOLE), SAMPLED_STEPS).largest <= BOUND
+
+
+def test_a_quantised_base_on_two_replicas_trains_as_one_process_does(alone, tmp_path):
+    found = run(LAYOUTS["replicate 2"], tmp_path / "run", QUANTISED)
+    assert difference(found, alone(QUANTISED), SAMPLED_STEPS).largest <= BOUND
+    assert difference(found, alone(RANK), SAMPLED_STEPS).loss > BOUND, "the base is quantised"
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        *((name, {}) for name in (
+            "replicate 2", "shard 2 zero 1", "shard 2 zero 2", "shard 2 zero 3", "tp 2", "tp 2, sequence",
+            "replicate 2 x tp 2", "shard 2 zero 3 x tp 2", "pp 2 1f1b", "pp 2 x tp 2, sequence",
+        )),
+        ("replicate 2", {"recompute": "every"}),
+        ("tp 2", {"recompute": "selective"}),
+        ("shard 2 zero 3", {"recompute": "every", "compile": True}),
+        ("replicate 2", {"optimizer": "muon"}),
+    ],
+)  # fmt: skip
+def test_every_layout_trains_adapters_as_one_process_does(alone, tmp_path, layout, settings):
+    wanted = alone(WHOLE, **{name: value for name, value in settings.items() if name == "optimizer"})
+    assert difference(run(LAYOUTS[layout], tmp_path / "run", WHOLE, **settings), wanted, SAMPLED_STEPS).largest <= BOUND
+
+
+# Of a split weight each rank quantises its part: equal where the blocks of 64 numbers and the rows of int8 are the same.
+@pytest.mark.evidence
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("layout", ["tp 2", "pp 2 1f1b", "replicate 2 x tp 2"])
+def test_a_split_quantised_base_trains_as_one_process_does(tmp_path, kind, layout):
+    targets = ["query_key_value", "perceptron_in"] if kind == "int8" else []
+    adapters = RANK | {"quantize": kind, "targets": targets}
+    args = {"width": 128}
+    one = run(Layout("alone", 1, args=args), tmp_path / "one", adapters)
+    split = LAYOUTS[layout]
+    found = run(Layout(layout, split.ranks, split.parallel, args), tmp_path / "run", adapters)
+    largest = difference(found, one, SAMPLED_STEPS).loss
+    assert largest <= (BOUND if kind != "int8" else 1e-3)

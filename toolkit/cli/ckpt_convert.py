@@ -76,6 +76,14 @@ def export(
 
     kind = _format_of_destination(dest, kind)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
+    if merge and dest.suffix != ".safetensors":
+        raise ToolkitError(
+            "writes one safetensors file", where="--merge", fix="choose a DEST such as model.safetensors"
+        )
+    if only is not None and (merge or kind == "peft"):
+        raise ToolkitError(
+            "does not apply to adapters, which are exported as a whole", where="--only", fix="omit --only"
+        )
     folder = one_folder(run, runs, step)
     dest = resolve_destination(dest)
     manifest = manifest_for_export(folder)
@@ -181,7 +189,7 @@ def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) ->
 
     if only is None:
         has_model = any(key.startswith(f"{_MODEL}.") for key in manifest.tensors)
-        only = _MODEL if kind == "safetensors" and has_model else ""
+        only = _MODEL if kind in ("safetensors", "peft") and has_model else ""
     return select(manifest, only, where=str(folder))
 
 
@@ -189,7 +197,7 @@ def _summary(selection: Selection, manifest: Manifest, folder: Path, kind: str) 
     """Describe what is exported and what is not, for a message before the first tensor is read."""
     below = f" (below `{selection.prefix}`)" if selection.prefix else ""
     summary = f"exporting {len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
-    if kind == "safetensors":
+    if kind in ("safetensors", "peft"):
         names = ", ".join(value.key for value in selection.values[:3])
         summary += f", without {len(selection.values)} values that are not tensors: {names}" if names else ""
     else:

@@ -108,8 +108,11 @@ def _split_module(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle, wor
     """Split one module; its attribute `split_dims` lists parameters that torch's style does not know."""
     dims: Mapping[str, int | None] = getattr(module, "split_dims", {}).get(word, {})
     own = {name: module._parameters.pop(name) for name in dims}
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     # No broadcast from a source rank: values are equal on all ranks, or not allocated yet.
     parallelize_module(module, mesh, style, src_data_rank=None)
+    for name in frozen:  # torch's styles for norms return trainable parameters
+        module.get_parameter(name).requires_grad_(False)
     for name, parameter in own.items():
         if parameter is not None:
             placement = Replicate() if (dim := dims[name]) is None else Shard(dim)

@@ -175,14 +175,19 @@ class TrainingState:
 
     def _tensors(self) -> dict[str, Any]:
         return {
-            "model": get_model_state_dict(self.model, options=self._options),
+            "model": self._model_tensors(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "modules": {name: get_model_state_dict(module) for name, module in self.modules.items()},
         }
 
-    @property
-    def _options(self) -> StateDictOptions:
-        return StateDictOptions(ignore_frozen_params=self.without_frozen, strict=not self.without_frozen)
+    def _model_tensors(self) -> dict[str, Any]:
+        tensors = get_model_state_dict(self.model)
+        if not self.without_frozen:
+            return tensors
+        # torch's `ignore_frozen_params` keeps the second name of a tied parameter.
+        named = self.model.named_parameters(remove_duplicate=False)
+        kept = {name for name, parameter in named if parameter.requires_grad} | dict(self.model.named_buffers()).keys()
+        return {name: tensor for name, tensor in tensors.items() if name in kept}
 
     def _things(self) -> dict[str, Stateful]:
         named = {"schedule": self.schedule, "scaler": self.scaler}
@@ -209,7 +214,7 @@ class TrainingState:
         unfilled = left_over(stored, tensors, wanted)
         forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
         # The load has filled the optimizer's own tensors. A model may have extra state or convert its tensors.
-        set_model_state_dict(self.model, tensors["model"], options=self._options)
+        set_model_state_dict(self.model, tensors["model"], options=StateDictOptions(strict=not self.without_frozen))
         for name, module in self.modules.items():
             set_model_state_dict(module, tensors["modules"][name])
         saved = loaded.state
