@@ -76,14 +76,9 @@ def export(
 
     kind = _format_of_destination(dest, kind)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
-    if merge and dest.suffix != ".safetensors":
-        raise ToolkitError(
-            "writes one safetensors file", where="--merge", fix="choose a DEST such as model.safetensors"
-        )
-    if only is not None and (merge or kind == "peft"):
-        raise ToolkitError(
-            "does not apply to adapters, which are exported as a whole", where="--only", fix="omit --only"
-        )
+    if merge and (dest.suffix != ".safetensors" or only is not None):
+        fix = "choose a DEST such as model.safetensors, and omit --only"
+        raise ToolkitError("writes a whole model as one safetensors file", where="--merge", fix=fix)
     folder = one_folder(run, runs, step)
     dest = resolve_destination(dest)
     manifest = manifest_for_export(folder)
@@ -95,9 +90,12 @@ def export(
     request = ExportRequest(folder, manifest, selection, dest, force, report)
     with naming_other_steps(folder):
         if kind == "peft" or merge:
-            from toolkit.checkpoint.convert.export_peft import export_merged, export_peft
+            from toolkit.checkpoint.convert.adapters import export_merged, export_peft
 
-            (export_merged if merge else export_peft)(request, dtype)
+            if merge:
+                export_merged(request, dtype)
+            else:
+                export_peft(request)
         elif kind == "safetensors":
             from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 

@@ -52,29 +52,18 @@ def check_adapters(resolved: "ResolvedJob") -> None:
     Raises:
         ToolkitError: the message names both settings.
     """
-    adapters = resolved.adapters
-    if not adapters.rank:
-        return
-    if adapters.quantize != "none" and resolved.parallel.shard > 1:
-        raise refuse(
-            resolved,
-            "adapters.quantize",
-            f"shard = {resolved.parallel.shard} would split the packed bytes of {adapters.quantize} weights without their scales: "
-            "training would continue with wrong values and without an error",
-            "set parallel.shard = 1 (replicas, each with the whole quantised base) or parallel.tp, or quantize = "
-            '"none"',
+    adapters, name, message, fix = resolved.adapters, "", "", ""
+    if adapters.rank and adapters.quantize != "none" and resolved.parallel.shard > 1:
+        name, fix = "adapters.quantize", 'set parallel.shard = 1 (whole replicas) or parallel.tp, or quantize = "none"'
+        message = (
+            f"shard = {resolved.parallel.shard} would split the packed bytes of {adapters.quantize} weights without their "
+            "scales: training would continue with wrong values and without an error"
         )
-    if resolved.checkpoint.take == "weights":
-        raise refuse(
-            resolved,
-            "checkpoint.take",
-            '"weights" loads a whole model, but checkpoints of a run with adapters contain only the adapters',
-            "set adapters.base to the checkpoint of the base instead of checkpoint.source",
-        )
-    if resolved.train.average_decay:
-        raise refuse(
-            resolved,
-            "train.average_decay",
-            "the average would be a second copy of the frozen base in memory and in every checkpoint",
-            "set average_decay = 0, or adapters.rank = 0",
-        )
+    elif adapters.rank and resolved.checkpoint.take == "weights":
+        name, fix = "checkpoint.take", "set adapters.base to the checkpoint of the base instead of checkpoint.source"
+        message = '"weights" loads a whole model, but checkpoints of a run with adapters contain only the adapters'
+    elif adapters.rank and resolved.train.average_decay:
+        name, fix = "train.average_decay", "set average_decay = 0, or adapters.rank = 0"
+        message = "the average would be a second copy of the frozen base in memory and in every checkpoint"
+    if name:
+        raise refuse(resolved, name, message, fix)

@@ -5,11 +5,11 @@ copies verified slices from the shard files, and lets the library check the fini
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from toolkit.checkpoint.convert.import_safetensors import CODES, SLICE_BYTES, im
 from toolkit.checkpoint.convert.selection import Chosen, ExportRequest, in_groups
 from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
-from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
 
-__all__ = ["StoredTensor", "convert", "export_safetensors", "write_file"]
+__all__ = ["StoredTensor", "convert", "export_safetensors", "tensors_of", "write_file"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -48,12 +47,10 @@ class StoredTensor:
         return prod(self.shape) * element(self.dtype).size_bytes
 
     @classmethod
-    def of(cls, manifest: Manifest, chosen: Chosen, dtype: str | None) -> "StoredTensor":
-        """Return a tensor of a checkpoint. Raises ToolkitError if safetensors cannot contain it."""
-        record = manifest.tensors[chosen.key]
-        _refuse_unfit(record.dtype, chosen.key, chosen.name)
-        wanted = dtype if dtype and record.dtype in _CONVERTIBLE else record.dtype
-        return cls(chosen, record.dtype, wanted, record.shape)
+    def of(cls, stored_dtype: str, shape: tuple[int, ...], chosen: Chosen, dtype: str | None) -> "StoredTensor":
+        """Return a tensor to round to `dtype`. Raises ToolkitError if safetensors cannot contain it."""
+        _refuse_unfit(stored_dtype, chosen.key, chosen.name)
+        return cls(chosen, stored_dtype, dtype if dtype and stored_dtype in _CONVERTIBLE else stored_dtype, shape)
 
 
 def export_safetensors(request: ExportRequest, dtype: str | None = None, most_shard_bytes: int = 5_000_000_000) -> None:
@@ -69,7 +66,7 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
         OwnFailureError: the disk is full.
     """
     import_library()
-    tensors, destination = _tensors(request, dtype), request.destination
+    tensors, destination = tensors_of(request, dtype), request.destination
     total = sum(tensor.size_bytes for tensor in tensors)
     with StoredTensors(request.folder, request.manifest) as stored:
         if destination.suffix == ".safetensors":
@@ -86,10 +83,14 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
                 (part / INDEX).write_text(_index(shards, total), encoding="utf-8")
 
 
-def _tensors(request: ExportRequest, dtype: str | None) -> list[StoredTensor]:
+def tensors_of(
+    request: ExportRequest, dtype: str | None, named: Callable[[str], str] = lambda name: name
+) -> list[StoredTensor]:
     """Return the tensors to export in natural order of their names, in which layer 10 follows layer 9."""
-    ordered = sorted(request.selection.tensors, key=lambda one: in_order(one.name))
-    tensors = [StoredTensor.of(request.manifest, chosen, dtype) for chosen in ordered]
+    tensors = []
+    for chosen in sorted(request.selection.tensors, key=lambda one: in_order(one.name)):
+        record = request.manifest.tensors[chosen.key]
+        tensors.append(StoredTensor.of(record.dtype, record.shape, replace(chosen, name=named(chosen.name)), dtype))
     if not tensors:
         fix = "choose another part with --only"
         raise ToolkitError("the selected part contains no tensors", where=str(request.folder), fix=fix)
@@ -134,14 +135,8 @@ def _encode_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
     return LENGTH.pack(len(encoded)) + encoded
 
 
-class Boxes(Protocol):
-    """Reads boxes of tensors by their keys."""
-
-    def box(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray: ...
-
-
-def write_file(path: Path, tensors: Sequence[StoredTensor], stored: Boxes) -> None:
-    """Write a new safetensors file, and read its header again with the library."""
+def write_file(path: Path, tensors: Sequence[StoredTensor], stored: StoredTensors) -> None:
+    """Write a new safetensors file, whose header the library checks."""
     # Types with the largest elements first, as the library does, so that each tensor is aligned to its element size.
     ordered = sorted(tensors, key=lambda tensor: -element(tensor.dtype).size_bytes)
     described = {tensor.chosen.name: (tensor.dtype, tensor.shape) for tensor in ordered}

@@ -2,20 +2,27 @@
 
 E. Hu et al., "LoRA", 2021, arXiv:2106.09685; the scale alpha / sqrt(rank) is from D. Kalajdzievski, "rsLoRA", 2023,
 arXiv:2312.03732. A layer keeps the names of its weight and bias, so that checkpoints of the base fit.
+
+W may be quantised: T. Dettmers et al., "QLoRA", 2023, arXiv:2305.14314. Its packed bytes are neither a parameter nor a
+buffer, so strategies that move, split or reduce these do not see them: the bytes have no meaning without their scales.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Shard
 
-from toolkit.train.adapters.quantised import Quantised
+from toolkit.errors import ToolkitError
 
-__all__ = ["AdaptedLinear", "Scale", "adapted_layers"]
+__all__ = ["AdaptedLinear", "Quantised", "Scale", "adapted_layers"]
+
+_LARGEST_INT8 = 127
+
+_BY_OUTPUTS = {"lora_A": None, "lora_B": 0}
 
 
 @dataclass(frozen=True)
@@ -26,78 +33,134 @@ class Scale:
     alpha: float
     rank_stabilized: bool = False
 
+    def __str__(self) -> str:
+        return f"rank = {self.rank}, alpha = {self.alpha:g}, rank_stabilized = {str(self.rank_stabilized).lower()}"
+
     @property
     def factor(self) -> float:
         return self.alpha / (sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
+class Quantised:
+    """The packed weight of one layer; before `pack`, its shape and split alone.
+
+    Args:
+        weight: the parameter that it replaces, on the meta device.
+        kind: "nf4", "fp4" or "int8".
+        double: quantise the scales of 4-bit weights, too.
+    """
+
+    def __init__(self, weight: Tensor, kind: str, double: bool) -> None:
+        self.weight = weight.detach()
+        self._kind, self._double = kind, double
+        self._packed: Tensor | None = None
+        self._scales: Any = None
+        if kind != "int8":
+            try:
+                import bitsandbytes.functional as library
+            except ImportError:
+                message, fix = "4-bit weights require the package bitsandbytes", "pip install 'toolkit[quantized]'"
+                raise ToolkitError(message, where="adapters.quantize", fix=f'{fix}, or set quantize = "int8"') from None
+            self._library = library
+
+    def pack(self, own: Tensor) -> None:
+        """Keep this rank's part of the weight in packed form."""
+        if self._kind == "int8":
+            self._scales = own.abs().amax(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny) / _LARGEST_INT8
+            self._packed = (own / self._scales).round().to(torch.int8)
+        else:
+            packed = self._library.quantize_4bit(own, compress_statistics=self._double, quant_type=self._kind)
+            self._packed, self._scales = packed
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """Return this rank's part of the weight as numbers."""
+        if self._packed is None:  # a trial on shapes alone
+            return (self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight).to(dtype)
+        if self._kind == "int8":
+            return (self._packed * self._scales).to(dtype)
+        numbers: Tensor = self._library.dequantize_4bit(self._packed, self._scales)
+        return numbers.to(dtype)
+
+    @torch.compiler.disable
+    def product(self, stream: Tensor) -> Tensor:
+        """Return W x; of a split weight, with the placement that torch gives the product of a split `nn.Linear`."""
+        if not isinstance(stream, DTensor):
+            return _Product.apply(stream, self)
+        by_rows = isinstance(self.weight, DTensor) and self.weight.placements == (Shard(0),)
+        own = _Product.apply(stream.to_local(grad_placements=[Partial()] if by_rows else stream.placements), self)
+        return DTensor.from_local(own, stream.device_mesh, [Shard(-1) if by_rows else Partial()], run_check=False)
+
+
+class _Product(torch.autograd.Function):
+    """W x, which unpacks W again for the backward pass instead of keeping its numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, weight: Quantised) -> Tensor:
+        ctx.weight = weight
+        return nn.functional.linear(stream, weight.whole(stream.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ ctx.weight.whole(gradient.dtype), None
+
+
 class AdaptedLinear(nn.Linear):
     """A frozen `nn.Linear` with an adapter, or without one if only its weight is quantised."""
 
-    # The dimension in which tensor-parallel ranks split the adapter, by the style of the layer; None: whole on each rank.
+    # The dimension that tensor-parallel ranks split, by the style of the layer; None: whole on each rank.
     split_dims: ClassVar[Mapping[str, Mapping[str, int | None]]] = {
-        "column": {"lora_A": None, "lora_B": 0},
-        "head": {"lora_A": None, "lora_B": 0},
-        "head_gathered": {"lora_A": None, "lora_B": 0},
+        **dict.fromkeys(("column", "head", "head_gathered"), _BY_OUTPUTS),
         "row": {"lora_A": 1, "lora_B": None},
     }
     lora_A: nn.Parameter | None  # noqa: N815  the names in peft's files
     lora_B: nn.Parameter | None  # noqa: N815
     factor: float
     dropout: float
-    quantised: Quantised | None
     is_merged: bool
+    quantised: Quantised | None
 
     @classmethod
-    def of(cls, layer: nn.Linear) -> "AdaptedLinear":
-        """Turn a layer into one of this class, in place: its name, ties and hooks remain."""
+    def of(cls, layer: nn.Module) -> "AdaptedLinear":
+        """Freeze a linear layer and turn it into one of this class, in place: its name, ties and hooks remain."""
+        assert isinstance(layer, nn.Linear)
         layer.requires_grad_(False)
         if isinstance(layer, cls):
             return layer
         layer.__class__ = cls
         assert isinstance(layer, cls)
-        layer.quantised, layer.is_merged, layer.factor, layer.dropout = None, False, 0.0, 0.0
-        layer.lora_A = layer.lora_B = None
+        layer.lora_A = layer.lora_B = layer.quantised = None
+        layer.is_merged, layer.dropout = False, 0.0
         return layer
 
-    def add(self, factor: float, rank: int, dropout: float = 0.0) -> None:
+    def add(self, scale: Scale, dropout: float = 0.0) -> None:
         """Add an adapter whose matrices have no values yet, in the type of the weight, but at least 32 bits."""
         kind = torch.promote_types(self.weight.dtype, torch.float32)
-        low = torch.empty(rank, self.in_features, dtype=kind, device=self.weight.device)
-        self.put(factor, low, low.new_empty(self.out_features, rank))
+        low = self.weight.new_empty(scale.rank, self.in_features, dtype=kind)
+        self.put(scale.factor, low, low.new_empty(self.out_features, scale.rank))
         self.dropout = dropout
 
     def put(self, factor: float, low: Tensor, high: Tensor) -> None:
         """Use these matrices."""
         self.lora_A, self.lora_B, self.factor = nn.Parameter(low), nn.Parameter(high), factor
 
-    def delta(self) -> Tensor | None:
-        """Return the change of the weight by the adapter; None without one."""
-        return None if self.lora_A is None or self.lora_B is None else self.factor * (self.lora_B @ self.lora_A)
-
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name in nn.Linear
         if self.quantised is None:
             output = nn.functional.linear(input, self.weight, self.bias)
         else:
             output = self.quantised.product(input)
-            if self.bias is not None:
-                output = output + self.bias
+            output = output if self.bias is None else output + self.bias
         if self.lora_A is None or self.lora_B is None or self.is_merged:
             return output
         low = nn.functional.linear(self._dropped(input).to(self.lora_A.dtype), self.lora_A)
         return output + (self.factor * nn.functional.linear(low, self.lora_B)).to(output.dtype)
 
     def _dropped(self, stream: Tensor) -> Tensor:
-        if not self.training or not self.dropout:
-            return stream
-        if not isinstance(stream, DTensor):
-            return nn.functional.dropout(stream, self.dropout)
+        if not isinstance(stream, DTensor) or not self.training:
+            return nn.functional.dropout(stream, self.dropout, self.training)
         own = nn.functional.dropout(stream.to_local(), self.dropout)  # torch's own draws for DTensors need a GPU
         return DTensor.from_local(own, stream.device_mesh, stream.placements, run_check=False)
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
     """Yield the adapted layers of a model with their names."""
-    for name, module in model.named_modules():
-        if isinstance(module, AdaptedLinear):
-            yield name, module
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, AdaptedLinear))
