@@ -92,10 +92,7 @@ def export(
         if kind == "peft" or merge:
             from toolkit.checkpoint.convert.adapters import export_merged, export_peft
 
-            if merge:
-                export_merged(request, dtype)
-            else:
-                export_peft(request)
+            export_merged(request, dtype) if merge else export_peft(request)
         elif kind == "safetensors":
             from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 

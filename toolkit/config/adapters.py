@@ -21,16 +21,10 @@ class AdaptersTable(Table):
     rank_stabilized: bool = key(False, "Scale by `alpha / sqrt(rank)` instead (rsLoRA).")
     dropout: float = key(0.0, "Dropout on the inputs of adapters.", ge=0, lt=1)
     targets: list[str] = key(
-        None,
-        "Linear layers that get an adapter; empty selects those of the blocks.",
-        form=_PATTERNS,
-        default_factory=list,
+        None, "Linear layers with an adapter; empty selects those of the blocks.", form=_PATTERNS, default_factory=list
     )
     modules_to_save: list[str] = key(
-        None,
-        "Modules that are trained and saved whole, such as a new head. `base` may lack them.",
-        form=_PATTERNS,
-        default_factory=list,
+        None, "Modules trained and saved whole, which `base` may lack.", form=_PATTERNS, default_factory=list
     )
     base: str = key(
         "",
@@ -47,11 +41,7 @@ class AdaptersTable(Table):
 
 
 def check_adapters(resolved: "ResolvedJob") -> None:
-    """Reject settings that cannot be combined with adapters.
-
-    Raises:
-        ToolkitError: the message names both settings.
-    """
+    """Raise a ToolkitError for settings that cannot be combined with adapters."""
     adapters, name, message, fix = resolved.adapters, "", "", ""
     if adapters.rank and adapters.quantize != "none" and resolved.parallel.shard > 1:
         name, fix = "adapters.quantize", 'set parallel.shard = 1 (whole replicas) or parallel.tp, or quantize = "none"'

@@ -228,11 +228,8 @@ def _join(
 def _lasting(table: BaseModel, name: str, keys: Sequence[str], origins: Mapping[str, Origin]) -> dict[str, str]:
     """Return the paths that are not of the job file as absolute ones: a later start may have another working directory."""
     given = {key: origins.get(f"{name}.{key}") or origins.get(name) for key in keys if getattr(table, key)}
-    return {
-        key: str(Path.cwd() / getattr(table, key))
-        for key, origin in given.items()
-        if origin is not None and origin.layer != "job"
-    }
+    elsewhere = [key for key, origin in given.items() if origin is not None and origin.layer != "job"]
+    return {key: str(Path.cwd() / getattr(table, key)) for key in elsewhere}
 
 
 def _from_document(document: Document, layer: Layer) -> Iterator[Setting]:

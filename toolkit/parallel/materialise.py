@@ -7,7 +7,7 @@ than for its shards and one whole tensor.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import box_of
 
-__all__ = ["Initialise", "buffers_on_meta", "own_value", "parameters_on_meta", "seeded", "tied_names"]
+__all__ = ["Initialise", "buffers_on_meta", "own_value", "parameters_on_meta", "tied_names"]
 
 # Sets the initial values of the parameter with that name, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
@@ -75,7 +75,7 @@ def materialise(
     for first, *others in tied:  # `to_empty` unties: it creates a tensor for each name
         for name in others:
             set_parameter(module, name, module.get_parameter(first))
-    with torch.no_grad(), seeded(device):
+    with torch.no_grad():
         for own_name, buffer in module.named_buffers():
             buffer.copy_(values[own_name])
         for own_name, tensor in module.named_parameters():  # a tied parameter is listed once
@@ -84,16 +84,12 @@ def materialise(
             own.copy_(own_value(name, tensor, initialise, seed, device))
 
 
-def seeded(device: str) -> AbstractContextManager[None]:
-    """Restore the random generators after this context, in which `own_value` seeds them."""
-    return torch.random.fork_rng([torch.device(device)] if torch.device(device).type == "cuda" else [])
-
-
 def own_value(name: str, parameter: Tensor, initialise: Initialise, seed: int, device: str) -> Tensor:
     """Return this rank's part of the initial value of a parameter, which may be split or sharded."""
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-    torch.manual_seed(_seed_of(seed, name))
-    initialise(name, whole)
+    with torch.random.fork_rng([torch.device(device)] if torch.device(device).type == "cuda" else []):
+        torch.manual_seed(_seed_of(seed, name))
+        initialise(name, whole)
     if not isinstance(parameter, DTensor):
         return whole
     offset, shape = box_of(parameter, name)

@@ -11,7 +11,7 @@ import numpy as np
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
 from toolkit.checkpoint.convert.destination import new_file, new_files
-from toolkit.checkpoint.convert.export_safetensors import StoredTensor, convert, tensors_of, write_file
+from toolkit.checkpoint.convert.export_safetensors import CONVERTIBLE, StoredTensor, convert, tensors_of, write_file
 from toolkit.checkpoint.convert.import_safetensors import read_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.selection import Chosen, ExportRequest
@@ -26,7 +26,7 @@ PREFIX = "base_model.model."
 ENDS = (".lora_A", ".lora_B")
 _OWN_NAMES = {
     "r": "rank", "lora_alpha": "alpha", "use_rslora": "rank_stabilized", "lora_dropout": "dropout",
-    "target_modules": "targets", "modules_to_save": "modules_to_save",
+    "target_modules": "targets", "modules_to_save": "modules_to_save"
 }  # fmt: skip
 _MODEL, _BASE = "model.", "base."  # of keys: of the checkpoint, and of merged tensors
 _END_BYTES = 2**20
@@ -76,12 +76,7 @@ class BaseWeights:
 
 
 def export_peft(request: ExportRequest) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` into a folder.
-
-    Raises:
-        CorruptCheckpointError: a block of the checkpoint is damaged.
-        ToolkitError: the checkpoint has no adapters, or the destination exists.
-    """
+    """Write `adapter_config.json` and `adapter_model.safetensors` into a folder; raises as `export_safetensors`."""
     adapters = _adapters(request)
     config = {"peft_type": "LORA", "task_type": None, "bias": "none", "fan_in_fan_out": False, "inference_mode": True}
     config |= {name: adapters[own] for name, own in _OWN_NAMES.items()}
@@ -99,9 +94,7 @@ def export_peft(request: ExportRequest) -> None:
 def export_merged(request: ExportRequest, dtype: str | None = None) -> None:
     """Write the base of the checkpoint with the adapters added, in the base's types, as one safetensors file.
 
-    Raises:
-        CorruptCheckpointError: a block of the checkpoint is damaged.
-        ToolkitError: the checkpoint has no adapters, or their base is missing or has changed.
+    Raises a ToolkitError if the checkpoint has no adapters, or their base is missing or has changed.
     """
     adapters = _adapters(request)
     if not (path := adapters["base"]["path"]):
@@ -131,7 +124,7 @@ class _Merged(StoredTensors):
         kinds = {name: (one.dtype, one.shape) for name, one in own.items() if not name.endswith(ENDS)}
         kinds |= {name: (one.dtype, one.shape) for name, one in self._base.records.items()}
         return [
-            StoredTensor.of(kind, shape, Chosen(f"{_BASE}{name}", name, (name,)), dtype)
+            StoredTensor(Chosen(_BASE + name, name, (name,)), kind, (kind in CONVERTIBLE and dtype) or kind, shape)
             for name, (kind, shape) in kinds.items()
         ]
 

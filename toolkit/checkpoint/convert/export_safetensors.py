@@ -22,7 +22,7 @@ from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
-__all__ = ["StoredTensor", "convert", "export_safetensors", "tensors_of", "write_file"]
+__all__ = ["CONVERTIBLE", "StoredTensor", "convert", "export_safetensors", "tensors_of", "write_file"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,7 +30,7 @@ _NAMES = (SINGLE, INDEX, "model-*-of-*.safetensors")
 _METADATA = {"format": "pt"}  # transformers rejects files without the name of a framework
 _OWN_KEY = "__metadata__"
 _DATA_ALIGNMENT = 8
-_CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
+CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,6 @@ class StoredTensor:
     @property
     def size_bytes(self) -> int:
         return prod(self.shape) * element(self.dtype).size_bytes
-
-    @classmethod
-    def of(cls, stored_dtype: str, shape: tuple[int, ...], chosen: Chosen, dtype: str | None) -> "StoredTensor":
-        """Return a tensor to round to `dtype`. Raises ToolkitError if safetensors cannot contain it."""
-        _refuse_unfit(stored_dtype, chosen.key, chosen.name)
-        return cls(chosen, stored_dtype, dtype if dtype and stored_dtype in _CONVERTIBLE else stored_dtype, shape)
 
 
 def export_safetensors(request: ExportRequest, dtype: str | None = None, most_shard_bytes: int = 5_000_000_000) -> None:
@@ -90,7 +84,9 @@ def tensors_of(
     tensors = []
     for chosen in sorted(request.selection.tensors, key=lambda one: in_order(one.name)):
         record = request.manifest.tensors[chosen.key]
-        tensors.append(StoredTensor.of(record.dtype, record.shape, replace(chosen, name=named(chosen.name)), dtype))
+        _refuse_unfit(record.dtype, chosen.key, chosen.name)
+        wanted = dtype if dtype and record.dtype in CONVERTIBLE else record.dtype
+        tensors.append(StoredTensor(replace(chosen, name=named(chosen.name)), record.dtype, wanted, record.shape))
     if not tensors:
         fix = "choose another part with --only"
         raise ToolkitError("the selected part contains no tensors", where=str(request.folder), fix=fix)

@@ -33,6 +33,7 @@ def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
         ToolkitError: the ranks could not start, read or save as the job requests.
     """
     check_source(job, options)
+    check_adapter_files(job, options)
     check_data(job, options)
     check_codec(job)
     check_arguments(job)
@@ -59,6 +60,15 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     manifest = check_whole(path, where=where)
     if not is_unmanaged(job.job.entry):  # only a script knows what it loads and how it counts steps
         _check_use(job, path, manifest, where=where)
+
+
+def check_adapter_files(job: ResolvedJob, options: Sequence[str] = ()) -> None:
+    """Raise a ToolkitError if `adapters.base` or `adapters.source` is missing on this host."""
+    for name, given in (("base", job.adapters.base), ("source", job.adapters.source)):
+        path = job.job_directory / given
+        if given and not path.exists() and not _is_elsewhere(path, job) and not _waits(job, options):
+            where = job.origin(f"adapters.{name}").place(f"adapters.{name}")
+            raise ToolkitError(f"{path} not found", where=where, fix=_fix_of(path, given))
 
 
 def _check_use(job: ResolvedJob, path: Path, manifest: Manifest, *, where: str) -> None:

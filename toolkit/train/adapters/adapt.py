@@ -17,22 +17,16 @@ from toolkit.config.adapters import check_adapters
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
-from toolkit.parallel.materialise import Initialise, own_value, parameters_on_meta, seeded, tied_names
+from toolkit.parallel.materialise import Initialise, own_value, parameters_on_meta, tied_names
 from toolkit.parallel.outline import Outline
 from toolkit.train.adapters.files import read_adapter
 from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale, adapted_layers
 
 __all__ = ["Adapters"]
 
-Shapes = Mapping[str, Sequence[int]]
-
 
 class Adapters:
-    """The adapters of a run. As an object with a state, it records its base in checkpoints and rejects another one.
-
-    Raises:
-        ToolkitError: a pattern matches nothing, or a file of [adapters] does not match the model.
-    """
+    """The adapters of a run. As an object with a state, it records its base in checkpoints and rejects another one."""
 
     def __init__(
         self, config: ResolvedJob, build: Callable[[], nn.Module], initialise: Initialise, outline: Outline
@@ -95,7 +89,7 @@ class Adapters:
 
     def fill(self, model: nn.Module, device: str) -> None:
         """Compute and quantise the weights that `take_out` has replaced, with one whole weight at a time in memory."""
-        with torch.no_grad(), seeded(device):
+        with torch.no_grad():
             for name, layer in adapted_layers(model):
                 if layer.quantised is not None:
                     own = own_value(f"{name}.weight", layer.quantised.weight, self.initialise, self._seed, device)
@@ -123,11 +117,7 @@ class Adapters:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare the base with that of a checkpoint.
-
-        Raises:
-            ToolkitError: the adapters were trained on another base.
-        """
+        """Raise a ToolkitError if the adapters of a checkpoint were trained on another base."""
         before, now = state["base"], self.state_dict()["base"]
         if before["digest"] != now["digest"]:
             raise ToolkitError(
@@ -155,7 +145,7 @@ class Adapters:
         names = {name: one for name in wanted for one in tied.get(name, [name]) if one in records}
         fix = "set adapters.base to weights of this model, or list a new module in adapters.modules_to_save"
         found = {name: records[one].shape for name, one in names.items()}
-        _compare(wanted, found, str(self._base.source), fix, without=self._saved)
+        _compare(wanted, found, str(self._base.source), fix, self._saved)
         return names
 
     def _starting_values(self, model: nn.Module, config: ResolvedJob) -> dict[str, Tensor]:
@@ -168,19 +158,16 @@ class Adapters:
         wanted = {name: tuple(one.shape) for name, one in model.named_parameters() if one.requires_grad}
         values = given.values
         fix = "set adapters.targets and modules_to_save as in adapter_config.json of this folder"
-        _compare(wanted, {name: tuple(one.shape) for name, one in values.items()}, str(folder), fix, is_exact=True)
+        _compare(wanted, {name: tuple(one.shape) for name, one in values.items()}, str(folder), fix, ())
         return values
 
 
 def _compare(
-    wanted: Shapes, found: Shapes, where: str, fix: str, *, without: Collection[str] = (), is_exact: bool = False
+    wanted: Mapping[str, Any], found: Mapping[str, Any], where: str, fix: str, without: Collection[str]
 ) -> None:
     lacking = sorted(name for name in wanted.keys() - found.keys() if not _is_below(name, without))
-    extra = sorted(found.keys() - wanted.keys()) if is_exact else []
-    common = sorted(wanted.keys() & found.keys())
-    differing = [
-        both_shapes(name, tuple(found[name]), tuple(wanted[name])) for name in common if found[name] != wanted[name]
-    ]
+    extra, common = sorted(found.keys() - wanted.keys()), sorted(wanted.keys() & found.keys())
+    differing = [both_shapes(name, found[name], wanted[name]) for name in common if found[name] != wanted[name]]
     if lacking or extra or differing:
         raise ToolkitError(difference(lacking, extra, differing), where=where, fix=fix)
 

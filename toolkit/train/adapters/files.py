@@ -34,11 +34,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read `adapter_config.json` and `adapter_model.safetensors`.
-
-    Raises:
-        ToolkitError: a file is missing or invalid, or another method than LoRA made it.
-    """
+    """Read `adapter_config.json` and `adapter_model.safetensors`. Raises a ToolkitError for other methods than LoRA."""
     path, weights = folder / CONFIG, BaseWeights(folder / WEIGHTS)
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -59,13 +55,9 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def use_adapters(model: nn.Module, adapters: Sequence[Adapter], weights: Sequence[float] = ()) -> None:
-    """Let a whole, unsharded model use the sum of these adapters instead of those before; none restores the base.
+    """Let a whole, unsharded model use the sum of adapters, times `weights`, instead of those before; [] restores the base.
 
-    Args:
-        weights: a factor of each adapter; 1 by default.
-
-    Raises:
-        ToolkitError: an adapter does not fit the model or has whole modules, which cannot be added.
+    Raises a ToolkitError if an adapter does not fit the model or has whole modules, which cannot be added.
     """
     names = dict.fromkeys(name for adapter in adapters for name in adapter.values)
     if whole := [name for name in names if not name.endswith(ENDS)]:
@@ -88,15 +80,12 @@ def use_adapters(model: nn.Module, adapters: Sequence[Adapter], weights: Sequenc
         ):
             message = f"the model has no nn.Linear {name} with {low.shape[1]} inputs and {high.shape[0]} outputs"
             raise ToolkitError(message, where="use_adapters", fix="pass adapters of this model")
-        AdaptedLinear.of(module).put(1.0, low.to(device), high.to(device))
+        layer = AdaptedLinear.of(module)
+        layer.lora_A, layer.lora_B, layer.factor = nn.Parameter(low.to(device)), nn.Parameter(high.to(device)), 1.0
 
 
 def merge(model: nn.Module) -> None:
-    """Add the adapters to the weights, so that a forward pass costs the same as without adapters.
-
-    Raises:
-        ToolkitError: a weight is quantised, and a sum with it would be rounded again.
-    """
+    """Add the adapters to the weights, so that forward passes cost as much as without. Rejects quantised weights."""
     _shift(model, is_merged=True)
 
 

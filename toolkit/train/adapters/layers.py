@@ -42,12 +42,9 @@ class Scale:
 
 
 class Quantised:
-    """The packed weight of one layer; before `pack`, its shape and split alone.
+    """The packed weight of one layer; before `pack`, only its shape and split.
 
-    Args:
-        weight: the parameter that it replaces, on the meta device.
-        kind: "nf4", "fp4" or "int8".
-        double: quantise the scales of 4-bit weights, too.
+    `weight` is the parameter that it replaces, on the meta device; `double` quantises the scales of 4-bit weights, too.
     """
 
     def __init__(self, weight: Tensor, kind: str, double: bool) -> None:
@@ -132,16 +129,13 @@ class AdaptedLinear(nn.Linear):
         layer.is_merged, layer.dropout = False, 0.0
         return layer
 
-    def add(self, scale: Scale, dropout: float = 0.0) -> None:
+    def add(self, scale: Scale, dropout: float) -> None:
         """Add an adapter whose matrices have no values yet, in the type of the weight, but at least 32 bits."""
-        kind = torch.promote_types(self.weight.dtype, torch.float32)
-        low = self.weight.new_empty(scale.rank, self.in_features, dtype=kind)
-        self.put(scale.factor, low, low.new_empty(self.out_features, scale.rank))
-        self.dropout = dropout
-
-    def put(self, factor: float, low: Tensor, high: Tensor) -> None:
-        """Use these matrices."""
-        self.lora_A, self.lora_B, self.factor = nn.Parameter(low), nn.Parameter(high), factor
+        low = self.weight.new_empty(scale.rank, self.in_features).to(
+            torch.promote_types(self.weight.dtype, torch.float32)
+        )
+        self.lora_A, self.lora_B = nn.Parameter(low), nn.Parameter(low.new_empty(self.out_features, scale.rank))
+        self.factor, self.dropout = scale.factor, dropout
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name in nn.Linear
         if self.quantised is None:
