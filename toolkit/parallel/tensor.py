@@ -107,7 +107,7 @@ def split_tensors(
 def _split_module(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle, word: str) -> None:
     """Split one module; its attribute `split_dims` lists parameters that torch's style does not know."""
     dims: Mapping[str, int | None] = getattr(module, "split_dims", {}).get(word, {})
-    own = {name: module._parameters.pop(name) for name in dims}
+    own = {name: module._parameters.pop(name, None) for name in dims}
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     # No broadcast from a source rank: values are equal on all ranks, or not allocated yet.
     parallelize_module(module, mesh, style, src_data_rank=None)
@@ -117,8 +117,7 @@ def _split_module(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle, wor
         if parameter is not None:
             placement = Replicate() if (dim := dims[name]) is None else Shard(dim)
             part = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
-            parameter = nn.Parameter(part, requires_grad=parameter.requires_grad)
-        module.register_parameter(name, parameter)
+            module.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
 
 
 def _style(word: str, sequence: bool) -> ParallelStyle | None:

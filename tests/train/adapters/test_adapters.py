@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ save_file({"outputs": outputs.detach(), "merged": peft.merge_and_unload()(inputs
 @pytest.mark.evidence
 def test_peft_loads_the_files_and_toolkit_those_of_peft(toolkit, trained):
     export(toolkit, trained, trained / "peft", "--format", "peft")
-    subprocess.run(["python3", "scripts/guests.py"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "scripts/guests.py"], cwd=ROOT, check=True)
     path = ":".join(str(ROOT / folder) for folder in ("", "tests/shared", "tests/train"))
     command = [str(ROOT / ".venv-guests/bin/python"), "-c", IN_PEFT, str(trained)]
     subprocess.run(command, env={"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, check=True)
