@@ -103,7 +103,7 @@ def test_script_has_torchruns_variables(toolkit, examples) -> None:
 def test_every_variable_of_the_tables_is_set(toolkit, examples) -> None:
     section = PAGE[PAGE.index("## An executable") : PAGE.index("## Without")]
     names = re.findall(r"`([A-Z]+_[A-Z_]+)`", section[: section.index("The launcher adds")])
-    assert "TOOLKIT_RANK" in names and len(names) == 8
+    assert "TOOLKIT_RANK" in names and len(names) == 9
     submitted(toolkit, ["env"])
     environment = dict(line.split("=", 1) for line in toolkit.ok("logs", "--rank", 1).splitlines() if "=" in line)
     assert set(names) <= set(environment)

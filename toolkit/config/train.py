@@ -6,7 +6,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from toolkit.config.table import Table, key, refuse_value
 
-__all__ = ["DDP_BUCKET_MB", "SEVERAL_STAGES", "ParallelTable", "TrainTable", "micro_batch_fix", "no_micro_batches"]
+__all__ = [
+    "DDP_BUCKET_MB", "SEVERAL_STAGES", "ParallelTable", "TrainTable", "fitting_micro_batch", "micro_batch_fix", "no_micro_batches",
+]  # fmt: skip
 
 
 class TrainTable(Table):

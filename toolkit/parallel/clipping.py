@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+__all__ = ["norm_of_parts", "part_of_norm"]
+
 
 def clip_gradients(
     parameters: Iterable[nn.Parameter],

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["GPU_OUT_OF_MEMORY", "OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom_named"]
+__all__ = ["GPU_OUT_OF_MEMORY", "KILLED", "OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom_named"]
 
 
 @dataclass(frozen=True)

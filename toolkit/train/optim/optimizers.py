@@ -9,6 +9,8 @@ from torch import nn
 from toolkit.errors import ToolkitError
 from toolkit.train.blocks import blocks_of
 
+__all__ = ["JointOptimizer"]
+
 
 class JointOptimizer(torch.optim.Optimizer):
     """Combines several optimizers (`members`), which have no parameter in common, into one.

@@ -1,0 +1,109 @@
+"""The search for the largest micro-batch: few trials, a real failed allocation, a kill, other failures, the proposal."""
+
+from __future__ import annotations
+
+import json
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.submission.batch_search import _largest
+
+TINY = ["--set=args.width=64", "--set=args.layers=2", "--set=args.context=64", "--set=args.max_bytes=100000"]
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_the_largest_size_is_found_in_few_trials(true, limit):
+    tried = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= true
+
+    assert _largest(fits, limit) == min(true, limit)
+    assert len(set(tried)) <= 2 * limit.bit_length() + 1 and max(tried) <= limit
+
+
+@pytest.fixture
+def memory_of_ranks():
+    """A limit for what this process and its ranks allocate."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_DATA, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+ENTRY = """
+import os, signal
+from pathlib import Path
+
+from toolkit.metrics.training import TrainLog, TrainRecord
+
+def main(world, config):
+    size = config.train.micro_batch
+    if size > {most}:
+        {end}
+    with TrainLog(world.run_dir / "metrics" / "train.jsonl") as log:
+        for step in range(1, config.train.steps + 1):
+            log.write(TrainRecord(
+                step=step, steps=config.train.steps, loss=1.0, loss_hex=(1.0).hex(), lr=0.1, grad_norm=1.0,
+                samples=step * config.train.batch, tokens=step, seconds=0.5, tokens_per_s=1.0,
+                time="2026-01-01T00:00:00.000+00:00", attempt=0, world=1,
+            ))
+"""
+JOB = '[job]\nname = "sample"\nentry = "entry.py:main"\nranks_per_node = 2\n[train]\nbatch = 80\n'
+
+
+@pytest.fixture
+def search(toolkit, tmp_path):
+    def run(most: int, end: str, *options: str):
+        (toolkit.folder / "entry.py").write_text(ENTRY.format(most=most, end=end))
+        (toolkit.folder / "job.toml").write_text(JOB)
+        return toolkit("bench", "batch", str(toolkit.folder / "job.toml"), "--site", "local", *options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", 'raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")']
+)
+def test_a_kill_and_a_failed_allocation_are_results(search, end):
+    said = search(21, end, "--json")
+    found = json.loads(said.out)
+    assert (said.code, found["largest"], found["data_ranks"]) == (0, 21, 2)
+    assert (found["micro_batch"], found["accumulation"]) == (10, 4), "at most 18, and a divisor of 40"
+    assert all(trial["fits"] == (trial["micro_batch"] <= 21) for trial in found["trials"])
+    assert found["trials"][0]["samples_per_s"] == 2 * 2 * found["trials"][0]["micro_batch"]
+
+
+def test_another_failure_ends_the_search(search):
+    said = search(4, 'raise ValueError("wrong shape")')
+    assert said.code != 0 and "a trial with micro_batch = 8 failed" in said.err and "toolkit explain" in said.err
+
+
+def test_a_size_that_was_not_allowed_to_fail_is_said(search):
+    said = search(1000, "pass", "--most", "8")
+    assert "the largest size is 8, and no larger one was tried: set train.micro_batch = 8" in said.out
+
+
+def test_nothing_fits(search):
+    said = search(0, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert said.code == 1 and "not even one sample per rank fits" in said.err
+
+
+def test_wrong_options(toolkit):
+    for option, value, named in (("--headroom", "100", "0 to 99"), ("--most", "0", "at least 1")):
+        said = toolkit("bench", "batch", "train_lm", option, value)
+        assert said.code == 2 and named in said.err
+
+
+@pytest.mark.evidence
+def test_a_real_limit(toolkit, memory_of_ranks, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    memory_of_ranks(700 << 20)
+    given = ("train_lm", "--site", "local", "-n", "1", "--set=train.batch=1024", *TINY)
+    found = json.loads(toolkit("bench", "batch", *given, "--json").out)
+    assert 1 < found["micro_batch"] < found["largest"] < 1024
+    steps = ("--set=train.steps=50", f"--set=train.micro_batch={found['micro_batch']}")
+    assert toolkit("run", *given, *steps, f"--set=train.batch={found['micro_batch']}").code == 0
