@@ -14,11 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from toolkit.checkpoint.boxes import chunk_of
-from toolkit.checkpoint.format.layout import MANIFEST
+from toolkit.checkpoint.format.layout import MANIFEST, folder_of_rank
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading.planned import PlannedLoad, metadata_of, piece_of
 from toolkit.checkpoint.loading.shared_checks import Touched, node_name, shares_of_checks, touched_blocks
+from toolkit.checkpoint.tensors import rank_here
 from toolkit.errors import ToolkitError
 
 
@@ -30,7 +31,7 @@ class HDF5StorageReader(StorageReader):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
-        self._path = Path(path)
+        self._path = self._folder = Path(path)
         self._threads = threads
         self._manifest: Manifest | None = None
 
@@ -41,9 +42,10 @@ class HDF5StorageReader(StorageReader):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the checkpoint, read on first use."""
+        """The manifest of the checkpoint, read on first use: that of this rank if a job saved without collectives."""
         if self._manifest is None:
-            self._manifest = read_manifest(self._path)
+            self._folder = _folder_for(self._path)
+            self._manifest = read_manifest(self._folder)
         return self._manifest
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -54,7 +56,7 @@ class HDF5StorageReader(StorageReader):
 
     def read_metadata(self) -> dcp.Metadata:
         """Return the manifest converted to DCP metadata."""
-        # If the signature had **kwargs, DCP would retry after an error with rank-local metadata, which does not exist.
+        # If the signature had **kwargs, DCP would retry after an error, and raise another one without a fix.
         return metadata_of(self.manifest)
 
     def set_up_storage_reader(self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -62,7 +64,9 @@ class HDF5StorageReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add the name of this rank's node and the blocks that this rank reads to the plan."""
-        return replace(plan, storage_data=Touched(node_name(), touched_blocks(self.manifest, plan.items)))
+        touched = touched_blocks(self.manifest, plan.items)
+        readers = node_name() if self._folder == self._path else str(self._folder)  # no other rank reads these files
+        return replace(plan, storage_data=Touched(readers, touched))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Distribute the block checks among the ranks of each node."""
@@ -72,7 +76,7 @@ class HDF5StorageReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's parts of the tensors, one shard file at a time."""
         _refuse_misplaced(plan, planner, self.manifest)
-        planned = PlannedLoad(self._path, self.manifest, plan, planner)
+        planned = PlannedLoad(self._folder, self.manifest, plan, planner)
         planned.read(threads=self._threads, checked_by_others=plan.storage_data)
         future: Future[None] = Future()
         future.set_result(None)
@@ -81,7 +85,12 @@ class HDF5StorageReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return whether the folder contains a checkpoint of this format."""
-        return (Path(checkpoint_id) / MANIFEST).is_file()
+        return (_folder_for(Path(checkpoint_id)) / MANIFEST).is_file()
+
+
+def _folder_for(path: Path) -> Path:
+    own = folder_of_rank(path, rank_here())
+    return own if not (path / MANIFEST).exists() and (own / MANIFEST).is_file() else path
 
 
 def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -18,26 +20,27 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from toolkit.checkpoint.boxes import chunk_of
-from toolkit.checkpoint.folder.commit import open_part, refuse_existing
+from toolkit.checkpoint.folder.commit import open_part, put_back, refuse_existing, refuse_foreign
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.filters import Compression, check_compression
-from toolkit.checkpoint.format.layout import new_token, shard_name, step_of
+from toolkit.checkpoint.format.layout import MANIFEST, folder_of_rank, new_token, parts_of, shard_name, step_of
 from toolkit.checkpoint.format.shard_layout import lay_out
 from toolkit.checkpoint.saving.compressed_shard import Place, write_compressed
 from toolkit.checkpoint.saving.finish import Description, finish_save, write_digests
 from toolkit.checkpoint.saving.plan import StoredShare, stored_piece, whole_plan
 from toolkit.checkpoint.saving.shard_writer import write_shard
-from toolkit.checkpoint.tensors import bytes_of, written_by
-from toolkit.errors import ToolkitError
+from toolkit.checkpoint.tensors import bytes_of, is_unchanged, rank_here, written_by
+from toolkit.errors import OwnFailureError, ToolkitError
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Place:
-    """The rank that executes a plan, the number of ranks, and the folder to write to."""
+    """The number of ranks of a save, its folder, and what `FileSystemWriter` reads in a plan. DCP may cache the plan."""
 
-    rank: int
     world_size: int
     part: Path
+    prefix: str
+    is_used: bool = False  # by the save that planned it: a later save has another folder
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class HDF5StorageWriter(StorageWriter):
 
     Args:
         path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>-<number>`.
+        overwrite: replace an existing checkpoint, which stays readable until the new one is complete.
         step: recorded in the manifest; default: the step of a folder named `step-XXXXXXXX`, else 0.
         attempt, state, mesh: recorded in the manifest, with the coordinator's values; `state` is JSON.
         threads: the number of writer threads per rank.
@@ -65,6 +69,7 @@ class HDF5StorageWriter(StorageWriter):
         self,
         path: str | os.PathLike[str],
         *,
+        overwrite: bool = False,
         step: int | None = None,
         attempt: int = 0,
         state: dict[str, Any] | None = None,
@@ -75,21 +80,23 @@ class HDF5StorageWriter(StorageWriter):
         check_compression(compression)
         self._compression = compression
         self._step = step
+        self._path, self._rank = Path(path), 0
         self._description = Description(
-            Path(path), written_by(), self._step_in(Path(path)), attempt, new_token(), state or {}, mesh or []
+            self._path, written_by(), self._step_in(self._path), attempt, new_token(), state or {}, mesh or []
         )
+        self._description = replace(self._description, overwrite=overwrite)
         self._threads = threads
 
     @property
     def checkpoint_id(self) -> str:
         """The folder as a string, which DCP logs."""
-        return str(self._description.final)
+        return str(self._path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Switch to another folder, if one is given."""
         if checkpoint_id:
-            final = Path(checkpoint_id)
-            self._description = replace(self._description, final=final, step=self._step_in(final))
+            self._path = Path(checkpoint_id)
+            self._description = replace(self._description, final=self._path, step=self._step_in(self._path))
 
     def _step_in(self, final: Path) -> int:
         """Return the step to record. It must match the folder name, because a mismatch would count as damage."""
@@ -103,39 +110,60 @@ class HDF5StorageWriter(StorageWriter):
         return (named or 0) if self._step is None else self._step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Create the part folder on the coordinator only, so that ranks fail if a later attempt has renamed it."""
-        if not kwargs.get("use_collectives", True):
-            raise ToolkitError("HDF5 checkpoints require collectives", fix="call dcp.save with use_collectives=True")
-        if is_coordinator:
-            refuse_existing(self._description.final)
-            open_part(self._description.final, self._description.attempt, self._description.token)
+        """Create the part folder on the coordinator only, so that ranks fail if a later attempt has renamed it.
+
+        Without collectives, each rank writes a checkpoint of its own in a subfolder of the path.
+        """
+        self._rank = kwargs.get("rank", 0)
+        is_alone = not kwargs.get("use_collectives", True)
+        final = folder_of_rank(self._path, rank_here()) if is_alone else self._path
+        self._description = replace(self._description, final=final)
+        if is_alone or is_coordinator:
+            if self._description.overwrite:
+                put_back(final, self._description.attempt)
+                refuse_foreign(final)
+            else:
+                refuse_existing(final)
+            if is_alone:
+                refuse_existing(self._path / MANIFEST)
+            open_part(final, self._description.attempt, self._description.token)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Pass each rank its shard number and the part folder, whose name only the coordinator knows."""
+        """Pass each rank the number of ranks and the part folder, whose name only the coordinator knows."""
         part = self._description.part
-        return [replace(plan, storage_data=_Place(rank, len(plans), part)) for rank, plan in enumerate(plans)]
+        places = [_Place(len(plans), part, f"__{rank}_") for rank in range(len(plans))]
+        return [replace(plan, storage_data=place) for plan, place in zip(plans, places, strict=True)]
+
+    def _folder_and_size(self, planned: object) -> tuple[Path, int]:
+        """Return the part folder, and the number of ranks. A cached plan is of an earlier save or another storage."""
+        final, attempt = self._description.final, self._description.attempt
+        parts = parts_of(final, attempt)
+        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else self._rank + 1
+        if isinstance(planned, _Place):
+            size = planned.world_size
+            if not planned.is_used:
+                planned.is_used = True
+                parts = [part for part in parts if part == planned.part]
+        if len(parts) != 1:
+            message = f"expected the folder of this save, got {len(parts)} named {final.name}.part-{attempt}-*"
+            raise OwnFailureError(message, where=str(final.parent), fix="let only one job save here, and save again")
+        return parts[0], size
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write and sync this rank's shard file and its digests. A rank without tensors writes no file."""
-        place: _Place = plan.storage_data
-        if not place.part.is_dir():
-            raise ToolkitError(
-                "expected a plan of this save, got the cached plan of an earlier save",
-                where=str(self._description.final),
-                fix="omit enable_plan_caching, or save with `Checkpointer`, which caches plans itself",
-            )
-        file = shard_name(place.rank, place.world_size)
+        part, world_size = self._folder_and_size(plan.storage_data)
+        file = shard_name(self._rank, world_size)
         values = {
             item.index.fqn: _plain_value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO
         }
         items = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         data = [_bytes_to_store(item, planner) for item in items]
         layout = lay_out(tuple(map(stored_piece, items)))
-        path = place.part / file
+        path = part / file
         places: Sequence[Place] = layout.starts
         files = b""
         if items and self._compression == "none":
@@ -189,7 +217,11 @@ def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
 
 
 def _plain_value(item: WriteItem, planner: SavePlanner) -> Any:
-    """Decode a non-tensor value from DCP's bytes. Raises ToolkitError unless it is a plain value."""
+    """Return a copy of a non-tensor value. Raises ToolkitError if a checkpoint cannot contain it."""
+    name = item.index.fqn
+    if is_unchanged(planner, DefaultSavePlanner, "resolve_data", "transform_object"):
+        assert isinstance(planner, DefaultSavePlanner)
+        return jsonvalues.copied(planner.lookup_object(item.index), name)
     data = planner.resolve_data(item)
     assert isinstance(data, io.BytesIO)
     data.seek(0)
@@ -197,9 +229,8 @@ def _plain_value(item: WriteItem, planner: SavePlanner) -> Any:
         value = torch.load(data, weights_only=True)  # this process has just pickled it
     except Exception as error:
         raise ToolkitError(
-            "is neither a tensor nor a plain value, so a checkpoint cannot contain it",
-            where=item.index.fqn,
-            fix="put only tensors, numbers, strings, lists, tuples and dicts into the state",
+            "the planner returned bytes that torch.load(weights_only=True) does not accept",
+            where=name,
+            fix="return bytes of torch.save with only tensors, numbers, strings, lists, tuples and dicts",
         ) from error
-    jsonvalues.encode(value, item.index.fqn)
-    return value
+    return jsonvalues.copied(value, name)

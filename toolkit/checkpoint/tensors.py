@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.format.elements import element
@@ -23,9 +24,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_layout(tensor: torch.Tensor, name: str) -> None:
-    """Raise a ToolkitError for a tensor that is not a dense array."""
+    """Raise a ToolkitError for a tensor that is not a dense array with data."""
     if tensor.layout != torch.strided:
         raise ToolkitError(f"tensor layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first")
+    if tensor.is_meta:
+        raise ToolkitError("a tensor on the device meta has no data", where=name, fix="initialize the tensor first")
 
 
 def refuse_nested(flat: Mapping[str, Any]) -> None:
@@ -46,7 +49,13 @@ def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     shape = tuple(plain.shape)
     # Viewed as bytes first: numpy has no bfloat16, and torch refuses to convert such a tensor.
-    return plain.reshape(-1).view(torch.uint8).numpy().view(kind.memory).reshape(shape)
+    return _flat(plain).view(torch.uint8).numpy().view(kind.memory).reshape(shape)
+
+
+def _flat(plain: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor in one dimension; torch cannot view the bytes of a single element with a stride."""
+    flat = plain.view(-1)
+    return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
 
 
 def bytes_of(tensor: torch.Tensor, name: str) -> memoryview:
@@ -56,7 +65,7 @@ def bytes_of(tensor: torch.Tensor, name: str) -> memoryview:
     if on_cpu and plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
         # A fast path for the common case, because the checks of `as_numpy` take longer.
         element(dtype_name(plain.dtype), where=name)
-        return plain.view(-1).view(torch.uint8).numpy().data
+        return _flat(plain).view(torch.uint8).numpy().data
     return as_numpy(plain, name).reshape(-1).view(np.uint8).data
 
 
@@ -85,6 +94,16 @@ def meshes_of(tensors: Iterable[Any]) -> list[dict[str, Any]]:
             if described not in meshes:
                 meshes.append(described)
     return meshes
+
+
+def is_unchanged(planner: object, base: type, *methods: str) -> bool:
+    """Return whether a DCP planner of class `base` does not override these methods."""
+    return isinstance(planner, base) and all(getattr(type(planner), name) is getattr(base, name) for name in methods)
+
+
+def rank_here() -> int:
+    """Return torch's rank of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def refuse_no_dict(value: object, where: str) -> None:

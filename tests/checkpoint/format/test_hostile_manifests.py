@@ -111,15 +111,15 @@ def test_what_cannot_be_so_is_refused(saved: Path, tmp_path: Path, path: str, va
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("schema", True, 'schema 1 or 2, got "toolkit-checkpoint" with schema true'),
+        ("schema", True, 'schema 1 or 2 or 3, got "toolkit-checkpoint" with schema true'),
         (
             "schema",
             "1",
-            'expected format "toolkit-checkpoint" with schema 1 or 2, got "toolkit-checkpoint" with schema "1"',
+            'expected format "toolkit-checkpoint" with schema 1 or 2 or 3, got "toolkit-checkpoint" with schema "1"',
         ),
         ("schema", 1.0, 'got "toolkit-checkpoint" with schema 1.0'),
         ("schema", [1], 'got "toolkit-checkpoint" with schema [1]'),
-        ("schema", 3, 'got "toolkit-checkpoint" with schema 3'),
+        ("schema", 4, 'got "toolkit-checkpoint" with schema 4'),
         ("format", 5, "got 5 with schema 1"),
     ],
 )

@@ -25,6 +25,7 @@ from toolkit.checkpoint.convert.destination import new_file, new_files
 from toolkit.checkpoint.convert.nesting import joined, nested
 from toolkit.checkpoint.convert.selection import ExportRequest, in_groups
 from toolkit.checkpoint.convert.source_files import refuse_more_than_is_free
+from toolkit.checkpoint.format.jsonvalues import restored
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
 
@@ -118,7 +119,8 @@ def _sizes(request: ExportRequest) -> list[int]:
 def _state(request: ExportRequest, tensor: Callable[[str], torch.Tensor]) -> dict[str, Any]:
     """Return the selected part as a nested state dict; `tensor` returns the tensor for a key."""
     entries: dict[Any, Any] = {one.path: tensor(one.key) for one in request.selection.tensors}
-    return nested(entries | {one.path: request.manifest.objects[one.key].value for one in request.selection.values})
+    values = {one.path: restored(request.manifest.objects[one.key].value, one.key) for one in request.selection.values}
+    return nested(entries | values)
 
 
 def _without_data(manifest: Manifest, key: str) -> torch.Tensor:

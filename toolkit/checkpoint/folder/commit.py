@@ -4,6 +4,7 @@ The commit syncs every file and the folder, renames `step-X.part-A-N` to `step-X
 committed folder is renamed before its deletion, so that an interrupted deletion leaves no damaged checkpoint.
 """
 
+import ctypes
 import os
 import stat
 from contextlib import suppress
@@ -26,6 +27,8 @@ from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder, sync
 from toolkit.terminal.talk import say_beside
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def make_checkpoints_folder(directory: Path) -> None:
@@ -97,17 +100,38 @@ def refuse_existing(final: Path) -> None:
         raise ToolkitError("checkpoint already exists", where=str(final), fix="use another name, or delete this folder")
 
 
-def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
+def refuse_foreign(final: Path) -> None:
+    """Raise a ToolkitError if `final` exists but is not a checkpoint, because to overwrite it would delete its files."""
+    if final.is_symlink() or (final.exists() and not (final / MANIFEST).is_file()):
+        raise ToolkitError(
+            "exists and is not a checkpoint, so `overwrite` does not replace it",
+            where=str(final),
+            fix="use another name, or delete it",
+        )
+
+
+def put_back(final: Path, attempt: int) -> None:
+    """Give an older checkpoint its name again if `_overwrite` was interrupted between its two renames."""
+    older = final.with_name(f"{final.name}.replaced-{attempt}")
+    if older.is_dir() and not final.exists():
+        older.rename(final)
+        sync(final.parent)
+
+
+def commit(part: Path, final: Path, attempt: int, *, replace: bool = False, overwrite: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
     With `replace`, an older `final` is deleted after the commit, and checkpoints of later steps, which belong to an
-    abandoned history, get the suffix `.left-<attempt>`.
+    abandoned history, get the suffix `.left-<attempt>`. With `overwrite`, only an older `final` is deleted.
 
     Raises:
         OwnFailureError, ToolkitError: with `replace`, another attempt or process owns the folder.
         OSError: a disk operation failed, or with `replace`, a manifest of an older checkpoint could not be read.
     """
     sync(part)
+    if overwrite and final.exists():
+        _overwrite(part, final, attempt)
+        return
     if replace:
         hold_folder(final.parent, attempt)
     older = _move_conflicts_aside(final, attempt) if replace else None
@@ -122,6 +146,31 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
         raise
     if older is not None:
         discard_later(older)
+
+
+def _overwrite(part: Path, final: Path, attempt: int) -> None:
+    """Replace the checkpoint `final` by `part` in one step, or in two renames on file systems that cannot exchange."""
+    refuse_foreign(final)
+    if _exchanged(part, final):
+        sync(final.parent)
+        discard_later(part)
+        return
+    older = move_aside(final, "replaced", attempt)
+    try:
+        _rename_to_final(part, final)
+    except BaseException:
+        put_back(final, attempt)
+        raise
+    discard_later(older)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders atomically; False if the C library or the file system (NFS) cannot do this."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
 
 
 def _rename_to_final(part: Path, final: Path) -> None:

@@ -1,15 +1,17 @@
 """Encodes non-tensor values as JSON that decodes to exactly the same values, so that checkpoints never need pickle.
 
-Tags represent types that JSON lacks: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`.
+Tags represent types that JSON lacks: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`, and
+those in `typed_values`.
 """
 
 import math
 from typing import Any
 
 from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.format.typed_values import TAGS, Typed, built, packed, refusal, tag_of
 from toolkit.errors import ToolkitError
 
-__all__ = ["encode"]
+__all__ = ["encode", "restored"]
 
 MOST_LEVELS = 100  # Python's json module fails at a few hundred levels; real states have only a few
 _FLOATS = ("nan", "inf", "-inf")
@@ -37,7 +39,7 @@ def too_deep(where: str) -> ToolkitError:
 
 
 def _encode(value: object, where: str, levels: int) -> Any:
-    # Only exact types, because a subclass (numpy.float64, torch.Size, OrderedDict) would decode to its base class.
+    # Only exact types, because a subclass (a named tuple, an IntEnum) would decode to its base class.
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -51,11 +53,23 @@ def _encode(value: object, where: str, levels: int) -> Any:
         return {"$tuple": [_encode(item, f"{where}[{index}]", levels - 1) for index, item in enumerate(value)]}
     if isinstance(value, dict) and kind is dict:
         return _encode_dict(value, where, levels - 1)
-    raise ToolkitError(
-        f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint",
-        where=where,
-        fix="pass a tensor, or plain numbers, strings, lists, tuples and dicts",
-    )
+    if isinstance(value, Typed):
+        return {value.tag: value.content}
+    if (tag := tag_of(value)) is None:
+        raise refusal(value, where)
+    if not levels:
+        raise _NoEndError
+    return {tag: packed(value, tag, lambda item: _encode(item, f"{where}<{tag[1:]}>", levels - 1), where)}
+
+
+def copied(value: object, where: str) -> Any:
+    """Return a copy of `value` that later changes do not affect; `restored` reverses it. Raises as in `encode`."""
+    return decode(encode(value, where), where)
+
+
+def restored(value: object, where: str) -> Any:
+    """Return a value that `decode` returned with the types that it had. Raises CorruptCheckpointError if damaged."""
+    return built(value, decode, where)
 
 
 def _encode_dict(value: dict[Any, Any], where: str, levels: int) -> dict[str, Any]:
@@ -88,6 +102,8 @@ def _decode(value: Any, where: str) -> Any:
         return tuple(_decode(item, where) for item in content)
     if len(value) == 1 and tag == "$dict" and isinstance(content, list):
         return _decode_dict(content, where)
+    if len(value) == 1 and tag in TAGS:
+        return Typed(tag, content)
     raise CorruptCheckpointError(f"{where}: {value!r:.80} is not a valid value of this format")
 
 

@@ -46,6 +46,11 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.h5"
 
 
+def folder_of_rank(path: Path, rank: int) -> Path:
+    """Return the folder of the checkpoint of one rank in `path`, if the ranks of a job saved without collectives."""
+    return path / f"rank-{rank:05d}"
+
+
 def digest_name(shard: str) -> str:
     """Return the name of the file with the block digests of a shard file."""
     return f"{shard.removesuffix('.h5')}.digest"

@@ -9,15 +9,18 @@ import xxhash
 
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.format import jsonvalues
+from toolkit.checkpoint.format.elements import NEW_ELEMENTS
 from toolkit.checkpoint.format.layout import MANIFEST
 from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_body import manifest_from
+from toolkit.checkpoint.format.typed_values import TAGS
 from toolkit.errors import ToolkitError
 
 __all__ = ["manifest_text", "read_body", "read_manifest"]
 
 FORMAT = "toolkit-checkpoint"
-SCHEMAS = (1, 2)  # toolkit writes schema 2 only for compressed pieces, because older versions read only schema 1
+# toolkit writes the lowest schema that fits, for older versions: 2 has compressed pieces, 3 also `TAGS` and float4.
+SCHEMAS = (1, 2, 3)
 _UNSIGNED = "0" * 32
 
 
@@ -28,7 +31,7 @@ def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
     """
     body = {
         "format": FORMAT,
-        "schema": 2 if any(record.filters for record in manifest.tensors.values()) else 1,
+        "schema": 1,
         "step": manifest.step,
         "attempt": manifest.attempt,
         "world": {"size": manifest.world_size, "mesh": manifest.mesh},
@@ -43,9 +46,18 @@ def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
     files = [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files]
     tensors = tensors or tensors_text(manifest.tensors, [file.name for file in manifest.files])
     start = json.dumps(body, allow_nan=False).removesuffix("}")
+    start = start.replace('"schema": 1,', f'"schema": {_schema(manifest, start)},', 1)
     unsigned = f'{start}, "tensors": {tensors}, "files": {json.dumps(files)}, "digest": "{_UNSIGNED}"}}'
     head, tail = unsigned.rsplit(_UNSIGNED, 1)
     return head + xxhash.xxh3_128_hexdigest(unsigned.encode()) + tail
+
+
+def _schema(manifest: Manifest, values: str) -> int:
+    records = manifest.tensors.values()
+    # Quotes in strings are escaped, so that only a tag matches.
+    if any(f'{{"{tag}": ' in values for tag in TAGS) or any(record.dtype in NEW_ELEMENTS for record in records):
+        return 3
+    return 2 if any(record.filters for record in records) else 1
 
 
 def tensors_text(tensors: Mapping[str, TensorRecord], files: Sequence[str]) -> str:

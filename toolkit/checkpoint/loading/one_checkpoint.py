@@ -7,6 +7,7 @@ from typing import Any
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import good_manifest, others_beside
+from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.planned import planned_load
 from toolkit.checkpoint.loading.planner import LoadPlanner
@@ -56,7 +57,8 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
         bytes_read = ranks.together(lambda: planned.read(threads=wanted.threads, checked_by_others=others))
     except RankFailure as failure:
         raise load_error(folder, failure) from failure
-    return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing, bytes_read)
+    state = jsonvalues.restored(manifest.state, "state")
+    return LoadedCheckpoint(manifest.step, state, manifest.world_size, folder, planner.missing, bytes_read)
 
 
 def load_exactly(

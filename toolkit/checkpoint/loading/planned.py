@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
+from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
+from toolkit.checkpoint.loading.planner import put_value
 from toolkit.checkpoint.loading.shard_reader import ShardReader
 from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, reads_of
-from toolkit.checkpoint.tensors import as_numpy, dtype_name, refuse_no_dict, shared_numpy
+from toolkit.checkpoint.tensors import as_numpy, dtype_name, is_unchanged, refuse_no_dict, shared_numpy
 from toolkit.errors import ToolkitError
 
 Blocks = Mapping[str, Collection[int]]  # block numbers by shard file
@@ -56,10 +59,8 @@ class PlannedLoad:
         Raises CorruptCheckpointError for damage, and OwnFailureError if this host cannot read a file.
         """
         for item in self._values:
-            packed = io.BytesIO()
-            torch.save(self._manifest.objects[item.storage_index.fqn].value, packed)
-            packed.seek(0)
-            self._planner.load_bytes(item, packed)
+            name = item.storage_index.fqn
+            _put(self._planner, item, jsonvalues.restored(self._manifest.objects[name].value, name))
         bytes_read = 0
         for file, reads in self._reads.items():
             with ShardReader(self._folder / file, self._manifest.file(file), threads=threads) as shard:
@@ -86,6 +87,19 @@ class PlannedLoad:
             out = as_numpy(buffer, name)
         self._places.append(_Place(item, target, buffer))
         return piece.file, WantedBox(piece, tuple(item.storage_offsets), out)
+
+
+def _put(planner: LoadPlanner, item: ReadItem, value: object) -> None:
+    """Set a value in the state. DCP's own method would add a string as a key beside an integer key of a dict."""
+    if is_unchanged(planner, DefaultLoadPlanner, "load_bytes"):
+        assert isinstance(planner, DefaultLoadPlanner)
+        path = planner.mappings[item.dest_index.fqn] if planner.flatten_state_dict else (item.dest_index.fqn,)
+        put_value(planner.original_state_dict if planner.flatten_state_dict else planner.state_dict, path, value)
+        return
+    content = io.BytesIO()
+    torch.save(value, content)
+    content.seek(0)
+    planner.load_bytes(item, content)
 
 
 def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], planner: LoadPlanner) -> PlannedLoad:

@@ -1,6 +1,5 @@
 """A DCP load planner that accepts checkpoints without certain optional keys."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,12 +37,6 @@ class LoadPlanner(DefaultLoadPlanner):
         others = {name: value for name, value in self.state_dict.items() if name not in placed}
         plan = create_default_local_load_plan(others, self.metadata, strict=False)
         return LoadPlan([*plan.items, *(item for name, tensor in placed.items() for item in self._items(name, tensor))])
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set a value at its path. DCP's own method converts each key to a string, but a dict may have integer keys."""
-        put_value(
-            self.original_state_dict, self.mappings[read_item.dest_index.fqn], torch.load(value, weights_only=True)
-        )
 
     def _is_placed(self, name: str, value: object) -> bool:
         """Return whether a value is a DTensor with a part on this rank."""

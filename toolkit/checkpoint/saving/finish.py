@@ -34,7 +34,7 @@ class Description:
     """The manifest of a save without its tensors and files. `final` is the committed folder, which `attempt` writes.
 
     `token` is the same on all ranks of a save and differs between saves. With `replace`, existing checkpoints of the
-    same name and of later steps are renamed.
+    same name and of later steps are renamed. With `overwrite`, an existing one of the same name is replaced.
     """
 
     final: Path
@@ -45,6 +45,7 @@ class Description:
     state: dict[str, Any] = field(default_factory=dict)
     mesh: list[dict[str, Any]] = field(default_factory=list)
     replace: bool = False
+    overwrite: bool = False
 
     @property
     def part(self) -> Path:
@@ -144,7 +145,13 @@ def finish_save(
         write_text(part / MANIFEST, manifest_text(manifest, tensors=plan.tensors_text), mode=mode)
         if indexed:
             indexed.result()
-    commit(part, description.final, description.attempt, replace=description.replace)
+    commit(
+        part,
+        description.final,
+        description.attempt,
+        replace=description.replace,
+        overwrite=description.overwrite,
+    )
 
 
 def _file_records(names: Sequence[str], written: Mapping[str, bytes]) -> list[FileRecord]:

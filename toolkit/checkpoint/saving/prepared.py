@@ -119,19 +119,16 @@ def prepare(
         planning.plan(state)
     mine = planning.mine
     assert mine is not None
-    values = _values_of_all(state, mine, ranks, copied=staging is not None) if mine.any_values else {}
+    values = _values_of_all(state, mine, ranks) if mine.any_values else {}
     kept = replace(kept, mesh=planning.meshes)
     return PreparedSave(kept, mine, planning.whole, values, _data_of(state, mine, staging), compression)
 
 
-def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bool) -> dict[str, Any]:
-    """Return the non-tensor values of all ranks, on rank 0."""
+def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks) -> dict[str, Any]:
+    """Return copies of the non-tensor values of all ranks, on rank 0."""
 
     def plain() -> dict[str, Any]:
-        own = {name: state.planner.state_dict[name] for name in mine.values}
-        for name, value in own.items():
-            jsonvalues.encode(value, name)
-        return deepcopy(own) if copied else own
+        return {name: jsonvalues.copied(state.planner.state_dict[name], name) for name in mine.values}
 
     return {name: value for of_rank in ranks.gather_objects(ranks.together(plain)) for name, value in of_rank.items()}
 
