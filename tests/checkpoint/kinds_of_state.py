@@ -100,9 +100,7 @@ _X = torch.arange(6.0).reshape(2, 3)
 KINDS: dict[str, Callable[[], Any]] = {
     **{f"tensor {dtype}": functools.partial(typed, dtype) for dtype in ELEMENTS},
     "tensor quint8": lambda: torch.quantize_per_tensor(_X, 0.1, 0, torch.quint8),
-    "tensor qint8 by channel": lambda: torch.quantize_per_channel(
-        _X, torch.ones(2), torch.zeros(2), 0, torch.qint8
-    ),
+    "tensor qint8 by channel": lambda: torch.quantize_per_channel(_X, torch.ones(2), torch.zeros(2), 0, torch.qint8),
     "tensor qint32": lambda: torch.quantize_per_tensor(_X, 0.1, 0, torch.qint32),
     "tensor bits8": lambda: torch.zeros(2, dtype=torch.uint8).view(torch.bits8),
     "tensor int4": lambda: torch.empty(2, dtype=torch.int4),
@@ -340,7 +338,7 @@ def outcome(state: dict[str, Any], target: dict[str, Any], writer: Any, reader: 
     try:
         dcp.save(state, storage_writer=writer)
         dcp.load(target, storage_reader=reader)
-    except (Exception, dcp.CheckpointException) as error:  # the latter is a BaseException
+    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - the latter is a BaseException
         failures = getattr(error, "failures", {})
         return "refused", next((failure for failure, _ in failures.values()), error)
     return ("stored" if is_same(state, target) else "changed"), None

@@ -65,7 +65,9 @@ BY_DCP = {"tensor bits8", "tensor int4", "tensor nested", "tensor jagged", "dict
 def test_each_kind_is_stored_as_it_is_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     state, targets = state_of(kind)
     ours, error = outcome(state, targets[0], HDF5StorageWriter(tmp_path / "ours"), HDF5StorageReader(tmp_path / "ours"))
-    torchs, _ = outcome(state, targets[1], dcp.FileSystemWriter(tmp_path / "dcp"), dcp.FileSystemReader(tmp_path / "dcp"))
+    torchs, _ = outcome(
+        state, targets[1], dcp.FileSystemWriter(tmp_path / "dcp"), dcp.FileSystemReader(tmp_path / "dcp")
+    )
     assert ours == ("refused" if kind in REFUSED.keys() | BY_DCP else "stored"), error
     if kind in BY_DCP:  # before any storage sees the state
         assert torchs == "refused"

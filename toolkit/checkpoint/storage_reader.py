@@ -17,7 +17,7 @@ from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.format.layout import MANIFEST, folder_of_rank
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading.planned import PlannedLoad, metadata_of, piece_of
+from toolkit.checkpoint.loading.planned import metadata_of, piece_of, planned_by
 from toolkit.checkpoint.loading.shared_checks import Touched, node_name, shares_of_checks, touched_blocks
 from toolkit.checkpoint.tensors import rank_here
 from toolkit.errors import ToolkitError
@@ -76,7 +76,7 @@ class HDF5StorageReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's parts of the tensors, one shard file at a time."""
         _refuse_misplaced(plan, planner, self.manifest)
-        planned = PlannedLoad(self._folder, self.manifest, plan, planner)
+        planned = planned_by(self._folder, self.manifest, plan, planner)
         planned.read(threads=self._threads, checked_by_others=plan.storage_data)
         future: Future[None] = Future()
         future.set_result(None)

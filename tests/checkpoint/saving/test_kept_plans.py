@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from ckpt_runs import ALONE
 from real_ranks import run_ranks
-from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-from toolkit.checkpoint import Checkpointer, HDF5StorageWriter
+from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
@@ -85,21 +83,3 @@ def test_a_tensor_and_a_value_do_not_take_each_others_place(tmp_path, stored, wa
     assert "\n" not in str(refused.value)
     assert tensors["a"]["step"] is wanted and float(wanted) == 0
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000001"]
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_plan_that_torchs_planner_kept_is_refused_in_one_line(tmp_path, monkeypatch):
-    for name in [name for name in vars(SavePlanner) if name.startswith("_cached")]:
-        monkeypatch.setattr(SavePlanner, name, {})
-
-    def save(step: int) -> None:
-        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
-        tensors = {"t": torch.full((4,), float(step))}
-        dcp.save(tensors, storage_writer=HDF5StorageWriter(tmp_path / str(step)), planner=planner, no_dist=True)
-
-    save(1)
-    with pytest.raises(dcp.CheckpointException) as refused:
-        save(2)
-    error, _ = refused.value.failures[0]
-    assert isinstance(error, ToolkitError) and "enable_plan_caching" in str(error) and "\n" not in str(error)
-    assert not (tmp_path / "2").exists()

@@ -105,9 +105,29 @@ def _tensor(record: Any, name: str, files: Sequence[FileRecord]) -> TensorRecord
     if prod(shape) * element_bytes > LARGEST:
         raise BodyError(f"{name}: a tensor of shape {list(shape)} is too large for a file")
     filters = _filters(record.get("filters", []), name)
-    pieces = tuple(_piece(piece, name, shape, element_bytes, files, filters) for piece in record["pieces"])
-    _check_cover(name, shape, pieces)
+    listed = record["pieces"]
+    pieces = _one_piece(listed, shape, element_bytes, files) or tuple(
+        _piece(piece, name, shape, element_bytes, files, filters) for piece in listed
+    )
+    if len(pieces) != 1 or pieces[0].shape != shape:
+        _check_cover(name, shape, pieces)
     return TensorRecord(dtype, shape, _path(record["path"], name), pieces)
+
+
+def _one_piece(
+    listed: Any, shape: tuple[int, ...], element_bytes: int, files: Sequence[FileRecord]
+) -> tuple[Piece, ...]:
+    """Return the only piece of a tensor that one rank stores uncompressed; () if `_piece` must check the list."""
+    if len(listed) != 1 or len(listed[0]) != 4:
+        return ()
+    number, offset, extent, first = listed[0]
+    start = [0] * len(shape)
+    if offset != start or extent != list(shape) or type(number) is not int or type(first) is not int:
+        return ()
+    if not 0 <= number < len(files) or first < 0 or not files[number].name.endswith(".h5"):
+        return ()
+    file = files[number]
+    return (Piece(file.name, tuple(start), shape, first),) if first + prod(shape) * element_bytes <= file.size else ()
 
 
 def _filters(value: Any, name: str) -> tuple[str, ...]:
@@ -225,13 +245,16 @@ def _box(value: Any, name: str) -> tuple[int, ...]:
     """Parse a list of offsets or sizes, one per dimension."""
     if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
         raise BodyError(f"{name}: expected a list of at most {MOST_DIMENSIONS} numbers, got {value!r:.80}")
-    if all(type(number) is int and 0 <= number <= LARGEST for number in value):  # the fast path for the common case
-        return tuple(value)
-    return tuple(_count(number, name) for number in value)
+    for number in value:  # without a generator, for thousands of tensors
+        if type(number) is not int or not 0 <= number <= LARGEST:
+            _count(number, name)
+    return tuple(value)
 
 
 def _path(value: Any, name: str) -> tuple[str | int, ...]:
     """Parse a path whose parts, joined by dots, must equal `name`: with conflicting paths an export would lose tensors."""
+    if value == [name]:  # the fast path for a flat state
+        return (name,)
     if not isinstance(value, list) or not all(isinstance(part, str) or type(part) is int for part in value):
         raise BodyError(f"{name}: {value!r:.80} is not a valid path")
     if not value or ".".join(map(str, value)) != name:

@@ -216,7 +216,9 @@ def refusal(value: object, where: str) -> ToolkitError:
         fix = "store its `.value` or `.name`: a load never imports the class of an enumeration"
     elif callable(value):
         fix = "store its name: a load never imports functions or classes"
-    return ToolkitError(f"a value of type {full_name(type(value))} cannot be stored in a checkpoint", where=where, fix=fix)
+    return ToolkitError(
+        f"a value of type {full_name(type(value))} cannot be stored in a checkpoint", where=where, fix=fix
+    )
 
 
 def built(value: Any, decode: Callable[[Any, str], Any], where: str) -> Any:

@@ -1,5 +1,6 @@
 """Loads the newest undamaged checkpoint of a run: renames a damaged one and tries the next older one."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.terminal.talk import say_beside
 
 MOST_BYTES_EACH = 1 << 20  # the size limit of one copied tensor
-MOST_BYTES = 64 << 20  # the size limit of all copies together
+MOST_BYTES = 16 << 20  # the size limit of all copies together, as every load makes them
 _NAMES_SHOWN = 3
 
 
@@ -40,7 +41,8 @@ class StartValues:
         flat, self._paths = flatten_state_dict(tensors)
         refuse_nested(flat)
         self._values = {name: value for name, value in flat.items() if not isinstance(value, torch.Tensor)}
-        self._copies: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+        copied = set()
         self._overwritten: set[str] = set()
         self._damaged: list[str] = []
         free = MOST_BYTES
@@ -48,8 +50,11 @@ class StartValues:
             local = _on_this_rank(flat[name])
             if local.layout == torch.strided and local.nbytes <= min(free, MOST_BYTES_EACH):
                 free -= local.nbytes
-                self._copies.append((name, local, local.clone()))
-        self._large = flat.keys() - self._values.keys() - {name for name, _, _ in self._copies}
+                small[local.dtype, local.device].append(local)
+                copied.add(name)
+        # One copy of many tensors is ten times as fast as many copies.
+        self._copies = [(of_type, torch.cat([local.reshape(-1) for local in of_type])) for of_type in small.values()]
+        self._large = flat.keys() - self._values.keys() - copied
 
     def may_be_overwritten_by(self, folder: Path, manifest: Manifest) -> None:
         """Record that a load from `folder` failed after it may have written into tensors."""
@@ -63,8 +68,9 @@ class StartValues:
         """
         if not self._damaged:
             return
-        for _, tensor, copy in self._copies:
-            tensor.copy_(copy)
+        for tensors, copies in self._copies:
+            for tensor, copy in zip(tensors, copies.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(copy.view(tensor.shape))
         for name in self._overwritten & self._values.keys():
             put_value(self._tensors, self._paths[name], self._values[name])
         lost = sorted(name for name in self._overwritten & self._large if self._stays(name, following))

@@ -10,7 +10,6 @@ from toolkit.checkpoint.folder.choice import good_manifest, others_beside
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.planned import planned_load
-from toolkit.checkpoint.loading.planner import LoadPlanner
 from toolkit.checkpoint.loading.shared_checks import share_of_checks
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
@@ -48,9 +47,8 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
 
     Raises ToolkitError if a tensor is missing or has another shape, and CorruptCheckpointError for damage.
     """
-    planner = LoadPlanner(wanted.optional)
     try:
-        planned = ranks.together(lambda: planned_load(folder, manifest, wanted.tensors, planner))
+        planned, missing = ranks.together(lambda: planned_load(folder, manifest, wanted.tensors, wanted.optional))
         touched = planned.touched_blocks()
         of_node = ranks.exchange_on_node(touched)
         others = share_of_checks(touched, of_node, ranks.place_on_node)
@@ -58,7 +56,7 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
     except RankFailure as failure:
         raise load_error(folder, failure) from failure
     state = jsonvalues.restored(manifest.state, "state")
-    return LoadedCheckpoint(manifest.step, state, manifest.world_size, folder, planner.missing, bytes_read)
+    return LoadedCheckpoint(manifest.step, state, manifest.world_size, folder, missing, bytes_read)
 
 
 def load_exactly(

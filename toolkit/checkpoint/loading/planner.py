@@ -29,9 +29,9 @@ class LoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """Return DCP's plan for the keys that the checkpoint has."""
         assert self.metadata is not None
-        refuse_nested(self.state_dict)
-        self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
-        self._refuse_what_differs()
+        records = self.metadata.state_dict_metadata.items()
+        saved = {name: tuple(at.size) if isinstance(at, TensorStorageMetadata) else None for name, at in records}
+        self.missing = refuse_differences(self.state_dict, saved, self._optional)
         # For DTensors DCP takes a millisecond each, and computes wrong offsets for some uneven parts (see `boxes`).
         placed = {name: tensor for name, tensor in self.state_dict.items() if self._is_placed(name, tensor)}
         others = {name: value for name, value in self.state_dict.items() if name not in placed}
@@ -54,26 +54,30 @@ class LoadPlanner(DefaultLoadPlanner):
         assert isinstance(record, TensorStorageMetadata)
         return create_read_items_for_chunk_list(name, record, [chunk_of(tensor, name)])
 
-    def _refuse_what_differs(self) -> None:
-        lacking = [name for name in self.missing if not is_optional(name, self._optional)]
-        shapes = [pair for name, value in self.state_dict.items() if (pair := self._differing(name, value))]
-        if lacking or shapes:
-            raise ToolkitError(
-                f"the checkpoint {difference(lacking, shapes=shapes)}",
-                fix="load a checkpoint of this model"
-                + (", or list the missing keys in `optional`" if lacking else "")
-                + (", or build the model with the saved shapes" if shapes else ""),
-            )
 
-    def _differing(self, name: str, value: object) -> str:
-        """Return both shapes of a tensor if they differ, or if only one side is a tensor; else ""."""
-        assert self.metadata is not None
-        record = self.metadata.state_dict_metadata.get(name)
-        if record is None:
-            return ""
-        there = tuple(record.size) if isinstance(record, TensorStorageMetadata) else None
-        here = tuple(value.size()) if isinstance(value, torch.Tensor) else None
-        return both_shapes(name, there, here) if there != here else ""
+def refuse_differences(
+    state: Mapping[str, Any], saved: Mapping[str, "Shape"], optional: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the names that a checkpoint lacks. Raises ToolkitError if they are not `optional`, or shapes differ.
+
+    `saved` contains the shape of each tensor in the checkpoint, and None for other values.
+    """
+    refuse_nested(state)
+    missing = tuple(sorted(state.keys() - saved.keys()))
+    lacking = [name for name in missing if not is_optional(name, optional)]
+    shapes = []
+    for name, value in state.items():
+        here = value.shape if isinstance(value, torch.Tensor) else None
+        if name in saved and saved[name] != here:
+            shapes.append(both_shapes(name, saved[name], here))
+    if lacking or shapes:
+        raise ToolkitError(
+            f"the checkpoint {difference(lacking, shapes=shapes)}",
+            fix="load a checkpoint of this model"
+            + (", or list the missing keys in `optional`" if lacking else "")
+            + (", or build the model with the saved shapes" if shapes else ""),
+        )
+    return missing
 
 
 def put_value(tree: Any, path: Sequence[str | int], value: object) -> None:

@@ -66,7 +66,7 @@ def rows_of(first_byte: int, piece_shape: tuple[int, ...], start: tuple[int, ...
 _MOST_PARTS = 64  # the limit of buffers per system call; a block with more parts is read as a whole and copied
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # frozen ones take longer to create, and there are thousands
 class WantedBox:
     """A box at `start` in a piece; the target `out` has the shape of the box, and elements of the stored size."""
 

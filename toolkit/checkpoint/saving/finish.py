@@ -145,13 +145,7 @@ def finish_save(
         write_text(part / MANIFEST, manifest_text(manifest, tensors=plan.tensors_text), mode=mode)
         if indexed:
             indexed.result()
-    commit(
-        part,
-        description.final,
-        description.attempt,
-        replace=description.replace,
-        overwrite=description.overwrite,
-    )
+    commit(part, description.final, description.attempt, replace=description.replace, overwrite=description.overwrite)
 
 
 def _file_records(names: Sequence[str], written: Mapping[str, bytes]) -> list[FileRecord]:
