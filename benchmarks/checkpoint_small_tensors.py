@@ -104,7 +104,9 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     cases = [measure(*case, options.rounds) for case in options.cases]
-    print(json.dumps({"cores": os.cpu_count(), "load_average": load, "rounds": options.rounds, "cases": cases}, indent=1))
+    print(
+        json.dumps({"cores": os.cpu_count(), "load_average": load, "rounds": options.rounds, "cases": cases}, indent=1)
+    )
 
 
 if __name__ == "__main__":

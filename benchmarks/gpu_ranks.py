@@ -107,7 +107,7 @@ def sharded(world: World, config: ResolvedJob) -> Values:
     """Train a few steps with FSDP2 and without, and restore the sharded parameters from a checkpoint."""
     args = read_arguments(train_lm.Arguments, {**config.args, "dropout": 0.0})
     kind = torch.device(world.device).type
-    settings = SimpleNamespace(gather_type="as_is", reduce_type="as_is", zero=3, wrap="blocks")
+    settings = SimpleNamespace(gather_type="as_is", reduce_type="as_is", output_type="as_is", zero=3, wrap="blocks")
     rows = torch.randint(256, (4, args.context + 1), device=world.device)
     losses: dict[bool, list[float]] = {}
     for is_sharded in (False, True):

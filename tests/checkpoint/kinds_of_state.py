@@ -99,6 +99,7 @@ _X = torch.arange(6.0).reshape(2, 3)
 # What a state dict contains under the key "x".
 KINDS: dict[str, Callable[[], Any]] = {
     **{f"tensor {dtype}": functools.partial(typed, dtype) for dtype in ELEMENTS},
+    "tensor float4": lambda: torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     "tensor quint8": lambda: torch.quantize_per_tensor(_X, 0.1, 0, torch.quint8),
     "tensor qint8 by channel": lambda: torch.quantize_per_channel(_X, torch.ones(2), torch.zeros(2), 0, torch.qint8),
     "tensor qint32": lambda: torch.quantize_per_tensor(_X, 0.1, 0, torch.qint32),

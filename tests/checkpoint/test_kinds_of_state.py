@@ -17,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 # The kinds that toolkit refuses, with a part of the message. It stores all others.
 REFUSED = {
+    "tensor float4": "element type float4_e2m1fn_x2",
     "tensor quint8": "element type quint8",
     "tensor qint8 by channel": "element type qint8",
     "tensor qint32": "element type qint32",

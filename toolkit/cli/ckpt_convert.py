@@ -125,9 +125,11 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
     kind = kind or format_of(source)
     if kind != "safetensors":
         _need_torch(kind)
-    final, manifest = import_checkpoint(source, dest.absolute(), kind=kind, step=step, only=only, under=under)
+    final, manifest, omitted = import_checkpoint(source, dest.absolute(), kind=kind, step=step, only=only, under=under)
     values = f" and {len(manifest.objects)} values" if manifest.objects else ""
     say(f"imported {len(manifest.tensors)} tensors{values} from {source}")
+    for key, name in omitted.items():
+        say(f"omitted {key}: it contains {name}, which cannot be read without running code")
     click.echo(final)
 
 

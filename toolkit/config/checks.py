@@ -310,7 +310,8 @@ _MODEL = ("shard", "tp", "pp")
 NEEDS = (
     Need("train", ("lr_reference_batch",), ("lr_scaling",), lambda it: it.lr_scaling != "none", 'lr_scaling = "linear"'),
     Need("train", ("min_lr_ratio",), ("schedule",), lambda it: it.schedule != "constant", 'schedule = "cosine"'),
-    Need("train", ("betas",), ("optimizer",), lambda it: it.optimizer != "sgd", 'optimizer = "adamw"'),
+    Need("train", ("compile_mode",), ("compile",), lambda it: it.compile, "compile = true"),
+    Need("train", ("betas", "eps"), ("optimizer",), lambda it: it.optimizer != "sgd", 'optimizer = "adamw"'),
     Need("train", ("momentum",), ("optimizer",), lambda it: it.optimizer != "adamw", 'optimizer = "sgd" or "muon"'),
     Need("train", ("recompute_every",), ("recompute",), lambda it: it.recompute == "every", 'recompute = "every"'),
     Need("train", ("recompute_above_mb",), ("recompute",), lambda it: it.recompute == "large", 'recompute = "large"'),
@@ -333,8 +334,10 @@ NEEDS = (
     Need("parallel", ("sequence",), ("tp",), lambda it: it.tp > 1, "tp = 2 or more"),
     Need("parallel", ("schedule", "stages_per_rank", "balance"), ("pp",), lambda it: it.pp > 1, "pp = 2 or more"),
     Need("parallel", ("wrap_parameters",), ("wrap",), lambda it: it.wrap == "size", 'wrap = "size"'),
+    Need("parallel", ("wrap_classes",), ("wrap",), lambda it: it.wrap == "classes", 'wrap = "classes"'),
+    Need("parallel", ("wrap_function",), ("wrap",), lambda it: it.wrap == "function", 'wrap = "function"'),
     Need(
-        "parallel", ("wrap", "gather_type", "reduce_type"), _MODEL, lambda it: it.shard * it.tp * it.pp > 1,
+        "parallel", ("wrap", "gather_type", "reduce_type", "output_type"), _MODEL, lambda it: it.shard * it.tp * it.pp > 1,
         "shard = 2 or more",
     ),
     Need(

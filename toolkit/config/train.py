@@ -40,6 +40,7 @@ class TrainTable(Table):
     betas: list[float] = key(
         None, "The two decay rates of AdamW.", form="two numbers in [0, 1)", default_factory=lambda: [0.9, 0.95]
     )
+    eps: float = key(1e-8, "The term of AdamW that prevents a division by zero.", gt=0)
     momentum: float = key(
         0.9, "Momentum of sgd and muon; Nesterov momentum unless it is 0. The authors of Muon use 0.95.", ge=0, lt=1
     )
@@ -84,6 +85,10 @@ class TrainTable(Table):
         "as_is", "With offloaded activations: `bf16` rounds those of type fp32, which changes gradients by about 0.2 %."
     )
     compile: bool = key(False, "Compile each block of the model with torch.compile; the nodes need a C++ compiler.")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = key(
+        "default",
+        "With `compile`: the mode of torch.compile. `reduce-overhead` uses CUDA graphs; `max-autotune` also tries several kernels.",
+    )
     channels_last: bool = key(
         False, "Use the channels-last memory format for images, which is faster for convolutions on tensor cores."
     )
@@ -191,19 +196,37 @@ class ParallelTable(Table):
         "What to balance when blocks are assigned to pipeline stages: `measured`, their run time on rank 0; `parameters`, their "
         "number of parameters; `even`, the number of blocks.",
     )
-    wrap: Literal["blocks", "size"] = key(
-        "blocks",
-        "The unit in which sharded parameters are gathered: `blocks` of the model, or, by `size`, modules with at least "
-        "`wrap_parameters` parameters.",
-    )
     wrap_parameters: int = key(
         1_000_000, 'With `wrap = "size"`: minimum number of parameters of a module that is gathered separately.', ge=1
+    )
+    wrap_classes: list[str] = key(
+        None,
+        'With `wrap = "classes"`: names of the classes of modules that are gathered separately.',
+        default_factory=list,
+    )
+    wrap_function: str = key(
+        "",
+        'With `wrap = "function"`: called with the name of each module and the module; returns whether it is gathered '
+        "separately.",
+        form='"package.module:function"',
+    )
+    wrap: Literal["blocks", "size", "classes", "function"] = key(
+        "blocks",
+        "The unit in which sharded parameters are gathered: `blocks` of the model, or other modules: by `size`, those with at "
+        "least `wrap_parameters` parameters; `classes`, those of `wrap_classes`; `function`, those that `wrap_function` chooses.",
     )
     gather_type: Literal["as_is", "fp32", "bf16"] = key(
         "as_is", "Data type in which sharded parameters are gathered and used; `as_is` is the stored type."
     )
     reduce_type: Literal["as_is", "fp32", "bf16"] = key(
         "as_is", "Data type in which gradients of sharded parameters are reduced; `as_is` is the gradients' own type."
+    )
+    output_type: Literal["as_is", "fp32", "bf16"] = key(
+        "as_is", "Data type to which a sharded model converts its outputs; `as_is` is the type of the last computation."
+    )
+    buffer_type: Literal["as_is", "fp32", "bf16"] = key(
+        "as_is",
+        "Data type of floating-point buffers, such as running means; `as_is` is the type that the model creates.",
     )
     unused_parameters: bool = key(
         False, "Find parameters without a gradient in every step, for models that do not always use all parameters."
@@ -224,6 +247,17 @@ class ParallelTable(Table):
         "Assignment of ranks to positions in the mesh. `auto` groups them by NVLink cliques, nodes and leaf switches if that is "
         "predicted to be faster; `launched` keeps the order in which they were launched.",
     )
+
+    @field_validator("wrap")
+    @classmethod
+    def _wrapped_by_something(cls, wrap: str, info: ValidationInfo) -> str:
+        for kind, name, example in (
+            ("classes", "wrap_classes", '["Block"]'),
+            ("function", "wrap_function", '"module:function"'),
+        ):
+            if wrap == kind and not info.data.get(name):
+                raise refuse_value((), f"{wrap!r} requires parallel.{name}", f"set parallel.{name} = {example}")
+        return wrap
 
     @property
     def model_ranks(self) -> int:

@@ -26,7 +26,7 @@ from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInT
 from toolkit.parallel.pipeline import lay_pipeline
 from toolkit.parallel.pipeline_passes import PipelinePasses
 from toolkit.parallel.replicated import replicate
-from toolkit.parallel.sharded import Between, shard
+from toolkit.parallel.sharded import Between, convert_buffers, shard
 from toolkit.parallel.stages import stream_into
 from toolkit.parallel.tensor import split_tensors
 from toolkit.parallel.tensor_passes import TensorPasses, settle_gradients
@@ -212,6 +212,7 @@ class _Parts:
         if data is not None and not self.are_copies:
             between = shard(part, design.outline, data, settings)
         materialise(part, design.initialise, self.config.train.seed, world.device, known_as)
+        convert_buffers(part, settings)
         return between
 
     def inputs_of(self, cut: Sequence[range], stage: int) -> Tensor:

@@ -11,9 +11,12 @@ With `replicate`, there are several copies of the shards (hybrid sharding): para
 and gradients are reduced across copies once per step.
 """
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from toolkit.config.train import ParallelTable
+from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
 
 __all__ = ["replicate_composable"]
@@ -42,8 +46,10 @@ def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: Parall
         The context for all backward passes of a step except the last.
     """
     names = mesh.mesh_dim_names or ()
-    precision = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
+    units = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
     for part in (*_wrapped(model, outline, settings), model):
+        # Only the model's own outputs: those of inner modules keep the type of the computation.
+        precision = replace(units, output_dtype=_TYPES[settings.output_type]) if part is model else units
         if "shard" in names:
             fully_shard(part, mesh=mesh, reshard_after_forward=settings.zero == 3, mp_policy=precision)
         else:
@@ -59,10 +65,61 @@ def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> lis
         return list(outline.blocks_of(model))
     names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     tied = {identity for identity, count in names.items() if count > 1}
+    if settings.wrap != "size":
+        return _chosen(model, settings, tied)
     found: list[nn.Module] = []
     for child in model.children():
         _by_size(child, settings.wrap_parameters, tied, found)
     return found
+
+
+def _chosen(model: nn.Module, settings: ParallelTable, tied: set[int]) -> list[nn.Module]:
+    """Return the modules of `wrap_classes`, or those that `wrap_function` chooses.
+
+    Raises:
+        ToolkitError: none is chosen, or one cannot be gathered separately: it shares a parameter, or is only a list.
+    """
+    where = f"parallel.wrap_{settings.wrap}"
+    choose = _function(settings.wrap_function, where) if settings.wrap == "function" else None
+    inner = [(name, module) for name, module in model.named_modules() if module is not model]
+    found = [
+        (name, module)
+        for name, module in reversed(inner)
+        if (choose(name, module) if choose else type(module).__name__ in settings.wrap_classes)
+    ]
+    for name, module in found:
+        shares = any(id(parameter) in tied for parameter in module.parameters())
+        if shares or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            why = "shares a parameter with another module" if shares else "is only a list of modules"
+            raise ToolkitError(f"{name} cannot be gathered separately: it {why}", where=where, fix="do not choose it")
+    # A pipeline stage may lack a class that another one has.
+    lacking = {*settings.wrap_classes} - {type(module).__name__ for _, module in found} if choose is None else set()
+    if not found or (lacking and settings.pp == 1):
+        known = ", ".join(sorted({type(module).__name__ for _, module in inner}))
+        what = f"modules of the classes {', '.join(sorted(lacking))}" if lacking else "at least one chosen module"
+        raise ToolkitError(f"expected {what} in {type(model).__name__}", where=where, fix=f"its classes are {known}")
+    return [module for _, module in found]
+
+
+def _function(name: str, where: str) -> Callable[[str, nn.Module], bool]:
+    """Import the function `module:function`. Raises ToolkitError if this is impossible."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # an import runs user code, which may raise any exception
+        message = f"cannot import {name!r}: {type(error).__name__}: {error}"
+        raise ToolkitError(message, where=where, fix='pass "module:function" of an importable module') from error
+    function: Callable[[str, nn.Module], bool] = found
+    return function
+
+
+def convert_buffers(model: nn.Module, settings: ParallelTable) -> None:
+    """Convert the floating-point buffers of a model to `buffer_type`; buffers of other types do not change."""
+    dtype = _TYPES[settings.buffer_type]
+    for module in model.modules() if dtype is not None else ():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
 
 
 def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Module]) -> int:

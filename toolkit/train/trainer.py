@@ -268,7 +268,7 @@ class Trainer:
             self._say(f"recomputed in the backward pass: {', '.join(names) or 'no block'}")
         if train.compile:
             check_compiler(self._world.device)
-            compile_blocks(part.module, below)
+            compile_blocks(part.module, below, mode=train.compile_mode)
 
     def _training_state(self) -> TrainingState:
         train = self._config.train

@@ -69,8 +69,16 @@ def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_pa
         ("evil", {"w": Evil(tmp_path / "made")}, "the file contains posix.mkdir"),
         ("class", {"w": Plain()}, f"the file contains {__name__}.Plain"),
         ("list", [torch.ones(1)], "expected a dict, got a list"),
-        ("tuple", {"pair": (torch.ones(1), 2)}, "pair[0]: a value of type torch.Tensor cannot be stored"),
-        ("size", {"size": torch.Size([1])}, "size: a value of type torch.Size cannot be stored"),
+        (
+            "sparse tuple",
+            {"pair": (torch.eye(3).to_sparse(), 2)},
+            "pair[0]: tensor layout torch.sparse_coo cannot be stored",
+        ),
+        (
+            "repeated tuple",
+            {"pair": (torch.ones(1).expand(2**40), 2)},
+            "pair[0]: a value of type torch.Tensor cannot be stored: 4398",
+        ),
         ("sparse", {"s": torch.eye(3).to_sparse()}, "s is not a dense tensor with data (torch.sparse_coo"),
         ("meta", {"m": torch.empty(2**40, device="meta")}, "m is not a dense tensor"),
         ("repeated", {"r": torch.ones(1).expand(2**40)}, "is an expanded view of fewer stored bytes"),

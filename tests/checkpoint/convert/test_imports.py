@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -231,3 +233,22 @@ def test_without_the_library_safetensors_are_refused_with_the_command_to_install
         said = toolkit("ckpt", *words)
         assert said.code == 2 and "Fix: pip install 'toolkit[safetensors]'" in said.err and said.out == "", said
     assert not (tmp_path / "new").exists() and not (tmp_path / "o.safetensors").exists()
+
+
+def test_random_states_of_trainers_are_imported_or_omitted_by_name(toolkit, tmp_path: Path) -> None:
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.RandomState(1).get_state(),
+        "cpu": torch.get_rng_state(),
+        "loss": np.float64(0.5),
+        "model": {"w": torch.ones(2), "shape": torch.Size([2])},
+    }
+    torch.save(state, tmp_path / "state.pt")
+    dcp.save(state, checkpoint_id=tmp_path / "folder")
+    for source in ("state.pt", "folder"):
+        said = toolkit("ckpt", "import", tmp_path / source, tmp_path / f"from-{source}")
+        assert said.code == 0, said
+        assert "omitted numpy: it contains numpy." in said.err and "omitted loss: it contains numpy." in said.err
+        manifest = read_manifest(tmp_path / f"from-{source}" / "step-00000000")
+        assert manifest.tensors.keys() == {"cpu", "model.w"}
+        assert manifest.objects["python"].value == state["python"] and "model.shape" in manifest.objects

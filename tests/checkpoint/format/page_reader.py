@@ -30,7 +30,7 @@ class Checkpoint:
 
     def tensor(self, key):
         record = self.manifest["tensors"][key]
-        kind = "u1" if record["dtype"].startswith(("float8", "float4")) else TYPES.get(record["dtype"], record["dtype"])
+        kind = "u1" if "float8" in record["dtype"] else TYPES.get(record["dtype"], record["dtype"])
         whole = np.empty(record["shape"], np.dtype(kind).newbyteorder("<"))
         for number, offset, shape, first, *chunked in record["pieces"]:
             data, ends = self.shard(number), map(sum, zip(offset, shape, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
+from collections import defaultdict
 
 import h5py
 import pytest
@@ -67,7 +67,7 @@ def test_nan_comes_back():
     assert math.isnan(jsonvalues.decode(jsonvalues.encode(math.nan, "value"), "value"))
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"x", OrderedDict(a=1), 1j, range(3)])
+@pytest.mark.parametrize("value", [object(), defaultdict(int), len, int, memoryview(b"")])
 def test_other_types_are_refused_by_place(value):
     with pytest.raises(ToolkitError, match=r"state\['a'\]\[1\]"):
         jsonvalues.encode({"a": [0, value]}, "state")

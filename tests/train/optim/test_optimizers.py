@@ -25,7 +25,7 @@ ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
 
 
 def settings(optimizer: str = "adamw", **given: Any) -> SimpleNamespace:
-    values = {"lr": 0.01, "betas": [0.9, 0.95], "momentum": 0.9, "weight_decay": 0.1} | given
+    values = {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.1} | given
     return SimpleNamespace(optimizer=optimizer, **values)
 
 
@@ -211,3 +211,14 @@ def sharded_like_alone(world) -> None:
 
 def test_muon_takes_the_same_steps_on_a_sharded_model_and_resumes_them(tmp_path):
     launch(sharded_like_alone, 2, tmp_path)
+
+
+def test_a_large_eps_shrinks_the_first_step_of_adamw():
+    """The first step is lr * gradient / (|gradient| + eps)."""
+    for eps, step in [(1e-8, 0.01), (1.0, 0.005)]:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = optimizer_of(model, settings(eps=eps, weight_decay=0.0))
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+        assert model.weight.item() == pytest.approx(1 - step)

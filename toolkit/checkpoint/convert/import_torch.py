@@ -5,16 +5,18 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from toolkit.checkpoint.convert.dcp_metadata import StoredItem, StoredTensor, read_dcp_metadata
 from toolkit.checkpoint.convert.lone_writer import NewTensor
-from toolkit.checkpoint.convert.nesting import joined, leaves, refuse_unfolding
+from toolkit.checkpoint.convert.nesting import Omitted, joined, leaves, refuse_unfolding
 from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, ZIP, format_from_prefix, read_prefix, reading_source
 from toolkit.checkpoint.format.manifest import ObjectRecord, check_dimensions
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
@@ -26,13 +28,13 @@ Contents = tuple[dict[str, NewTensor], dict[str, ObjectRecord]]
 def read_torch(source: Path, only: str = "") -> Contents:
     """Return the tensors and values of a `torch.save` file. Tensors are read from the file only when they are written.
 
-    `only` is the prefix of the keys to read, and is removed from them. Raises ToolkitError if the file has another
-    format, or contains objects other than tensors and plain values.
+    `only` is the prefix of the keys to read, and is removed from them. Objects of numpy become `Omitted`. Raises
+    ToolkitError if the file has another format, or contains other objects than tensors and plain values.
     """
     is_mapped = _is_zip(source)  # torch can only map zip files; older files are read into memory
     if is_mapped:
         _refuse_compressed(source, str(source))
-    state = _load(partial(torch.load, source, mmap=is_mapped), str(source))
+    state = _load(partial(torch.load, source, mmap=is_mapped), str(source), source if is_mapped else None)
     tensors: dict[str, NewTensor] = {}
     values: dict[str, ObjectRecord] = {}
     for path, value in leaves(_part(state, only, source), _is_tensor, where=str(source)):
@@ -146,10 +148,11 @@ def _load_item(folder: Path, name: str, item: StoredItem) -> Any:
     with reading_source(path), path.open("rb") as file:
         file.seek(item.begin)
         content = io.BytesIO(file.read(item.length))
-    if zipfile.is_zipfile(content):
+    is_archive = zipfile.is_zipfile(content)
+    if is_archive:
         _refuse_compressed(content, f"{path}: {name}")
     content.seek(0)
-    return _load(partial(torch.load, content), f"{path}: {name}")
+    return _load(partial(torch.load, content), f"{path}: {name}", content if is_archive else None)
 
 
 def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
@@ -164,9 +167,10 @@ def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
         raise ToolkitError(message, where=where, fix="save the state again with torch.save")
 
 
-def _load(load: Callable[..., Any], where: str) -> Any:
+def _load(load: Callable[..., Any], where: str, archive: Path | io.BytesIO | None) -> Any:
     try:
-        state = load(map_location="cpu", weights_only=True)
+        with _without_numpy(archive):
+            state = load(map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises almost anything for a broken file
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # seeks in a broken file raise EINVAL
             raise
@@ -178,6 +182,20 @@ def _load(load: Callable[..., Any], where: str) -> Any:
         raise ToolkitError(f"cannot be read as tensors and plain values: {why}", where=where, fix=fix) from None
     refuse_unfolding(state, where)
     return state
+
+
+@contextmanager
+def _without_numpy(archive: Path | io.BytesIO | None) -> Iterator[None]:
+    """Let torch's restricted reader put `Omitted` in place of objects of numpy, such as the random states of trainers.
+
+    It calls neither numpy nor any other class that the file names.
+    """
+    names = get_unsafe_globals_in_checkpoint(archive) if archive is not None else []
+    if isinstance(archive, io.BytesIO):
+        archive.seek(0)
+    numpys = [name for name in names if name.partition(".")[0] == "numpy"]
+    with safe_globals([(type("Omitted", (Omitted,), {"name": name}), name) for name in numpys]):
+        yield
 
 
 def _reason(error: Exception) -> str:

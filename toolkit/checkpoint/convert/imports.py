@@ -10,6 +10,7 @@ from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import writing_to
 from toolkit.checkpoint.convert.import_safetensors import read_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor, write_checkpoint
+from toolkit.checkpoint.convert.nesting import omitted_in
 from toolkit.checkpoint.convert.selection import below, refuse_unknown_prefix
 from toolkit.checkpoint.convert.source_files import format_from_prefix, read_prefix, reading_source
 from toolkit.checkpoint.format import jsonvalues
@@ -64,8 +65,10 @@ def _format_of_folder(source: Path) -> str:
 
 def import_checkpoint(
     source: Path, destination: Path, *, kind: str, step: int = 0, only: str = "", under: str = ""
-) -> tuple[Path, Manifest]:
+) -> tuple[Path, Manifest, dict[str, str]]:
     """Write the checkpoint `destination/step-XXXXXXXX` from `source`. Imports torch only for torch's own formats.
+
+    Also returns the omitted values by key, with the class that cannot be read safely.
 
     Args:
         kind: "safetensors", "torch" or "dcp".
@@ -81,6 +84,8 @@ def import_checkpoint(
     _refuse_existing(final, step)
     with reading_source(source):
         tensors, values = _contents(source, kind, only)
+    omitted = {key: name for key, record in values.items() if (name := omitted_in(record.value))}
+    values = {key: record for key, record in values.items() if key not in omitted}
     if not tensors and not values:
         raise ToolkitError("contains no tensors or values", where=str(source), fix="pass another source")
     _check_values(values, source)
@@ -88,7 +93,7 @@ def import_checkpoint(
         manifest = write_checkpoint(
             final, step, _prefixed(tensors, under), _prefixed(values, under), made_from=source.name
         )
-    return final, manifest
+    return final, manifest, omitted
 
 
 def _refuse_existing(final: Path, step: int) -> None:

@@ -58,6 +58,32 @@ def refuse_unfolding(state: Any, where: str) -> None:
         )
 
 
+class Omitted:
+    """Replaces an object of an imported file that cannot be read without running its code; `name` is its class."""
+
+    name = ""
+
+    def __init__(self, *_: Any) -> None:
+        """Ignore the arguments."""
+
+    def __setstate__(self, _: Any) -> None:
+        """Ignore the state."""
+
+
+def omitted_in(value: Any) -> str:
+    """Return the class of an object in `value` that `Omitted` replaces; "" if there is none."""
+    waiting, seen = [value], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Omitted):
+            return part.name
+        if isinstance(part, (Mapping, list, tuple, set, frozenset)) and id(part) not in seen:
+            seen.add(id(part))  # it may contain itself
+            waiting.extend(part)
+            waiting.extend(part.values() if isinstance(part, Mapping) else ())
+    return ""
+
+
 def _items(part: Any) -> Collection[Any]:
     return part.values() if isinstance(part, Mapping) else part
 

@@ -1,6 +1,6 @@
 """Element types of tensors: in torch, in memory as numpy, and in the HDF5 file.
 
-bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits. Floats of 8 and 4 bits are stored as unsigned bytes with an
+bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits. The 8-bit floats are stored as unsigned bytes with an
 attribute that names the type: HDF5 does not support floats without infinities, and would read 256 as inf.
 """
 
@@ -57,7 +57,6 @@ _TABLE = [
     Element("float8_e4m3fnuz", np.dtype("u1"), 0x80),
     Element("float8_e5m2fnuz", np.dtype("u1"), 0x80),
     Element("float8_e8m0fnu", np.dtype("u1"), 0xFF),
-    Element("float4_e2m1fn_x2", np.dtype("u1"), 0),
     *(Element(f"int{bits}", np.dtype(f"<i{bits // 8}"), 0) for bits in (8, 16, 32, 64)),
     *(Element(f"uint{bits}", np.dtype(f"<u{bits // 8}"), 0) for bits in (8, 16, 32, 64)),
     Element("bool", np.dtype("?"), 0),
@@ -65,7 +64,6 @@ _TABLE = [
     Element("complex64", np.dtype("<c8"), complex(_NAN, _NAN)),
     Element("complex128", np.dtype("<c16"), complex(_NAN, _NAN)),
 ]
-NEW_ELEMENTS = ("float4_e2m1fn_x2",)  # those that require schema 3 of the manifest
 ELEMENTS: dict[str, Element] = {element.name: element for element in _TABLE}
 
 

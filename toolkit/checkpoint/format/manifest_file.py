@@ -9,7 +9,6 @@ import xxhash
 
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.format import jsonvalues
-from toolkit.checkpoint.format.elements import NEW_ELEMENTS
 from toolkit.checkpoint.format.layout import MANIFEST
 from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_body import manifest_from
@@ -19,7 +18,7 @@ from toolkit.errors import ToolkitError
 __all__ = ["manifest_text", "read_body", "read_manifest"]
 
 FORMAT = "toolkit-checkpoint"
-# toolkit writes the lowest schema that fits, for older versions: 2 has compressed pieces, 3 also `TAGS` and float4.
+# toolkit writes the lowest schema that fits, for older versions: 2 has compressed pieces, 3 also `TAGS`.
 SCHEMAS = (1, 2, 3)
 _UNSIGNED = "0" * 32
 
@@ -53,11 +52,9 @@ def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
 
 
 def _schema(manifest: Manifest, values: str) -> int:
-    records = manifest.tensors.values()
-    # Quotes in strings are escaped, so that only a tag matches.
-    if any(f'{{"{tag}": ' in values for tag in TAGS) or any(record.dtype in NEW_ELEMENTS for record in records):
+    if any(f'{{"{tag}": ' in values for tag in TAGS):  # quotes in strings are escaped, so that only a tag matches
         return 3
-    return 2 if any(record.filters for record in records) else 1
+    return 2 if any(record.filters for record in manifest.tensors.values()) else 1
 
 
 def tensors_text(tensors: Mapping[str, TensorRecord], files: Sequence[str]) -> str:

@@ -69,9 +69,13 @@ def _container(types: str, build: Callable[[list[Any]], Any], pack: Callable[[An
 
 
 def _base64(data: Any) -> str:
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{len(data)} bytes exceed the {MOST_BYTES} bytes of one value in the manifest")
+    _check_size(len(data))
     return b64encode(data).decode()
+
+
+def _check_size(count: int) -> None:
+    if count > MOST_BYTES:
+        raise ValueError(f"{count} bytes exceed the {MOST_BYTES} bytes of one value outside of dicts and lists")
 
 
 def _plain_numpy(kind: np.dtype) -> str:
@@ -87,6 +91,7 @@ def _numpy_type(name: str) -> np.dtype:
 
 
 def _packed_array(array: Any, _: Callable[[Any], Any]) -> list[Any]:
+    _check_size(array.nbytes)
     return [_plain_numpy(array.dtype), list(array.shape), _base64(array.tobytes())]
 
 
@@ -99,6 +104,7 @@ def _packed_tensor(tensor: Any, _: Callable[[Any], Any]) -> list[Any]:
     from toolkit.checkpoint.tensors import bytes_of, dtype_name, refuse_nested
 
     refuse_nested({"": tensor})
+    _check_size(tensor.numel() * tensor.element_size())  # an expanded view could need far more memory than it has
     data = _base64(bytes_of(tensor, ""))
     return [dtype_name(tensor.dtype), list(tensor.shape), data, str(tensor.device), tensor.requires_grad]
 
@@ -107,7 +113,7 @@ def _tensor(content: Any, _: Callable[[Any], Any]) -> Any:
     torch = _torch()
     dtype, shape, data, device, has_gradient = content
     plain = bytearray(b64decode(data, validate=True))
-    if len(plain) != prod(shape) * ELEMENTS[dtype].size_bytes:
+    if min(shape, default=0) < 0 or len(plain) != prod(shape) * ELEMENTS[dtype].size_bytes:
         raise ValueError(f"{len(plain)} bytes are not a tensor of shape {shape}")
     kind = getattr(torch, dtype)
     tensor = torch.frombuffer(plain, dtype=torch.uint8).view(kind) if plain else torch.empty(0, dtype=kind)

@@ -69,6 +69,7 @@ class OptimizerSettings(Protocol):
     optimizer: Literal["adamw", "muon", "sgd"]
     lr: float
     betas: list[float]
+    eps: float
     momentum: float
     weight_decay: float
 
@@ -98,7 +99,8 @@ def optimizer_of(
     if settings.optimizer == "sgd":
         momentum = settings.momentum
         return torch.optim.SGD(groups, lr=settings.lr, momentum=momentum, nesterov=momentum > 0)
-    adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1])) if groups else None
+    betas = (settings.betas[0], settings.betas[1])
+    adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps) if groups else None
     if settings.optimizer == "adamw":
         assert adamw is not None
         return adamw
