@@ -258,10 +258,10 @@ def test_a_nested_tensor_is_not_loaded_into(tmp_path, layout):
     ("tensors", "state", "name"),
     [
         ({"a": {"callback": print}}, {}, "a.callback"),
-        ({"when": {1, 2}}, {}, "when"),
+        ({"when": {1, object()}}, {}, "when"),
         ({"weights": torch.eye(3).to_sparse()}, {}, "weights"),
         ({"words": nested_tensor(torch.jagged)}, {}, "words: is a nested tensor, which a checkpoint cannot contain"),
-        (x(1), {"history": {"path": Path("x")}}, r"state\['history'\]\['path'\]"),
+        (x(1), {"history": {"path": object()}}, r"state\['history'\]\['path'\]"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_by_name(tmp_path, tensors, state, name):

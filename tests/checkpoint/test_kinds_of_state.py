@@ -29,6 +29,7 @@ REFUSED = {
     "tuple of a sparse tensor": "torch.sparse_coo",
     "tuple named": "kinds_of_state.Pair",
     "memoryview": "builtins.memoryview",
+    "ellipsis": "builtins.ellipsis",
     "NotImplemented": "builtins.NotImplementedType",
     "numpy records": "numpy.ndarray",
     "numpy objects": "numpy.ndarray",

@@ -55,6 +55,13 @@ def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, 
     assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_plain_dcp_stores_what_the_page_shows(examples, capsys) -> None:
+    for _ in range(2):  # the second save overwrites the first
+        runpy.run_path("plain_dcp.py")
+        assert capsys.readouterr().out == "True torch.bfloat16 (1, tensor([0., 0.]))\n"
+
+
 def test_the_script_with_metrics_records_them_on_both_ranks(toolkit, examples) -> None:
     submitted(toolkit, "watched.py")
     (attempt,) = toolkit.runs.rglob("attempts/000")

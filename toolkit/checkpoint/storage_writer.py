@@ -35,8 +35,9 @@ from toolkit.errors import OwnFailureError, ToolkitError
 
 @dataclass
 class _Place:
-    """The number of ranks of a save, its folder, and what `FileSystemWriter` reads in a plan. DCP may cache the plan."""
+    """A rank and their number, the folder, and what `FileSystemWriter` reads in a plan. DCP may cache the plan."""
 
+    rank: int
     world_size: int
     part: Path
     prefix: str
@@ -82,9 +83,9 @@ class HDF5StorageWriter(StorageWriter):
         self._step = step
         self._path, self._rank = Path(path), 0
         self._description = Description(
-            self._path, written_by(), self._step_in(self._path), attempt, new_token(), state or {}, mesh or []
-        )
-        self._description = replace(self._description, overwrite=overwrite)
+            self._path, written_by(), self._step_in(self._path), attempt, new_token(), state or {}, mesh or [],
+            overwrite=overwrite,
+        )  # fmt: skip
         self._threads = threads
 
     @property
@@ -135,7 +136,7 @@ class HDF5StorageWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Pass each rank the number of ranks and the part folder, whose name only the coordinator knows."""
         part = self._description.part
-        places = [_Place(len(plans), part, f"__{rank}_") for rank in range(len(plans))]
+        places = [_Place(rank, len(plans), part, f"__{rank}_") for rank in range(len(plans))]
         return [replace(plan, storage_data=place) for plan, place in zip(plans, places, strict=True)]
 
     def _folder_and_size(self, planned: object) -> tuple[Path, int]:
@@ -144,7 +145,7 @@ class HDF5StorageWriter(StorageWriter):
         parts = parts_of(final, attempt)
         size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else self._rank + 1
         if isinstance(planned, _Place):
-            size = planned.world_size
+            self._rank, size = planned.rank, planned.world_size
             if not planned.is_used:
                 planned.is_used = True
                 parts = [part for part in parts if part == planned.part]

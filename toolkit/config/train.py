@@ -251,12 +251,9 @@ class ParallelTable(Table):
     @field_validator("wrap")
     @classmethod
     def _wrapped_by_something(cls, wrap: str, info: ValidationInfo) -> str:
-        for kind, name, example in (
-            ("classes", "wrap_classes", '["Block"]'),
-            ("function", "wrap_function", '"module:function"'),
-        ):
-            if wrap == kind and not info.data.get(name):
-                raise refuse_value((), f"{wrap!r} requires parallel.{name}", f"set parallel.{name} = {example}")
+        name = f"wrap_{wrap}"
+        if info.data.get(name) in ("", []):
+            raise refuse_value((), f"{wrap!r} requires parallel.{name}", f"set parallel.{name}")
         return wrap
 
     @property

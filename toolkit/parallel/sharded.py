@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -80,21 +79,20 @@ def _chosen(model: nn.Module, settings: ParallelTable, tied: set[int]) -> list[n
         ToolkitError: none is chosen, or one cannot be gathered separately: it shares a parameter, or is only a list.
     """
     where = f"parallel.wrap_{settings.wrap}"
-    choose = _function(settings.wrap_function, where) if settings.wrap == "function" else None
+    classes = settings.wrap_classes
+    by_class = settings.wrap == "classes"
+    choose = (
+        (lambda _, module: type(module).__name__ in classes) if by_class else _function(settings.wrap_function, where)
+    )
     inner = [(name, module) for name, module in model.named_modules() if module is not model]
-    found = [
-        (name, module)
-        for name, module in reversed(inner)
-        if (choose(name, module) if choose else type(module).__name__ in settings.wrap_classes)
-    ]
+    found = [(name, module) for name, module in reversed(inner) if choose(name, module)]
     for name, module in found:
         shares = any(id(parameter) in tied for parameter in module.parameters())
         if shares or isinstance(module, nn.ModuleList | nn.ModuleDict):
             why = "shares a parameter with another module" if shares else "is only a list of modules"
             raise ToolkitError(f"{name} cannot be gathered separately: it {why}", where=where, fix="do not choose it")
-    # A pipeline stage may lack a class that another one has.
-    lacking = {*settings.wrap_classes} - {type(module).__name__ for _, module in found} if choose is None else set()
-    if not found or (lacking and settings.pp == 1):
+    lacking = {*classes} - {type(module).__name__ for _, module in found}
+    if settings.pp == 1 and (lacking or not found):  # a pipeline stage may lack a class that another one has
         known = ", ".join(sorted({type(module).__name__ for _, module in inner}))
         what = f"modules of the classes {', '.join(sorted(lacking))}" if lacking else "at least one chosen module"
         raise ToolkitError(f"expected {what} in {type(model).__name__}", where=where, fix=f"its classes are {known}")
@@ -105,12 +103,11 @@ def _function(name: str, where: str) -> Callable[[str, nn.Module], bool]:
     """Import the function `module:function`. Raises ToolkitError if this is impossible."""
     module_name, _, attribute = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module_name), attribute)
+        found: Callable[[str, nn.Module], bool] = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # an import runs user code, which may raise any exception
         message = f"cannot import {name!r}: {type(error).__name__}: {error}"
         raise ToolkitError(message, where=where, fix='pass "module:function" of an importable module') from error
-    function: Callable[[str, nn.Module], bool] = found
-    return function
+    return found
 
 
 def convert_buffers(model: nn.Module, settings: ParallelTable) -> None:

@@ -34,7 +34,7 @@ def read_torch(source: Path, only: str = "") -> Contents:
     is_mapped = _is_zip(source)  # torch can only map zip files; older files are read into memory
     if is_mapped:
         _refuse_compressed(source, str(source))
-    state = _load(partial(torch.load, source, mmap=is_mapped), str(source), source if is_mapped else None)
+    state = _load(partial(torch.load, source, mmap=is_mapped), str(source), source)
     tensors: dict[str, NewTensor] = {}
     values: dict[str, ObjectRecord] = {}
     for path, value in leaves(_part(state, only, source), _is_tensor, where=str(source)):
@@ -148,11 +148,10 @@ def _load_item(folder: Path, name: str, item: StoredItem) -> Any:
     with reading_source(path), path.open("rb") as file:
         file.seek(item.begin)
         content = io.BytesIO(file.read(item.length))
-    is_archive = zipfile.is_zipfile(content)
-    if is_archive:
+    if zipfile.is_zipfile(content):
         _refuse_compressed(content, f"{path}: {name}")
     content.seek(0)
-    return _load(partial(torch.load, content), f"{path}: {name}", content if is_archive else None)
+    return _load(partial(torch.load, content), f"{path}: {name}", content)
 
 
 def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
@@ -167,7 +166,7 @@ def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
         raise ToolkitError(message, where=where, fix="save the state again with torch.save")
 
 
-def _load(load: Callable[..., Any], where: str, archive: Path | io.BytesIO | None) -> Any:
+def _load(load: Callable[..., Any], where: str, archive: Path | io.BytesIO) -> Any:
     try:
         with _without_numpy(archive):
             state = load(map_location="cpu", weights_only=True)
@@ -185,12 +184,13 @@ def _load(load: Callable[..., Any], where: str, archive: Path | io.BytesIO | Non
 
 
 @contextmanager
-def _without_numpy(archive: Path | io.BytesIO | None) -> Iterator[None]:
+def _without_numpy(archive: Path | io.BytesIO) -> Iterator[None]:
     """Let torch's restricted reader put `Omitted` in place of objects of numpy, such as the random states of trainers.
 
     It calls neither numpy nor any other class that the file names.
     """
-    names = get_unsafe_globals_in_checkpoint(archive) if archive is not None else []
+    of_file = archive if isinstance(archive, Path) else io.BytesIO(archive.getvalue())  # with a position of its own
+    names = get_unsafe_globals_in_checkpoint(of_file) if zipfile.is_zipfile(archive) else []
     if isinstance(archive, io.BytesIO):
         archive.seek(0)
     numpys = [name for name in names if name.partition(".")[0] == "numpy"]

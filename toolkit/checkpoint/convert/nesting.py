@@ -63,11 +63,10 @@ class Omitted:
 
     name = ""
 
-    def __init__(self, *_: Any) -> None:
-        """Ignore the arguments."""
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
-    def __setstate__(self, _: Any) -> None:
-        """Ignore the state."""
+    __setstate__ = __init__
 
 
 def omitted_in(value: Any) -> str:

@@ -103,11 +103,8 @@ def refuse_existing(final: Path) -> None:
 def refuse_foreign(final: Path) -> None:
     """Raise a ToolkitError if `final` exists but is not a checkpoint, because to overwrite it would delete its files."""
     if final.is_symlink() or (final.exists() and not (final / MANIFEST).is_file()):
-        raise ToolkitError(
-            "exists and is not a checkpoint, so `overwrite` does not replace it",
-            where=str(final),
-            fix="use another name, or delete it",
-        )
+        message = "exists and is not a checkpoint, so `overwrite` does not replace it"
+        raise ToolkitError(message, where=str(final), fix="use another name, or delete it")
 
 
 def put_back(final: Path, attempt: int) -> None:

@@ -121,13 +121,11 @@ def _one_piece(
     if len(listed) != 1 or len(listed[0]) != 4:
         return ()
     number, offset, extent, first = listed[0]
-    start = [0] * len(shape)
-    if offset != start or extent != list(shape) or type(number) is not int or type(first) is not int:
+    is_whole = offset == [0] * len(shape) and extent == list(shape) and type(number) is type(first) is int
+    if not is_whole or first < 0 or not 0 <= number < len(files) or not files[number].name.endswith(".h5"):
         return ()
-    if not 0 <= number < len(files) or first < 0 or not files[number].name.endswith(".h5"):
-        return ()
-    file = files[number]
-    return (Piece(file.name, tuple(start), shape, first),) if first + prod(shape) * element_bytes <= file.size else ()
+    fits = first + prod(shape) * element_bytes <= files[number].size
+    return (Piece(files[number].name, (0,) * len(shape), shape, first),) if fits else ()
 
 
 def _filters(value: Any, name: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from importlib import import_module
 from math import prod
 from pathlib import PosixPath, PurePosixPath
 from types import ModuleType
@@ -68,14 +69,18 @@ def _container(types: str, build: Callable[[list[Any]], Any], pack: Callable[[An
     )
 
 
-def _base64(data: Any) -> str:
+def _check_size(count: int) -> None:
+    if count > MOST_BYTES:
+        raise ValueError(f"{count} bytes exceed the {MOST_BYTES} bytes of one value outside of dicts and lists")
+
+
+def _packed_bytes(data: Any, _: object = None) -> str:
     _check_size(len(data))
     return b64encode(data).decode()
 
 
-def _check_size(count: int) -> None:
-    if count > MOST_BYTES:
-        raise ValueError(f"{count} bytes exceed the {MOST_BYTES} bytes of one value outside of dicts and lists")
+def _bytes(content: str, _: object = None) -> bytes:
+    return b64decode(content, validate=True)
 
 
 def _plain_numpy(kind: np.dtype) -> str:
@@ -92,12 +97,12 @@ def _numpy_type(name: str) -> np.dtype:
 
 def _packed_array(array: Any, _: Callable[[Any], Any]) -> list[Any]:
     _check_size(array.nbytes)
-    return [_plain_numpy(array.dtype), list(array.shape), _base64(array.tobytes())]
+    return [_plain_numpy(array.dtype), list(array.shape), _packed_bytes(array.tobytes())]
 
 
 def _array(content: Any, _: Callable[[Any], Any]) -> np.ndarray:
     kind, shape, data = content
-    return np.frombuffer(b64decode(data, validate=True), _numpy_type(kind)).reshape(shape).copy()
+    return np.frombuffer(_bytes(data), _numpy_type(kind)).reshape(shape).copy()
 
 
 def _packed_tensor(tensor: Any, _: Callable[[Any], Any]) -> list[Any]:
@@ -105,14 +110,14 @@ def _packed_tensor(tensor: Any, _: Callable[[Any], Any]) -> list[Any]:
 
     refuse_nested({"": tensor})
     _check_size(tensor.numel() * tensor.element_size())  # an expanded view could need far more memory than it has
-    data = _base64(bytes_of(tensor, ""))
+    data = _packed_bytes(bytes_of(tensor, ""))
     return [dtype_name(tensor.dtype), list(tensor.shape), data, str(tensor.device), tensor.requires_grad]
 
 
 def _tensor(content: Any, _: Callable[[Any], Any]) -> Any:
     torch = _torch()
     dtype, shape, data, device, has_gradient = content
-    plain = bytearray(b64decode(data, validate=True))
+    plain = bytearray(_bytes(data))
     if min(shape, default=0) < 0 or len(plain) != prod(shape) * ELEMENTS[dtype].size_bytes:
         raise ValueError(f"{len(plain)} bytes are not a tensor of shape {shape}")
     kind = getattr(torch, dtype)
@@ -126,39 +131,29 @@ def _parameter(content: Any, decode: Callable[[Any], Any]) -> Any:
 
 
 def _torch() -> ModuleType:
-    import torch  # only when a value is built: commands that show a manifest need no torch
-
-    return torch
+    return import_module("torch")  # only when a value is built: commands that show a manifest need no torch
 
 
-def _of_torch(kind: str) -> Callable[[str], Any]:
-    """Return a function that finds torch's constant of this class by its name without "torch."."""
+def _of_torch(kind: str) -> _Kind:
+    """Return the kind of torch's constants of a class, by their names without "torch."."""
 
     def find(name: str) -> Any:
-        torch = _torch()
-        found = getattr(torch, name)
-        if type(found) is not getattr(torch, kind):
+        found = getattr(_torch(), name)
+        if type(found) is not getattr(_torch(), kind):
             raise ValueError(f"torch.{name} is not a {kind}")
         return found
 
-    return find
-
-
-def _name(value: Any) -> str:
-    return str(value).removeprefix("torch.")
+    return _written(f"torch.{kind}", find, lambda value: str(value).removeprefix("torch."))
 
 
 _KINDS = {
-    "$bytes": _Kind("builtins.bytes", lambda value, _: _base64(value), lambda it, _: b64decode(it, validate=True)),
-    "$bytearray": _Kind(
-        "builtins.bytearray", lambda value, _: _base64(value), lambda it, _: bytearray(b64decode(it, validate=True))
-    ),
+    "$bytes": _Kind("builtins.bytes", _packed_bytes, _bytes),
+    "$bytearray": _Kind("builtins.bytearray", _packed_bytes, lambda content, decode: bytearray(_bytes(content))),
     "$complex": _written("builtins.complex", complex),
     "$set": _container("builtins.set", set),
     "$frozenset": _container("builtins.frozenset", frozenset),
     "$range": _written("builtins.range", lambda it: range(*it), lambda it: [it.start, it.stop, it.step]),
     "$slice": _container("builtins.slice", lambda it: slice(*it), lambda it: [it.start, it.stop, it.step]),
-    "$ellipsis": _written("builtins.ellipsis", lambda _: ...),
     "$deque": _container("collections.deque", lambda it: deque(it[1:], it[0]), lambda it: [it.maxlen, *it]),
     "$OrderedDict": _container("collections.OrderedDict", OrderedDict, lambda it: it.items()),
     "$datetime": _written("datetime.datetime", datetime.fromisoformat, datetime.isoformat),
@@ -178,10 +173,10 @@ _KINDS = {
     "$torch.Tensor": _Kind("torch.Tensor", _packed_tensor, _tensor),
     "$torch.Parameter": _Kind("torch.nn.parameter.Parameter", _packed_tensor, _parameter),
     "$torch.Size": _written("torch.Size", lambda it: _torch().Size(it), list),
-    "$torch.dtype": _written("torch.dtype", _of_torch("dtype"), _name),
+    "$torch.dtype": _of_torch("dtype"),
     "$torch.device": _written("torch.device", lambda it: _torch().device(it)),
-    "$torch.layout": _written("torch.layout", _of_torch("layout"), _name),
-    "$torch.memory_format": _written("torch.memory_format", _of_torch("memory_format"), _name),
+    "$torch.layout": _of_torch("layout"),
+    "$torch.memory_format": _of_torch("memory_format"),
 }
 _TAGS = {name: tag for tag, kind in _KINDS.items() for name in kind.types.split()}
 TAGS = frozenset(_KINDS)

@@ -51,13 +51,12 @@ class PlannedLoad:
         self._folder = folder
         self._manifest = manifest
         self._values = values
-        self._converted: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._done: list[Callable[[], None]] = []
+        self._after: list[Callable[[], object]] = []
         boxes: dict[str, list[WantedBox]] = defaultdict(list)
         for move in moves:
             boxes[move.piece.file].append(self._box(move))
             if move.done is not None:
-                self._done.append(move.done)
+                self._after.append(move.done)
         self._reads: dict[str, FileReads] = {file: reads_of(of_file) for file, of_file in boxes.items()}
 
     def touched_blocks(self) -> dict[str, set[int]]:
@@ -76,24 +75,19 @@ class PlannedLoad:
             with ShardReader(self._folder / file, self._manifest.file(file), threads=threads) as shard:
                 shard.read(reads, checked_by_others=(checked_by_others or {}).get(file, ()))
                 bytes_read += shard.bytes_read
-        for target, buffer in self._converted:
-            target.copy_(buffer)
-        for done in self._done:
-            done()
+        for finish in self._after:
+            finish()
         return bytes_read
 
     def _box(self, move: Move) -> WantedBox:
         """Return the box to read. Another type or device needs a buffer in between."""
         stored = _TYPES[self._manifest.tensors[move.name].dtype]
         target = move.target
-        out = None
-        if target.dtype == stored:
-            out = shared_numpy(target)
-        else:
-            _check_conversion(move.name, stored, target.dtype)
+        _check_conversion(move.name, stored, target.dtype)
+        out = shared_numpy(target) if target.dtype == stored else None
         if out is None:
             buffer = torch.empty(target.shape, dtype=stored)
-            self._converted.append((target, buffer))
+            self._after.append(partial(target.copy_, buffer))
             out = as_numpy(buffer, move.name)
         return WantedBox(move.piece, move.start, out)
 
@@ -111,9 +105,8 @@ def planned_by(folder: Path, manifest: Manifest, plan: LoadPlan, planner: LoadPl
                 )
 
     values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-    return PlannedLoad(
-        folder, manifest, moves(), {item.storage_index.fqn: partial(_put, planner, item) for item in values}
-    )
+    put = {item.storage_index.fqn: partial(_put, planner, item) for item in values}
+    return PlannedLoad(folder, manifest, moves(), put)
 
 
 def _put(planner: LoadPlanner, item: ReadItem, value: object) -> None:

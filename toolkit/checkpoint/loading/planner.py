@@ -65,11 +65,10 @@ def refuse_differences(
     refuse_nested(state)
     missing = tuple(sorted(state.keys() - saved.keys()))
     lacking = [name for name in missing if not is_optional(name, optional)]
-    shapes = []
-    for name, value in state.items():
-        here = value.shape if isinstance(value, torch.Tensor) else None
-        if name in saved and saved[name] != here:
-            shapes.append(both_shapes(name, saved[name], here))
+    here = {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in state.items()}
+    shapes = [
+        both_shapes(name, saved[name], here[name]) for name in here if name in saved and saved[name] != here[name]
+    ]
     if lacking or shapes:
         raise ToolkitError(
             f"the checkpoint {difference(lacking, shapes=shapes)}",
