@@ -6,6 +6,7 @@ row, add a function that returns its values, or raises `FailedRowError`, and its
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -318,6 +319,22 @@ def offload_row(place: Place) -> Values:
     return found
 
 
+def adapters_row(place: Place) -> Values:
+    """Train adapters on a base in each type; bitsandbytes provides nf4."""
+    kinds = ("none", "int8", *(["nf4"] if importlib.util.find_spec("bitsandbytes") else []))
+    found: dict[str, Values] = {}
+    for kind in kinds:
+        chosen = {"adapters.rank": 8, "adapters.quantize": kind, "adapters.modules_to_save": ["token_embedding"]}
+        run = place.train({"train.steps": 20, "train.precision": "bf16", "train.lr": 0.003, **chosen})
+        records = steps_of(run)
+        step_s = statistics.median(record["seconds"] for record in records[10:])
+        found[kind] = {"step_ms": round(1000 * step_s, 1), "last_loss": round(records[-1]["loss"], 4)}
+        found[kind] |= {"peak_gib": result_of(run)["peak_gib"]}
+    losses = [values["last_loss"] for values in found.values()]
+    expect(max(losses) - min(losses) < 0.1, "about the same loss on each base", found)
+    return found if "nf4" in kinds else found | {"note": "nf4 needs bitsandbytes: `gpu_wheels.sh quantized`"}
+
+
 def copies_row(place: Place) -> Values:
     values = result_of(place.run("host_copies"))
     expect(values["is_equal"], "the same values after a copy to the host and back", values)
@@ -366,6 +383,7 @@ ROWS = (
     Row("compile", compile_row, 120),
     Row("copies", copies_row, 60),
     Row("offload", offload_row, 150),
+    Row("adapters", adapters_row, 90),
 )
 
 
