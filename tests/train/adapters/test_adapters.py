@@ -23,7 +23,7 @@ from toolkit.parallel.outline import Outline
 from toolkit.site.load import load_site
 from toolkit.train.adapters.adapt import Adapters
 from toolkit.train.adapters.files import Adapter, merge, read_adapter, unmerge, use_adapters
-from toolkit.train.adapters.layers import Quantised, Scale
+from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale
 
 ROOT = Path(__file__).parents[3]
 INPUTS = samples_at(range(4))[0]
@@ -159,6 +159,16 @@ def test_a_quantised_weight_is_near_and_has_the_gradient_of_its_numbers(kind, do
     plain = stream.detach().requires_grad_()
     nn.functional.linear(plain, numbers).square().sum().backward()
     torch.testing.assert_close(stream.grad, plain.grad)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_quantised_layer_gives_the_type_of_autocast(kind):
+    layer = AdaptedLinear.of(nn.Linear(64, 64))
+    layer.quantised = Quantised(layer.weight, kind, False)
+    layer.quantised.pack(layer.weight.detach())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = layer(torch.randn(2, 64, requires_grad=True))
+    assert outputs.dtype == torch.bfloat16, "an fp32 bias must not make activations twice as large"
 
 
 def test_dropout_applies_to_the_adapter_alone():

@@ -94,7 +94,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stream: Tensor, weight: Quantised) -> Tensor:
         ctx.weight = weight
-        return nn.functional.linear(stream, weight.whole(stream.dtype))
+        kind = stream.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else stream.dtype
+        return nn.functional.linear(stream.to(dtype), weight.whole(dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -142,7 +144,7 @@ class AdaptedLinear(nn.Linear):
             output = nn.functional.linear(input, self.weight, self.bias)
         else:
             output = self.quantised.product(input)
-            output = output if self.bias is None else output + self.bias
+            output = output if self.bias is None else output + self.bias.to(output.dtype)
         if self.lora_A is None or self.lora_B is None or self.is_merged:
             return output
         low = nn.functional.linear(self._dropped(input).to(self.lora_A.dtype), self.lora_A)
