@@ -53,7 +53,7 @@ def train(world, config) -> None:
 
 def test_the_commands_train_alike(tmp_path):
     """By forked ranks: a command of its own for each costs the imports of all its ranks."""
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 7
     losses = []
     for number, command in enumerate(COMMANDS):
         config, run_dir = config_of(command), tmp_path / str(number)

@@ -20,6 +20,7 @@ from toolkit.config.data import DataTable
 from toolkit.config.document import DEEPEST, Origin, OriginInComponent, leaves, no_json, parts
 from toolkit.config.env import EnvTable, NotifyTable, RestartTable
 from toolkit.config.job import JobTable, check_sbatch_options
+from toolkit.config.memory_presets import preset_values
 from toolkit.config.observe import ObserveTable
 from toolkit.config.site import (
     GpuTable,
@@ -235,7 +236,7 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
     Nothing is derived from a partition that the site does not list; `check_request` rejects such a partition.
     """
     job = _derive_components(resolved, _derive_job(_derive_restart(resolved), site), site)
-    return derive_parallel(_derive_warning(job))
+    return derive_parallel(_derive_memory(_derive_warning(job)))
 
 
 def _derive_restart(resolved: ResolvedJob) -> ResolvedJob:
@@ -329,6 +330,17 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
 def is_elsewhere(cluster: str, site: Site) -> bool:
     """Return whether the job is for another cluster than the one whose partitions the site file lists."""
     return cluster not in ("", site.scheduler.cluster or site.detect.cluster_name)
+
+
+def _derive_memory(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with the values of its preset `train.memory`."""
+    origins = dict(resolved.origins)
+    changed = {}
+    found = preset_values(resolved.train, resolved.parallel, max(resolved.rank_counts), origins)
+    for table, values in found.items():
+        changed[table] = getattr(resolved, table).model_copy(update=values)
+        origins |= {f"{table}.{key}": Origin("derived", f'train.memory = "{resolved.train.memory}"') for key in values}
+    return resolved.model_copy(update={**changed, "origins": origins})
 
 
 def derive_parallel(resolved: ResolvedJob) -> ResolvedJob:

@@ -67,6 +67,11 @@ class TrainTable(Table):
         "ones; `selective`, all blocks, but they keep the results of matrix products and attention; `budget`, the cheapest "
         "choice that fits `activation_budget_gb`.",
     )
+    memory: Literal["none", "conservative", "balanced", "aggressive", "extreme"] = key(
+        "none",
+        "Set `parallel.zero`, `recompute`, `offload` and `micro_batch` together, if the job does not set them: `conservative` is "
+        "the fastest, `extreme` needs the least memory (docs/parallel.md).",
+    )
     offload: (
         Literal["none", "optimizer", "gradients", "parameters", "activations"]
         | list[Literal["optimizer", "gradients", "parameters", "activations"]]
