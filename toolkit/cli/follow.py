@@ -121,8 +121,11 @@ def _print_verdicts(found: Sequence[RunStatus]) -> None:
     from toolkit.runs.verdicts import raised_verdicts
 
     for one in found:
-        if one.state is RunState.RUNNING and one.path:
-            for verdict in raised_verdicts(RunDirectory(Path(one.path))):
+        if one.state is not RunState.RUNNING or not one.path:
+            continue
+        run = RunDirectory(Path(one.path))
+        if (run.metrics / "verdicts.jsonl").exists():
+            for verdict in raised_verdicts(run):
                 click.echo(f"{one.run_id}  {plain(line_of_verdict(verdict))}")
 
 

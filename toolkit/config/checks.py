@@ -84,6 +84,8 @@ def _unknown_partition(resolved: ResolvedJob, site: Site) -> Iterator[ToolkitErr
 
 def check_alerts(resolved: ResolvedJob) -> None:
     """Check that the channels of rules exist; ToolkitError names one that does not."""
+    if not resolved.alerts.rules:
+        return
     known = channels_of(dict(resolved.notify))
     for name, rule in resolved.alerts.rules.items():
         for channel in {*rule.channels} - known.keys():

@@ -25,7 +25,8 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_profile(resolved)
     _check_pipeline(resolved)
     _check_combinations(resolved)
-    check_adapters(resolved)
+    if resolved.adapters.model_fields_set:
+        check_adapters(resolved)
     if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # the script may ignore defaults
         _check_batch(resolved)
         _check_micro_batches(resolved)
@@ -311,7 +312,8 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
         )
     if train.lr_scaling == "adaptive":
         _check_adaptive(train, parallel)
-    check_offload(train, parallel, ranks)
+    if train.offloaded or train.offload_to or train.offload_activations_as != "as_is":
+        check_offload(train, parallel, ranks)
 
 
 def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:

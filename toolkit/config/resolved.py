@@ -334,6 +334,8 @@ def is_elsewhere(cluster: str, site: Site) -> bool:
 
 def _derive_memory(resolved: ResolvedJob) -> ResolvedJob:
     """Return the job with the values of its preset `train.memory`."""
+    if resolved.train.memory == "none":
+        return resolved
     origins = dict(resolved.origins)
     changed = {}
     found = preset_values(resolved.train, resolved.parallel, max(resolved.rank_counts), origins)
