@@ -270,7 +270,7 @@ HERE = "{run}/checkpoints/step-00000010"
         (["show", "{run}/odd:5"], 4, "there is no checkpoint here"),
         (["show", "{run}/broken"], 1, "is not a valid manifest"),
         (["diff", "{run}", "{run}/broken"], 1, "is not a valid manifest"),
-        (["show", "{run}/later"], 2, "with schema 1 or 2, got"),
+        (["show", "{run}/later"], 2, "with schema 1 or 2 or 3, got"),
         (["show", "{run}/pipe"], 1, "is not a regular file"),
         (["show", "{run}/folder"], 1, "is not a regular file"),
         (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: begin with one of: model"),

@@ -50,3 +50,13 @@ def test_a_shape_that_cannot_be(resolve, site, flags, message):
     with pytest.raises(ToolkitError) as caught:
         amend_job(recorded, site=site, flags=flags)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["checkpoint.source", "adapters.base"])
+def test_a_path_of_a_resume_is_relative_to_the_current_folder(resolve, site, tmp_path, monkeypatch, key):
+    recorded = resolve('account = "a"', site=site)
+    monkeypatch.chdir(tmp_path)
+    rank = ["adapters.rank=2"] if key == "adapters.base" else []
+    table, name = key.split(".")
+    amended = amend_job(recorded, site=site, settings=[f"{key}=other/step-00000001", *rank])
+    assert getattr(getattr(amended, table), name) == str(tmp_path / "other" / "step-00000001")

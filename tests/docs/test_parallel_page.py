@@ -65,7 +65,7 @@ def test_the_commands_train_alike(tmp_path):
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_with_another_layout(toolkit, folder):
     """On two ranks, which start in half the time of the page's four."""
-    toolkit.ok(*COMMANDS[-1][1:], *LITTLE, "-n", 2, "--set", "parallel.tp=1")
+    toolkit.ok(*COMMANDS[4][1:], *LITTLE, "-n", 2, "--set", "parallel.tp=1")
     (resume,) = re.findall(r"`toolkit (resume last .*?)`", PAGE)
     assert resume.endswith("--set parallel.shard=1")
     said = toolkit(*resume.split(), "--set", "parallel.pp=1", "--set", "train.steps=3", "--wait")

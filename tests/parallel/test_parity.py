@@ -87,7 +87,7 @@ def _traced_alone(world: Any, config: Any) -> None:
     import toolkit.train.trainer as trainer
 
     compile_blocks = trainer.compile_blocks
-    trainer.compile_blocks = lambda model, below: compile_blocks(model, below, backend="aot_eager")
+    trainer.compile_blocks = lambda model, below, mode: compile_blocks(model, below, backend="aot_eager")
     train(world, config)
 
 

@@ -360,7 +360,8 @@ def batch(
         raise ToolkitError(f"expected at least 1, got {most}", where="--most", fix="choose 1 or more")
 
     def told(trial: Trial) -> None:
-        result = f"fits, {trial.samples_per_s:g} samples/s" if trial.fits else f"does not fit: {trial.reason:.200}"
+        reason = trial.reason if len(trial.reason) <= 160 else f"{trial.reason[:160]} ..."
+        result = f"fits, about {trial.samples_per_s:g} samples/s" if trial.fits else f"does not fit: {reason}"
         click.echo(f"micro_batch {trial.micro_batch}: {result}", err=as_json)
 
     request = request_of(job, values, site=site, runs=runs, settings=settings)

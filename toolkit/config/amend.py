@@ -1,6 +1,8 @@
 """Replace values of a resolved job, for a resume with other resources and for each task of a sweep."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,7 +13,7 @@ from toolkit.config.checks import check_arguments, check_request
 from toolkit.config.document import Flag, KeyPath, Origin, dotted, leaves
 from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.refusal import refusal, table_model
-from toolkit.config.request import Setting, from_command_line, merge, origins_of_site, values_of_site
+from toolkit.config.request import PATHS, Setting, from_command_line, merge, origins_of_site, values_of_site
 from toolkit.config.resolved import JobFile, ResolvedJob, derive, derive_parallel
 from toolkit.config.site import Site
 
@@ -30,7 +32,7 @@ def amend_job(
     Raises:
         ToolkitError: a value is invalid, or the site cannot serve the new request.
     """
-    anew = list(from_command_line(settings, flags or {}))
+    anew = [_with_whole_path(one) for one in from_command_line(settings, flags or {})]
     values, origins = merge([*_what_was_set(recorded), *anew])
     amended = _lay_out(recorded, values, origins, site)
     check_entry(amended)
@@ -38,6 +40,13 @@ def amend_job(
     check_arguments(amended)
     check_request(amended, site, anew=frozenset(".".join(one.path) for one in anew))
     return amended
+
+
+def _with_whole_path(setting: Setting) -> Setting:
+    """Return a setting whose path, if its value is one, is relative to the current folder, not to the job file."""
+    table, *key = setting.path
+    is_path = len(key) == 1 and key[0] in PATHS.get(str(table), ()) and isinstance(setting.value, str) and setting.value
+    return replace(setting, value=str(Path.cwd() / setting.value)) if is_path else setting
 
 
 def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) -> Iterator[ResolvedJob]:

@@ -20,10 +20,10 @@ def check_offload(train: TrainTable, parallel: ParallelTable, ranks: int | None 
     layout = f"tp = {parallel.tp}" if parallel.tp > 1 else f"pp = {parallel.pp}" if parallel.pp > 1 else ""
     refused = {
         "gradients": (
+            (bool(layout), layout, "its ranks exchange gradients after the backward pass", "use parallel.shard"),
             (copies, "replicas", "their all-reduce needs the gradients in memory", "set parallel.shard to the number of ranks"),
             (train.precision == "fp16", 'precision = "fp16"', "it inspects all gradients at once", 'use precision = "bf16"'),
             (train.lr_scaling == "adaptive", 'lr_scaling = "adaptive"', "it compares gradients", 'use "linear"'),
-            (bool(layout), layout, "its ranks exchange gradients after the backward pass", "use parallel.shard"),
         ),
         "parameters": (
             (copies or parallel.shard > 1, "several ranks", "FSDP and DDP expect parameters in memory",

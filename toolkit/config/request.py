@@ -204,6 +204,9 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
         )
 
 
+PATHS = {"checkpoint": ["source"], "adapters": ["base", "source"]}  # keys that name files, by table
+
+
 def _join(
     tables: JobFile,
     site: Site,
@@ -213,7 +216,7 @@ def _join(
     origins: dict[str, Origin],
 ) -> ResolvedJob:
     own: dict[str, Any] = {name: getattr(tables, name) for name in JobFile.model_fields}
-    for name, keys in (("checkpoint", ["source"]), ("adapters", ["base", "source"])):
+    for name, keys in PATHS.items():
         own[name] = own[name].model_copy(update=_lasting(own[name], name, keys, origins))
     return ResolvedJob(
         job_file=job_file,

@@ -87,7 +87,7 @@ class TrainTable(Table):
         "computation. The default is host memory.",
     )
     offload_activations_as: Literal["as_is", "bf16"] = key(
-        "as_is", "With offloaded activations: `bf16` rounds those of type fp32, which changes gradients by about 0.2 %."
+        "as_is", "With offloaded activations: `bf16` rounds those of type fp32, which changes gradients by about 0.4 %."
     )
     compile: bool = key(False, "Compile each block of the model with torch.compile; the nodes need a C++ compiler.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = key(

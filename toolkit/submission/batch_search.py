@@ -7,6 +7,7 @@ killed for its memory, without ending the search, and it fails if any rank fails
 import io
 import shutil
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,7 @@ from toolkit.supervise.symptoms import GPU_OUT_OF_MEMORY, KILLED, OUT_OF_MEMORY
 __all__ = ["BatchSearch", "Trial", "search_batch"]
 
 _STEPS = 4  # the second one is the first with all memory in use
+EXIT_CODE_OF_TERM = 143
 _OF_MEMORY = (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word, KILLED.word)
 
 
@@ -132,7 +134,9 @@ def _tried(request: JobRequest, job: ResolvedJob, size: int, data_ranks: int) ->
     passes = job.parallel.pp * job.parallel.stages_per_rank if job.parallel.pp > 1 else 1
     chosen = {
         "train.micro_batch": size, "train.batch": size * passes * data_ranks, "train.steps": _STEPS, "train.validate_every": 0,
-        "train.early_stop_patience": 0, "train.profile_steps": 0, "checkpoint.every_steps": _STEPS + 1, "checkpoint.every_s": 0,
+        "train.early_stop_patience": 0, "train.early_stop_min_delta": 0.0, "train.profile_steps": 0, "train.profile_from": 10,
+        "train.lr_scaling": '"none"', "train.lr_reference_batch": 0, "checkpoint.every_steps": _STEPS + 1, "checkpoint.every_s": 0,
+        "checkpoint.best": '""', "checkpoint.best_every_steps": 100, "checkpoint.best_mode": '"min"', "checkpoint.keep_best": 0, "checkpoint.source": '""',
         "restart.crashes": 0, "restart.out_of_memory": '"crash"',
     }  # fmt: skip
     settings = tuple(f"{name}={value}" for name, value in chosen.items())
@@ -141,8 +145,17 @@ def _tried(request: JobRequest, job: ResolvedJob, size: int, data_ranks: int) ->
     with redirect_stderr(io.StringIO()):  # the logs are in the run directory, and a failure is a result
         code = follow_here(run, trial, 0, str, str)
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # of the last step: as large as the state of the job
+    if run.is_asked("stop") or run.is_asked("cancel"):  # Ctrl-C or TERM ends the search, not only this trial
+        sys.exit(code or EXIT_CODE_OF_TERM)
     if code == 0:
-        seconds = [record.seconds for record in read_train_log(run.metrics / "train.jsonl")][1:]
+        log = run.metrics / "train.jsonl"
+        seconds = [record.seconds for record in read_train_log(log)][1:] if log.exists() else []
+        if not seconds:
+            raise ToolkitError(
+                "the job has recorded no steps in metrics/train.jsonl, so its batch size means nothing here",
+                where=str(run.path),
+                fix="pass a job that trains with toolkit.train.loop, such as train_lm",
+            )
         return Trial(size, True, round(trial.train.batch / statistics.median(seconds), 2), "")
     end = _end_of(run)
     if end is None or end.symptom not in _OF_MEMORY:

@@ -32,6 +32,7 @@ from toolkit.runs.status.state import require_submitted, run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.slurm.submit import SETTLE_S
 from toolkit.submission.preflight.beginning import (
+    check_adapter_files,
     check_arguments,
     check_bench,
     check_codec,
@@ -214,6 +215,8 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
             check_source(job, changes.sbatch)
     else:
         job = _begun_from(job, run, source)
+    if job.adapters != recorded.adapters:
+        check_adapter_files(job, changes.sbatch)
     if recorded.job.tasks is None or run.task_number is not None:  # each task of an array counts its own steps
         ended = status if run.task_number is None else run_status(run)
         completed = ended.state is RunState.COMPLETED

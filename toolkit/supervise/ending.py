@@ -56,11 +56,12 @@ def judge(
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:
         budget = ENDINGS[record.cause].budget
-        if budget and not _is_halved(restart, record.symptom):
+        if budget and not _is_halved(restart, record.cause, record.symptom):
             spent[budget] += 1
-    if cause is Cause.CRASHED and _is_halved(restart, end.symptom):
+    is_halved = _is_halved(restart, cause, end.symptom)
+    if is_halved:
         repeated = ""
-        halved = sum(_is_halved(restart, record.symptom) for record in earlier)
+        halved = sum(_is_halved(restart, record.cause, record.symptom) for record in earlier)
         budgets["crashes"], spent["crashes"] = MOST_HALVINGS, halved
     decision = decide(
         cause, budgets=budgets, spent=spent, again=again,
@@ -69,6 +70,8 @@ def judge(
     )  # fmt: skip
     if cause is Cause.ENVIRONMENT:
         return replace(decision, fix=ENVIRONMENT_FIX)
+    if is_halved and decision.next is Next.END:
+        return replace(decision, reason=f"memory ran out again after {MOST_HALVINGS} halvings of the micro-batch")
     is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
     return replace(decision, fix=PROGRESS_FIX) if is_blind else decision
 
@@ -77,13 +80,13 @@ def halvings(run: RunDirectory, start: int, restart: Mapping[str, Any]) -> int:
     """Return how often the next attempt of `start` halves the micro-batch, because earlier ones ran out of memory."""
     if restart.get("out_of_memory") != "smaller_micro_batch":
         return 0
-    found = sum(_is_halved(restart, record.symptom) for record in earlier_ends(run, start))
+    found = sum(_is_halved(restart, record.cause, record.symptom) for record in earlier_ends(run, start))
     return min(MOST_HALVINGS, found)
 
 
-def _is_halved(restart: Mapping[str, Any], symptom: str) -> bool:
-    """Return whether the micro-batch is halved after an attempt that ended with this symptom."""
-    is_memory = symptom in (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word)
+def _is_halved(restart: Mapping[str, Any], cause: Cause, symptom: str) -> bool:
+    """Return whether the micro-batch is halved after an attempt that ended like this."""
+    is_memory = cause is Cause.CRASHED and symptom in (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word)
     return is_memory and restart.get("out_of_memory") == "smaller_micro_batch"
 
 

@@ -316,7 +316,7 @@ class Trainer:
 
     def _resumed_saves(self) -> Saves | None:
         world, train, checkpoint = self._world, self._config.train, self._config.checkpoint
-        if train.offload_to and checkpoint.background:
+        if train.offload_to and train.offloaded != {"activations"} and checkpoint.background:
             self._say("saves stop the training: a copy of the whole state for the background may not fit into memory")
             checkpoint = checkpoint.model_copy(update={"background": False})
         if world.run_dir is None:

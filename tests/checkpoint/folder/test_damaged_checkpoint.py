@@ -188,7 +188,7 @@ def test_an_attempt_that_was_given_up_on_cannot_commit_late(tmp_path, moment):
 
 def test_a_checkpoint_of_another_version_is_refused_and_not_moved(tmp_path):
     folder = Checkpointer(tmp_path, ALONE).save(1, {"x": torch.ones(4)}, {})
-    resign(folder / "manifest.json", '"schema": 1', '"schema": 3')
+    resign(folder / "manifest.json", '"schema": 1', '"schema": 4')
     with pytest.raises(ToolkitError, match="newer"):
         Checkpointer(tmp_path, ALONE).load({"x": torch.zeros(4)})
     assert folder.is_dir()

@@ -123,6 +123,11 @@ class _Merged(StoredTensors):
         own = {key.removeprefix(_MODEL): one for key, one in self.manifest.tensors.items() if key.startswith(_MODEL)}
         kinds = {name: (one.dtype, one.shape) for name, one in own.items() if not name.endswith(ENDS)}
         kinds |= {name: (one.dtype, one.shape) for name, one in self._base.records.items()}
+        layers = [name.removesuffix(ENDS[0]) for name in own if name.endswith(ENDS[0])]
+        if lacking := [name for name in layers if f"{name}.weight" not in kinds]:
+            message = f"the base has no weight of {lacking[0]}, which is tied to another module"
+            fix = "export the adapters with --format peft, or train without this layer in adapters.targets"
+            raise ToolkitError(message, where=str(self._base.source), fix=fix)
         return [
             StoredTensor(Chosen(_BASE + name, name, (name,)), kind, (kind in CONVERTIBLE and dtype) or kind, shape)
             for name, (kind, shape) in kinds.items()

@@ -230,6 +230,8 @@ def built(value: Any, decode: Callable[[Any, str], Any], where: str) -> Any:
     if isinstance(value, Typed):
         try:
             return _KINDS[value.tag].build(value.content, lambda item: built(decode(item, where), decode, where))
+        except RecursionError:
+            raise CorruptCheckpointError(f"{where}: a {value.tag[1:]} is nested too deep") from None
         except RuntimeError as error:  # torch's error for a missing device, among others
             raise ToolkitError(f"a {value.tag[1:]} cannot be built: {error!s:.200}", where=where) from None
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
 
 __all__ = [
-    "check_arguments", "check_beginning", "check_bench", "check_codec", "check_data", "check_guard", "check_source",
+    "check_adapter_files", "check_arguments", "check_beginning", "check_bench", "check_codec", "check_data", "check_guard", "check_source",
     "check_whole",
 ]  # fmt: skip
 

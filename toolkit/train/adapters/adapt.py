@@ -119,6 +119,13 @@ class Adapters:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raise a ToolkitError if the adapters of a checkpoint were trained on another base."""
         before, now = state["base"], self.state_dict()["base"]
+        if state["factor"] != self._scale.factor:
+            raise ToolkitError(
+                f"the adapters were trained with a factor of {state['factor']:g}, got {self._scale.factor:g} from {self._scale}",
+                where="adapters.alpha",
+                fix=f"set rank = {state['rank']}, alpha = {state['alpha']:g}, "
+                f"rank_stabilized = {str(state['rank_stabilized']).lower()}, or start a new run",
+            )
         if before["digest"] != now["digest"]:
             raise ToolkitError(
                 f"the adapters were trained on another base: expected {before['path']} ({before['digest']:.24}), "
@@ -145,6 +152,8 @@ class Adapters:
         names = {name: one for name in wanted for one in tied.get(name, [name]) if one in records}
         fix = "set adapters.base to weights of this model, or list a new module in adapters.modules_to_save"
         found = {name: records[one].shape for name, one in names.items()}
+        known = {*names.values(), *shared, *(name for name, _ in model.named_buffers())}
+        found |= {one: records[one].shape for one in records if one not in known and not _is_below(one, self._saved)}
         _compare(wanted, found, str(self._base.source), fix, self._saved)
         return names
 

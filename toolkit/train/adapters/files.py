@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from toolkit.checkpoint.convert.adapters import CONFIG, ENDS, PREFIX, WEIGHTS, BaseWeights
 from toolkit.errors import ToolkitError
+from toolkit.parallel.materialise import tied_names
 from toolkit.train.adapters.layers import AdaptedLinear, Scale, adapted_layers
 
 __all__ = ["Adapter", "merge", "read_adapter", "unmerge", "use_adapters"]
 
 # Settings of peft with another product than B A.
 _UNSUPPORTED = ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "lora_bias", "layer_replication")
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")  # initial values that peft subtracts from the base
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ def read_adapter(folder: Path) -> Adapter:
         raise ToolkitError(f"cannot be read as JSON: {error!s:.80}", where=str(path), fix=fix) from None
     is_lora = isinstance(config, dict) and config.get("peft_type") == "LORA" and isinstance(config.get("r"), int)
     used = [name for name in _UNSUPPORTED if config.get(name)] if is_lora else ["another peft_type than LORA"]
+    if is_lora and str(config.get("init_lora_weights")).startswith(_CHANGED_BASE):
+        used.append(f"init_lora_weights = {config['init_lora_weights']!r}")
     if used or config.get("bias", "none") != "none":
         fix = "merge it with peft, and use the result as adapters.base"
         raise ToolkitError(f"toolkit does not support {', '.join(used) or 'bias'} of peft", where=str(path), fix=fix)
@@ -63,10 +67,8 @@ def use_adapters(model: nn.Module, adapters: Sequence[Adapter], weights: Sequenc
     if whole := [name for name in names if not name.endswith(ENDS)]:
         message, fix = f"{whole[0]} of modules_to_save cannot be switched or added", "pass an adapter without it"
         raise ToolkitError(message, where="use_adapters", fix=fix)
-    unmerge(model)
-    for _, layer in adapted_layers(model):
-        layer.lora_A = layer.lora_B = None
     modules, device = dict(model.named_modules()), next(model.parameters()).device
+    found: list[tuple[nn.Linear, Tensor, Tensor]] = []
     scaled = list(zip(adapters, weights or [1.0] * len(adapters), strict=True))
     for name in dict.fromkeys(name.rpartition(".")[0] for name in names):
         pairs = [(*one.layers[name], one.scale.factor * weight) for one, weight in scaled if name in one.layers]
@@ -80,6 +82,11 @@ def use_adapters(model: nn.Module, adapters: Sequence[Adapter], weights: Sequenc
         ):
             message = f"the model has no nn.Linear {name} with {low.shape[1]} inputs and {high.shape[0]} outputs"
             raise ToolkitError(message, where="use_adapters", fix="pass adapters of this model")
+        found.append((module, low, high))
+    unmerge(model)
+    for _, layer in adapted_layers(model):
+        layer.lora_A = layer.lora_B = None
+    for module, low, high in found:
         layer = AdaptedLinear.of(module)
         layer.lora_A, layer.lora_B, layer.factor = nn.Parameter(low.to(device)), nn.Parameter(high.to(device)), 1.0
 
@@ -96,7 +103,11 @@ def unmerge(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _shift(model: nn.Module, *, is_merged: bool) -> None:
+    shared = {name for names in tied_names(model) for name in names}
     for name, layer in adapted_layers(model):
+        if f"{name}.weight" in shared and layer.lora_A is not None:
+            message = f"the weight of {name} is tied to another module, which would change, too"
+            raise ToolkitError(message, where="merge", fix="untie it first, or pass an adapter without this layer")
         if layer.is_merged == is_merged or layer.lora_A is None or layer.lora_B is None:
             continue
         if layer.quantised is not None:

@@ -23,7 +23,7 @@ from toolkit.world.record import record
 
 __all__ = ["Offload"]
 
-_STATES = {"adamw": 2, "muon": 2, "sgd": 1}  # tensors of state per parameter, at most
+_STATES = {"adamw": 2, "muon": 1, "sgd": 1}  # tensors of state per parameter, at least
 
 
 class Offload:

@@ -54,13 +54,15 @@ class _Activations:
     tier: Tier
     stored_as: torch.dtype | None
     free: dict[_Kind, list[Slot]] = field(default_factory=lambda: defaultdict(list))
+    least_elements: int = 0  # of a tensor that may be rounded: the input of the block
     own: set[int] = field(default_factory=set)  # the storages of parameters and buffers of that block
     known: dict[Any, tuple[Tensor, _Saved]] = field(default_factory=dict)  # of the block whose forward pass runs
     saved: dict[int, list[ReferenceType[_Saved]]] = field(default_factory=lambda: defaultdict(list))  # by block
     writes: deque[list[Transfer]] = field(default_factory=deque)  # by block
     hooks: list[saved_tensors_hooks] = field(default_factory=list)
 
-    def enter(self, number: int, block: nn.Module, *_: Any) -> None:
+    def enter(self, number: int, block: nn.Module, given: tuple[Any, ...]) -> None:
+        self.least_elements = max((one.numel() for one in given if isinstance(one, Tensor)), default=0)
         while len(self.writes) > 1:  # the memory of two blocks at most waits to be written
             for transfer in self.writes.popleft():
                 transfer.wait()
@@ -76,6 +78,7 @@ class _Activations:
         self.known.clear()
 
     def read_ahead(self, number: int, *_: Any) -> None:
+        self.saved.pop(number, None)
         for reference in self.saved.pop(number - 1, ()):
             if (saved := reference()) is not None:
                 saved.read()
@@ -86,7 +89,10 @@ class _Activations:
             return whole
         key = (_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), whole._version)
         if key not in self.known:
-            lossy = self.stored_as is not None and tensor.dtype == torch.float32
+            # Statistics of rows, such as those of softmax, are small, and rounding them costs most accuracy.
+            lossy = (
+                self.stored_as is not None and tensor.dtype == torch.float32 and tensor.numel() >= self.least_elements
+            )
             stored = tensor.to(self.stored_as) if lossy else tensor
             kind = (stored.shape, stored.stride(), stored.dtype)
             slot = self.free[kind].pop() if self.free[kind] else self.tier.slot(stored)

@@ -31,6 +31,7 @@ class StreamedParameters:
         self._slots: dict[nn.Parameter, Slot] = {}
         self._reading: dict[nn.Parameter, Transfer] = {}
         self._is_backward = [False] * len(blocks)
+        self._awaits_end = False  # of a backward pass
         for parameters in self._blocks:
             for parameter in parameters:
                 self._slots[parameter] = tier.slot(parameter.detach())
@@ -39,7 +40,6 @@ class StreamedParameters:
             block.register_forward_pre_hook(partial(self._forward, number))
             block.register_forward_hook(partial(self._forwarded, number))
             block.register_full_backward_pre_hook(partial(self._backward, number))
-            block.register_full_backward_hook(partial(self._ended, number))
 
     def kept(self, tensor: Tensor) -> Tensor:
         """Return a CPU tensor with the values of a parameter that is out of memory, else the tensor itself."""
@@ -84,12 +84,23 @@ class StreamedParameters:
             self._release(self._blocks[number])
 
     def _backward(self, number: int, *_: Any) -> None:
+        """Start the backward pass of a block: that of the next one is over."""
+        self._end(range(number + 1, len(self._blocks)))
         self._is_backward[number] = True
         self._need(number, number - 1)
+        if not self._awaits_end:
+            self._awaits_end = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
 
-    def _ended(self, number: int, *_: Any) -> None:
-        self._is_backward[number] = False
-        self._release(self._blocks[number])
+    def _ended(self) -> None:
+        self._awaits_end = False
+        self._end(range(len(self._blocks)))
+
+    def _end(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._is_backward[number]:
+                self._is_backward[number] = False
+                self._release(self._blocks[number])
 
 
 def _memory_of(parameter: nn.Parameter) -> Tensor:

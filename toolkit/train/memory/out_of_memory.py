@@ -37,7 +37,7 @@ def memory_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
         "optimizer state": state,
         "buffers": list(model.buffers()),
     }
-    parts = {name: sum(_bytes_on(device, tensor) for tensor in tensors) for name, tensors in kinds.items()}
+    parts = {name: _bytes_on(device, tensors) for name, tensors in kinds.items()}
     return parts | {"activations, libraries and the rest": max(0, _used_bytes(device) - sum(parts.values()))}
 
 
@@ -58,9 +58,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _bytes_on(device: torch.device, tensor: Tensor) -> int:
-    own = local_of(tensor)
-    return own.untyped_storage().nbytes() if own.device == device else 0
+def _bytes_on(device: torch.device, tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the storages on a device; FSDP2 and DDP let many gradients share one."""
+    storages = [own.untyped_storage() for own in map(local_of, tensors) if own.device == device]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _used_bytes(device: torch.device) -> int:

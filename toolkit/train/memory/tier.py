@@ -32,7 +32,7 @@ _THREADS = 4
 
 @dataclass
 class Traffic:
-    """What a tier moved since its creation, and the time in which training only waited."""
+    """What a tier moved since its creation, and the time in which training waited for a file."""
 
     read_bytes: int = 0
     written_bytes: int = 0
@@ -40,7 +40,7 @@ class Traffic:
 
     def __str__(self) -> str:
         moved = f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written"
-        return f"{moved}, waited {self.waited_s:.1f} s"
+        return f"{moved}, waited {self.waited_s:.1f} s" if self.waited_s else moved
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Tier(Protocol):
         ...
 
     def reached(self) -> AbstractContextManager[None]:
-        """Return a context for using `Slot.kept`, which bounds the memory that this needs."""
+        """Return a context in which the host may use `Slot.kept`: transfers have ended, and memory is bounded."""
         ...
 
 
@@ -90,9 +90,11 @@ class _Done:
 @dataclass
 class _OnStream:
     event: torch.cuda.Event
-    traffic: Traffic
+    is_write: bool
 
     def wait(self) -> None:
+        if self.is_write:  # the host waits, too, so that it cannot run ahead of the memory that writes free
+            self.event.synchronize()
         torch.cuda.current_stream().wait_event(self.event)
 
 
@@ -123,6 +125,8 @@ class HostTier:
         return self._copy(slot, tensor, slot.kept, 1)
 
     def reached(self) -> AbstractContextManager[None]:
+        for stream in self._streams or ():
+            stream.synchronize()
         return nullcontext()
 
     def _copy(self, slot: Slot, target: Tensor, source: Tensor, direction: int) -> Transfer:
@@ -133,10 +137,10 @@ class HostTier:
         stream = self._streams[direction]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            if slot.last is not None:
-                slot.last.wait()
+            if isinstance(slot.last, _OnStream):
+                stream.wait_event(slot.last.event)
             target.copy_(source, non_blocking=True)
-            slot.last = _OnStream(stream.record_event(), self.traffic)
+            slot.last = _OnStream(stream.record_event(), direction == 0)
         (source if direction == 0 else target).record_stream(stream)
         return slot.last
 
@@ -296,8 +300,6 @@ class FileTier:
                 raise OSError(errno.EIO, "the file is shorter than its slots")
             done += count
         piece.copy_(buffer[: len(piece)])
-        if piece.is_cuda:
-            torch.cuda.current_stream().synchronize()
 
     def _buffer(self) -> tuple[Tensor, memoryview]:
         """Return this thread's buffer, whose address O_DIRECT accepts."""

@@ -102,7 +102,8 @@ class TrainingState:
     ) -> bool:
         """Copy the state and save it in the background (`Checkpointer.save_in_background`); return False if skipped."""
         tensors, state = self._to_save(world)
-        return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
+        with self._reached():
+            return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
 
     def _reached(self) -> AbstractContextManager[None]:
         return self.offload.tier.reached() if self.offload is not None else nullcontext()

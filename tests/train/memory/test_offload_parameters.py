@@ -1,0 +1,115 @@
+"""Blocks whose parameters are in memory only while they compute: models that end their backward passes in unusual ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from toolkit.train.memory.offload_activations import _Activations, offload_activations
+from toolkit.train.memory.offload_gradients import OffloadedGradients
+from toolkit.train.memory.offload_parameters import StreamedParameters
+from toolkit.train.memory.streamed_optimizer import StreamedOptimizer
+from toolkit.train.memory.tier import FileTier, HostTier, Tier
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.into, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        return stream + self.out(torch.tanh(self.into(self.norm(stream))))
+
+
+class Model(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 50, bias=False)
+        if kind == "tied":
+            self.head.weight = self.embedding.weight
+        self.embedding.requires_grad_(kind != "frozen embedding")
+        if kind == "frozen block":
+            self.blocks[1].requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        stream = self.embedding(tokens)
+        for number, block in enumerate(self.blocks):
+            if self.kind == "left out" and number == 1:
+                continue
+            if self.kind == "by keyword":
+                stream = block(stream=stream)
+            elif self.kind == "recomputed":
+                stream = checkpoint(block, stream, use_reentrant=False)
+            else:
+                stream = block(stream)
+        return self.head(stream)
+
+
+def losses_of(kind: str, tier: Tier | None, offload: tuple[str, ...] = ()) -> list[float]:
+    torch.manual_seed(0)
+    model = Model(kind)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer: Any = torch.optim.AdamW(trained, lr=1e-2)
+    if tier is not None:
+        gradients = OffloadedGradients(trained, tier) if "gradients" in offload else None
+        optimizer = StreamedOptimizer(optimizer, tier, gradients, chunk_bytes=10_000)
+        if "parameters" in offload:
+            optimizer.parameters = StreamedParameters(model, list(model.blocks), tier)
+        if "activations" in offload:
+            offload_activations(list(model.blocks), tier)
+    found = []
+    for step in range(4):
+        for part in range(2):
+            tokens = torch.randint(0, 50, (64, 9), generator=torch.Generator().manual_seed(2 * step + part))
+            loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            found.append(loss.item())
+        with torch.no_grad():
+            found.append(model(tokens).sum().item())  # a validation between passes
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+KINDS = ("plain", "tied", "frozen embedding", "frozen block", "by keyword", "left out", "recomputed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("offload", [("parameters",), ("gradients", "parameters", "activations")], ids=str)
+def test_every_loss_is_that_of_a_model_in_memory(tmp_path, kind, offload):
+    tier = FileTier(tmp_path) if len(offload) > 1 else HostTier("cpu")
+    offload = tuple(part for part in offload if part != "activations" or kind != "recomputed")
+    assert losses_of(kind, tier, offload) == losses_of(kind, None)
+    assert tier.traffic.read_bytes > 0
+
+
+def test_between_steps_the_blocks_need_no_memory():
+    model, tier = Model("plain"), HostTier("cpu")
+    StreamedParameters(model, list(model.blocks), tier)
+    for _ in range(2):
+        model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
+        left = [one.untyped_storage().nbytes() for block in model.blocks for one in block.parameters()]
+        assert set(left) == {0}
+        assert model.head.weight.untyped_storage().nbytes() > 0
+
+
+def test_saved_activations_leave_nothing_behind(monkeypatch):
+    states: list[_Activations] = []
+    plain = _Activations.enter
+
+    def noted(self: _Activations, *given: Any) -> None:
+        states.append(self)
+        plain(self, *given)
+
+    monkeypatch.setattr(_Activations, "enter", noted)
+    losses_of("plain", HostTier("cpu"), ("activations",))
+    assert sum(len(of_block) for of_block in states[0].saved.values()) == 0
