@@ -22,7 +22,7 @@ def preset_values(
 ) -> dict[str, dict[str, Any]]:
     """Return the values that the preset sets, by table; keys in `stated`, such as "train.recompute", win over it.
 
-    Settings that the layout of the job does not support are left out.
+    Settings that the layout of the job does not support are omitted.
     """
     values = dict(PRESETS[train.memory])
     if parallel.shard == 1:

@@ -32,7 +32,7 @@ _THREADS = 4
 
 @dataclass
 class Traffic:
-    """What a tier moved since its creation, and the time in which training waited for a file."""
+    """What a tier moved since its creation, and the time in which training waited (files only)."""
 
     read_bytes: int = 0
     written_bytes: int = 0
