@@ -4,6 +4,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.flight_record import disagreements
@@ -31,7 +32,11 @@ def collect_stacks(
     if is_unmanaged or not running.ask_for_stacks():
         signal_guards_here(attempt, signal.SIGUSR1)
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in ranks):
+    sizes: list[int] = []
+    while time.monotonic() < deadline:  # a rank writes its file line by line
+        before, sizes = sizes, [_size_of(attempt.stack_file(rank)) for rank in ranks]
+        if all(sizes) and sizes == before:
+            break
         time.sleep(0.1)
     places = ranks_by(innermost, attempt, ranks)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
@@ -39,6 +44,13 @@ def collect_stacks(
     more = len(places) - SHOWN_PLACES
     lines += [f"and {more} more positions: see {attempt.errors}"] if more > 0 else []
     return [*lines, *differing_collectives(attempt)]
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def ranks_by(form: Callable[[str], str], attempt: AttemptDirectory, ranks: Sequence[int]) -> dict[str, list[int]]:

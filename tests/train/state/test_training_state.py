@@ -323,8 +323,8 @@ def test_extras_epoch_and_a_second_model_come_back(tmp_path):
 
 
 def test_what_json_cannot_hold_is_refused_by_name_and_nothing_is_committed(tmp_path):
-    with pytest.raises(ToolkitError, match=r"extra'\]\['when'\]: a value of type pathlib\.\w+ cannot be stored"):
-        saved(fresh(extra={"when": Path()}), tmp_path)
+    with pytest.raises(ToolkitError, match=r"extra'\]\['when'\]: a value of type builtins\.object cannot be stored"):
+        saved(fresh(extra={"when": object()}), tmp_path)
     assert not list(tmp_path.glob("step-????????"))
 
 
