@@ -53,7 +53,9 @@ NO_SLURM = {
     ),
     **of("metrics-dashboard metrics-rules", "prints a file"),
     "completion": "prints a script; what TAB asks Slurm stays unsaid amid a line",
-    **of("bench-batch bench-collectives bench-step", "runs a job here; its supervisor's srun stands in the run's log"),
+    **of(
+        "bench-batch bench-collectives bench-step", "runs a job here; the log of the run contains its supervisor's srun"
+    ),
 }
 
 

@@ -44,6 +44,8 @@ def main(world, config):
     size = config.train.micro_batch
     if size > {most}:
         {end}
+    if world.rank:  # two ranks must not write one log
+        return
     with TrainLog(world.run_dir / "metrics" / "train.jsonl") as log:
         for step in range(1, config.train.steps + 1):
             log.write(TrainRecord(

@@ -1,4 +1,4 @@
-"""Restarts with a smaller micro-batch after a rank ran out of memory: how often, beside which budgets, and told to whom."""
+"""Restarts with a smaller micro-batch after a rank ran out of memory: how often, beside which budgets, and which attempts know it."""
 
 from __future__ import annotations
 

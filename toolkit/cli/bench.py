@@ -359,13 +359,13 @@ def batch(
     if most is not None and most < 1:
         raise ToolkitError(f"expected at least 1, got {most}", where="--most", fix="choose 1 or more")
 
-    def told(trial: Trial) -> None:
+    def report(trial: Trial) -> None:
         reason = trial.reason if len(trial.reason) <= 160 else f"{trial.reason[:160]} ..."
         result = f"fits, about {trial.samples_per_s:g} samples/s" if trial.fits else f"does not fit: {reason}"
         click.echo(f"micro_batch {trial.micro_batch}: {result}", err=as_json)
 
     request = request_of(job, values, site=site, runs=runs, settings=settings)
-    found = search_batch(request, headroom=headroom / 100, most=most, told=told)
+    found = search_batch(request, headroom=headroom / 100, most=most, report=report)
     if as_json:
         click.echo(json.dumps(found.as_json(), allow_nan=False))
     elif found.micro_batch:

@@ -64,14 +64,14 @@ class BatchSearch:
 
 
 def search_batch(
-    request: JobRequest, *, headroom: float, most: int | None, told: Callable[[Trial], object]
+    request: JobRequest, *, headroom: float, most: int | None, report: Callable[[Trial], object]
 ) -> BatchSearch:
     """Search on this machine, or in the allocation of this process.
 
     Args:
         headroom: share of the largest size that the proposal leaves free, for fragmentation.
         most: the largest size to try; None is the number of samples of a rank per step.
-        told: called after each trial.
+        report: called after each trial.
 
     Raises:
         ToolkitError: a trial failed for another reason than memory.
@@ -84,7 +84,7 @@ def search_batch(
     def fits(size: int) -> bool:
         if size not in trials:
             trials[size] = _tried(request, job, size, data_ranks)
-            told(trials[size])
+            report(trials[size])
         return trials[size].fits
 
     limit = most or share

@@ -62,7 +62,7 @@ class OffloadedGradients:
         gradient = torch.empty_like(local_of(parameter))
         return gradient, self._tier.read(self._slots[parameter], gradient)
 
-    def give_back(self, found: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    def set_gradients(self, found: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         """Set the gradients that `read` returned, clipped."""
         for parameter, gradient in found:
             parameter.grad = like_parameter(parameter, gradient)

@@ -116,7 +116,7 @@ class StreamedOptimizer(JointOptimizer):
         for parameter, name, near in fetched.state:
             self.state[parameter][name] = like_parameter(parameter, near)
         if self._gradients is not None:
-            self._gradients.give_back(fetched.gradients)
+            self._gradients.set_gradients(fetched.gradients)
         chosen = set(fetched.parameters)
         groups = [group["params"] for group in self.param_groups]
         try:
