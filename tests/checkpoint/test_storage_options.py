@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from kinds_of_state import KINDS, blank, is_same
 from real_ranks import run_ranks
+from samples import sampled
 from test_kinds_of_state import BY_DCP, REFUSED
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
@@ -98,9 +99,10 @@ for number in itertools.count(int(sys.argv[1])):
 """
 
 
-def test_killed_saves_leave_the_old_or_the_new_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", sampled([1, 30], lambda case: case[0] == 1))
+def test_killed_saves_leave_the_old_or_the_new_checkpoint(tmp_path: Path, kills: int) -> None:
     done = 0
-    for _ in range(3):
+    for _ in range(kills):
         arguments = [sys.executable, "-c", _SAVING, str(done + 1), *sys.path]
         with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as saving:
             assert saving.stdout is not None and saving.stdout.readline()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import launch, said_by
+from samples import sampled
 
 from toolkit.config.document import Flag
 from toolkit.config.request import resolve_job
@@ -51,11 +52,12 @@ def train(world, config) -> None:
     train_lm.main(world, config)
 
 
-def test_the_commands_train_alike(tmp_path):
+@pytest.mark.parametrize("commands", sampled([COMMANDS[:3], COMMANDS], lambda case: case[0] is not COMMANDS), ids=len)
+def test_the_commands_train_alike(tmp_path, commands):
     """By forked ranks: a command of its own for each costs the imports of all its ranks."""
     assert len(COMMANDS) == 7
     losses = []
-    for number, command in enumerate(COMMANDS):
+    for number, command in enumerate(commands):
         config, run_dir = config_of(command), tmp_path / str(number)
         launch(train, config.job.ranks_per_node, run_dir, config, timeout_s=200)
         losses.append([record.loss for record in read_train_log(run_dir / "metrics" / "train.jsonl")])

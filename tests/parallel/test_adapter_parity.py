@@ -59,6 +59,7 @@ def test_sharded_adapters_train_as_one_process_does_and_checkpoints_lack_the_bas
     assert keys_of(found) == adapters | {"model.norm.weight", "model.norm.bias"}
 
 
+@pytest.mark.evidence
 def test_a_run_with_adapters_resumes_on_another_layout(alone, tmp_path):
     run(LAYOUTS["tp 2, sequence"], tmp_path / "run", WHOLE, steps=SAMPLED_CUT)
     run(LAYOUTS["replicate 2"], tmp_path / "run", WHOLE, attempt=1)

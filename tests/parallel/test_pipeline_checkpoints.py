@@ -8,6 +8,7 @@ from typing import Any
 import pipeline_training
 import pytest
 from real_ranks import run_ranks
+from samples import sampled, selected
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.train.data.order import share, split
@@ -21,6 +22,7 @@ LAYOUTS = {
     "sharded stages": (4, {"pp": 2, "shard": 2, "zero": 3}),
 }
 BOUND = 1e-5  # as in test_pipeline_parity
+TEST = "test_a_run_goes_on_in_another_layout"
 HALF = pipeline_training.STEPS // 2
 
 
@@ -59,7 +61,7 @@ def one(folder: Path, world: World) -> list[Any]:
     """One process, uncut, and after each of the others."""
     if not (folder / "one").exists():
         return [go_on(folder, world, "one", "")]
-    return [go_on(folder, world, "one", other) for other in ("one", "stages", "interleaved", "sharded stages")]
+    return [go_on(folder, world, "one", other) for other in LAYOUTS if (folder / other).exists()]
 
 
 def on_two(folder: Path, world: World) -> list[Any]:
@@ -73,20 +75,22 @@ def on_four(folder: Path, world: World) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory) -> dict[str, list[float]]:
+def losses(request, tmp_path_factory) -> dict[str, list[float]]:
     """Of the second half, by what came first and what went on; "weights" is a run that began with those of one process."""
     folder = tmp_path_factory.mktemp("checkpoints")
     run_ranks(1, one, folder)
     (folder / "answers-one-1").rename(folder / "answers of the first half")
     second = run_ranks(2, on_two, folder)
-    four = run_ranks(4, on_four, folder)
+    is_whole = "one, sharded stages" in [case["course"] for case in selected(request, TEST)]
+    four = run_ranks(4, on_four, folder) if is_whole else None
     after = run_ranks(1, one, folder)[0]
     answers = {
         "one, stages": second[0][2],
         "interleaved, stages": second[0][3],
-        "one, sharded stages": four[0][1],
-        **{f"{other}, one": answer for other, answer in zip(list(LAYOUTS), after, strict=True)},
+        **{f"{other}, one": answer for other, answer in zip(LAYOUTS, after, strict=is_whole)},
     }
+    if four is not None:
+        answers["one, sharded stages"] = four[0][1]
     for answer in answers.values():
         assert (
             answer["said"].startswith(f"resumed at step {HALF} from ") and "the checkpoint has no" not in answer["said"]
@@ -98,14 +102,17 @@ def losses(tmp_path_factory) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     "course",
-    [
-        "one, stages",
-        "one, sharded stages",
-        "interleaved, stages",
-        "stages, one",
-        "interleaved, one",
-        "sharded stages, one",
-    ],
+    sampled(
+        [
+            "one, stages",
+            "one, sharded stages",
+            "interleaved, stages",
+            "stages, one",
+            "interleaved, one",
+            "sharded stages, one",
+        ],
+        lambda case: "sharded" not in case[0],
+    ),
 )
 def test_a_run_goes_on_in_another_layout(losses, course):
     assert losses[course] == pytest.approx(losses["one, one"], abs=BOUND)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from launch import launch
+from samples import sampled, selected
 from tensor_cases import difference, job, laid, micro_batches, step_of, whole
 from torch import Tensor, nn
 
@@ -130,34 +131,32 @@ def refusals(world) -> None:
         assert said in str(error.value), error.value
 
 
+LAYOUTS = {
+    2: {"two": {"tp": 2}, "pieces": {"tp": 2, "sequence": True}, "smooth_two": {"tp": 2}},
+    4: {
+        "four": {"tp": 4, "sequence": True},
+        "sharded": {"tp": 2, "shard": 2},
+        "smooth_pieces": {"tp": 2, "shard": 2, "sequence": True},
+    },
+}
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("modules")
     launch(steps_of_all, 1, folder, {"one": {}, "smooth": {}})
-    launch(steps_of_all, 2, folder, {"two": {"tp": 2}, "pieces": {"tp": 2, "sequence": True}, "smooth_two": {"tp": 2}})
-    launch(
-        steps_of_all,
-        4,
-        folder,
-        {
-            "four": {"tp": 4, "sequence": True},
-            "sharded": {"tp": 2, "shard": 2},
-            "smooth_pieces": {"tp": 2, "shard": 2, "sequence": True},
-        },
-    )
+    names = {case["name"] for case in selected(request, "test_every_word_trains_as_one_process_does")}
+    for ranks, layouts in LAYOUTS.items():
+        launch(steps_of_all, ranks, folder, {name: layout for name, layout in layouts.items() if name in names})
     return folder
 
 
 @pytest.mark.parametrize(
     ("name", "alone"),
-    [
-        ("two", "one"),
-        ("pieces", "one"),
-        ("four", "one"),
-        ("sharded", "one"),
-        ("smooth_two", "smooth"),
-        ("smooth_pieces", "smooth"),
-    ],
+    sampled(
+        [(name, "smooth" if "smooth" in name else "one") for names in LAYOUTS.values() for name in names],
+        lambda case: case[0] in (*LAYOUTS[2], "smooth_pieces"),
+    ),
 )
 def test_every_word_trains_as_one_process_does(folder, name, alone):
     one, found = (torch.load(folder / f"{which}.pt", weights_only=True) for which in (alone, name))

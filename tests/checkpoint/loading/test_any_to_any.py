@@ -19,15 +19,9 @@ LARGEST_LOSS_ERROR = 1e-6
 
 # Each layout of the sample loads what two others saved.
 SAMPLE = (
-    Layout("alone"),
-    Layout("fsdp", shard=4),
-    Layout("fsdp tp", shard=2, tp=2),
-    Layout("ddp", replicate=2),
-    Layout("hsdp", replicate=2, shard=2),
-    Layout("tp", tp=2),
-    Layout("fsdp columns", shard=2),
+    Layout("alone"), Layout("fsdp tp", shard=2, tp=2), Layout("ddp", replicate=2), Layout("fsdp columns", shard=2),
     Layout("fsdp", shard=3),
-)
+)  # fmt: skip
 
 
 def assert_the_same(crossings: list[Crossing]) -> None:
@@ -36,7 +30,7 @@ def assert_the_same(crossings: list[Crossing]) -> None:
     assert [one for one in crossings if one.saved_by == one.loaded_by and one.loss_error] == []
 
 
-@pytest.mark.timeout(600)  # eight starts of ranks, on a machine that may be busy
+@pytest.mark.timeout(600)  # starts of ranks, on a machine that may be busy
 def test_a_sample_of_layouts_gives_others_every_bit(tmp_path):
     chosen = itertools.cycle(OPTIMIZERS)
     crossings = [
