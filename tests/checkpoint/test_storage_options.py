@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from kinds_of_state import KINDS, blank, is_same
 from real_ranks import run_ranks
-from samples import sampled
+from sampling import sampled
 from test_kinds_of_state import BY_DCP, REFUSED
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

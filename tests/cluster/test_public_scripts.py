@@ -56,6 +56,7 @@ def write(folder: Path, script: dict[str, str]) -> Path:
     return path
 
 
+@pytest.mark.evidence
 def test_no_directive_of_public_forms_is_lost(here: Site) -> None:
     assert len({script["source"] for script in SCRIPTS}) >= 25
     counts = sum((differences(here, write(here.folder, script)) for script in SCRIPTS), Counter())

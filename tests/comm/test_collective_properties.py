@@ -7,7 +7,7 @@ from cases import COMPLEX, FLOATS, INTEGERS, MOVED, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_pool import LAYOUTS
-from samples import sampled
+from sampling import sampled
 
 from toolkit.comm import ring
 from toolkit.comm.algorithms import ALGORITHMS

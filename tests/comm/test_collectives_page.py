@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from rank_pool import LAYOUTS
-from samples import sampled
+from sampling import sampled
 
 from toolkit.comm.algorithms import ALGORITHMS
 from toolkit.comm.communicator import Communicator

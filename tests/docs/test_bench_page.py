@@ -64,6 +64,7 @@ def shortened(line: str) -> str:
     )
 
 
+@pytest.mark.evidence
 def test_a_table_is_measured_as_written(tmp_path: Path) -> None:
     line = commands_of(PAGE)[1]
     assert line == "toolkit bench collectives --json > table.json"
@@ -71,6 +72,7 @@ def test_a_table_is_measured_as_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "table.json").read_text())["series"][0]["operation"] == "all_reduce"
 
 
+@pytest.mark.evidence
 def test_a_step_is_measured_as_written(tmp_path: Path) -> None:
     line = commands_of(STEP_PAGE)[0]
     assert line == "toolkit bench step"

@@ -49,6 +49,7 @@ def test_the_commands_work_as_written(toolkit, folder: Path) -> None:
     assert said[4].out.endswith("corpus/b.jsonl: 2 records\n")
 
 
+@pytest.mark.evidence
 def test_the_padded_example_prints_what_it_should(folder: Path) -> None:
     done = subprocess.run([sys.executable, "padded.py"], capture_output=True, text=True, env=os.environ, check=False)
     assert (done.returncode, done.stdout) == (0, "(2, 16) [3, 9] 12\n"), done.stderr

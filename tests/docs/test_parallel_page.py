@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import launch, said_by
-from samples import sampled
+from sampling import sampled
 
 from toolkit.config.document import Flag
 from toolkit.config.request import resolve_job

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from clusters_of_ranks import in_turn, topology_of_ranks
 from real_ranks import one_rank
-from samples import sampled, selected
+from sampling import sampled, selected
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor

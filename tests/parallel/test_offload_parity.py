@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from parity import Layout, difference, run, run_in_two
-from samples import sampled
+from sampling import sampled
 
 STEPS, CUT = 3, 2
 SIZES = {"width": 128, "context": 64}  # activations and weights that are large enough to be moved

@@ -33,7 +33,7 @@ from parity import (
     train,
     variants_of,
 )
-from samples import sampled
+from sampling import sampled
 
 from toolkit.errors import ToolkitError
 

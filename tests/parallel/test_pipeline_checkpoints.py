@@ -8,7 +8,7 @@ from typing import Any
 import pipeline_training
 import pytest
 from real_ranks import run_ranks
-from samples import sampled, selected
+from sampling import sampled, selected
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.train.data.order import share, split

@@ -9,7 +9,7 @@ from typing import Any
 import pipeline_training
 import pytest
 from real_ranks import run_ranks
-from samples import sampled
+from sampling import sampled
 
 from toolkit.parallel import distribute, pipeline_passes
 from toolkit.world.facts import World

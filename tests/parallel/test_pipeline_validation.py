@@ -11,7 +11,7 @@ import pytest
 import torch
 from parity import Layout
 from real_ranks import run_ranks
-from samples import sampled
+from sampling import sampled
 from torch import Tensor, nn
 
 from toolkit.errors import ToolkitError

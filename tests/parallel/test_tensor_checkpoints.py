@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import launch, said_by
-from samples import sampled, selected
+from sampling import sampled, selected
 from tensor_cases import job
 
 from toolkit.checkpoint.contents.differences import tensor_differences

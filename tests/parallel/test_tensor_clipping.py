@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from launch import launch
-from samples import sampled, selected
+from sampling import sampled, selected
 from tensor_cases import difference, job, laid, micro_batches, whole
 from torch import nn
 from torch.nn.utils import clip_grad_norm_

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launch import results_of
-from samples import sampled
+from sampling import sampled
 from tensor_cases import job, laid, micro_batches, step_of, take_steps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

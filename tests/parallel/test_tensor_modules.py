@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from launch import launch
-from samples import sampled, selected
+from sampling import sampled, selected
 from tensor_cases import difference, job, laid, micro_batches, step_of, whole
 from torch import Tensor, nn
 

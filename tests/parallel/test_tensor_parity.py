@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import sampled, selected
+from sampling import sampled, selected
 from tensor_cases import WAYS, difference, job, trained
 
 # Of float32, whose sums are taken in another order. The least of the planted faults below is a thousand times as large.

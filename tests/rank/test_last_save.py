@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from sampling import sampled
 
 from toolkit.checkpoint.folder.verify import verify_fully
 from toolkit.checkpoint.format.layout import committed_steps
@@ -53,7 +54,7 @@ checkpointer.save_in_background(2, tensors, {})
 """
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", sampled([False, True], lambda case: case[0]))
 def test_a_rank_that_returns_waits_for_its_save(toolkit, fails):
     (toolkit.folder / "returns.py").write_text(JOB)
     job = toolkit.folder / "job.toml"
@@ -74,7 +75,7 @@ def test_a_rank_that_returns_waits_for_its_save(toolkit, fails):
         assert list(steps) == [1, 2] and not verify_fully(steps[2])[1]
 
 
-@pytest.mark.parametrize("what", ["works", "fails"])
+@pytest.mark.parametrize("what", sampled(["works", "fails"], lambda case: case[0] == "works"))
 def test_a_process_that_ends_waits_for_its_save_and_tells_of_a_failure(tmp_path, what):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "checkpoints"), what],

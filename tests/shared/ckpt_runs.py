@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from toolkit.checkpoint import Checkpointer
+from toolkit.cli.main import main
 from toolkit.world.facts import World
 
 ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=0)
@@ -35,12 +38,21 @@ def two_steps(folder: Path) -> Path:
 
 
 def typed(*words: object, unprivileged: bool = False) -> subprocess.CompletedProcess[str]:
-    """`toolkit ckpt WORDS` in a process of its own, without the right to ignore file modes if `unprivileged`."""
-    command = [sys.executable, "-c", MAIN, "ckpt", *map(str, words)]
+    """`toolkit ckpt WORDS`; if `unprivileged`, in a process of its own without the right to ignore file modes."""
     if unprivileged and os.geteuid() == 0:
         # Still root, who may read this checkout wherever it lies, but without the right to pass over modes.
-        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+        drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        command = [*drop, sys.executable, "-c", MAIN, "ckpt", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    argv = ["toolkit", "ckpt", *map(str, words)]
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main()
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        said.append(stream.buffer.getvalue().decode())
+    return subprocess.CompletedProcess(argv, int(end.value.code or 0), *said)
 
 
 def flip(path: Path, byte: int) -> None:

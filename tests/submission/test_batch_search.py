@@ -54,39 +54,41 @@ def main(world, config):
                 time="2026-01-01T00:00:00.000+00:00", attempt=0, world=1,
             ))
 """
-JOB = '[job]\nname = "sample"\nentry = "entry.py:main"\nranks_per_node = 2\n[train]\nbatch = 80\n'
+JOB = '[job]\nname = "sample"\nentry = "entry.py:main"\nranks_per_node = {ranks}\n[train]\nbatch = 16\n'
 
 
 @pytest.fixture
-def search(toolkit, tmp_path):
-    def run(most: int, end: str, *options: str):
+def search(toolkit):
+    def run(most: int, end: str, *options: str, ranks: int = 1):
         (toolkit.folder / "entry.py").write_text(ENTRY.format(most=most, end=end))
-        (toolkit.folder / "job.toml").write_text(JOB)
+        (toolkit.folder / "job.toml").write_text(JOB.format(ranks=ranks))
         return toolkit("bench", "batch", str(toolkit.folder / "job.toml"), "--site", "local", *options)
 
     return run
 
 
-@pytest.mark.parametrize(
-    "end", ["os.kill(os.getpid(), signal.SIGKILL)", 'raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")']
-)
-def test_a_kill_and_a_failed_allocation_are_results(search, end):
-    said = search(21, end, "--json")
+def test_a_kill_is_a_result(search):
+    said = search(3, "os.kill(os.getpid(), signal.SIGKILL)", "--json", ranks=2)
     found = json.loads(said.out)
-    assert (said.code, found["largest"], found["data_ranks"]) == (0, 21, 2)
-    assert (found["micro_batch"], found["accumulation"]) == (10, 4), "at most 18, and a divisor of 40"
-    assert all(trial["fits"] == (trial["micro_batch"] <= 21) for trial in found["trials"])
+    assert (said.code, found["largest"], found["data_ranks"]) == (0, 3, 2)
+    assert (found["micro_batch"], found["accumulation"]) == (2, 4), "at most 2.7, and a divisor of 8"
+    assert {trial["micro_batch"]: trial["fits"] for trial in found["trials"]} == {1: True, 2: True, 3: True, 4: False}
     assert found["trials"][0]["samples_per_s"] == 2 * 2 * found["trials"][0]["micro_batch"]
 
 
+def test_a_failed_allocation_is_a_result(search):
+    said = search(1, 'raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")', "--json", "--most", "2")
+    assert (said.code, json.loads(said.out)["largest"]) == (0, 1)
+
+
 def test_another_failure_ends_the_search(search):
-    said = search(4, 'raise ValueError("wrong shape")')
-    assert said.code != 0 and "a trial with micro_batch = 8 failed" in said.err and "toolkit explain" in said.err
+    said = search(0, 'raise ValueError("wrong shape")')
+    assert said.code != 0 and "a trial with micro_batch = 1 failed" in said.err and "toolkit explain" in said.err
 
 
 def test_a_size_that_was_not_allowed_to_fail_is_said(search):
-    said = search(1000, "pass", "--most", "8")
-    assert "the largest size is 8, and no larger one was tried: set train.micro_batch = 8" in said.out
+    said = search(1000, "pass", "--most", "1")
+    assert "the largest size is 1, and no larger one was tried: set train.micro_batch = 1" in said.out
 
 
 def test_nothing_fits(search):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from sampling import sampled
 
 from toolkit.metrics.flight_record import disagreements
 from toolkit.rundir.files import read_json, read_lines
@@ -74,7 +75,10 @@ def start(supervise, local_job, entry: str, text: str):
     return job
 
 
-@pytest.mark.parametrize(("entry", "text"), [("late.py", SCRIPT.format(late="computes()")), ("f.py:main", FUNCTION)])
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    sampled([("late.py", SCRIPT.format(late="computes()")), ("f.py:main", FUNCTION)], lambda case: ":" in case[0]),
+)
 def test_running_ranks_show_their_stacks_and_go_on(supervise, local_job, eventually, wait_until, entry, text):
     job = start(supervise, local_job, entry, text)
     for _ in range(2):  # the second answer has nothing of the first

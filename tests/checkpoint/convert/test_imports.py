@@ -210,6 +210,7 @@ def test_a_source_that_ends_early_leaves_nothing(tmp_path: Path, monkeypatch: py
     assert not list((tmp_path / "new").iterdir())
 
 
+@pytest.mark.evidence
 def test_safetensors_are_imported_without_torch_in_bounded_memory(tmp_path: Path) -> None:
     model = {"long": torch.ones(1, 75_000_000)}  # 300 MB in one row
     save_file(model, tmp_path / "m.safetensors")

@@ -74,6 +74,7 @@ def test_the_second_is_told_who_the_first_is(tmp_path):
     assert list(committed_steps(tmp_path)) == [1, 2]
 
 
+@pytest.mark.evidence
 def test_who_only_reads_disturbs_no_writer(tmp_path):
     """What a save has put aside for a moment looks like what a dead one left."""
     with another(tmp_path):
@@ -125,6 +126,7 @@ def test_a_pid_that_another_process_has_now_and_a_file_that_was_never_signed_hol
     assert [path.name for path in tmp_path.iterdir()] == [WRITER]
 
 
+@pytest.mark.evidence
 def test_a_fork_that_ends_leaves_its_parents_name(tmp_path):
     fork = "import os\nif not (pid := os.fork()):\n    sys.exit(0)\nos.waitpid(pid, 0)\nprint("
     with another(tmp_path, script=SCRIPT.replace("print(", fork)), pytest.raises(ToolkitError, match="has saved here"):

@@ -25,10 +25,7 @@ from toolkit.checkpoint.folder.deletion import await_deletions
 from toolkit.checkpoint.folder.verify import verify_fully
 from toolkit.checkpoint.format.layout import committed_steps
 
-
-@pytest.fixture(params=[1, 2], ids=["1 rank", "2 ranks"])
-def size(request: pytest.FixtureRequest) -> int:
-    return request.param
+SAMPLE_ON_2 = ("new steps in the background", "same step")
 
 
 @dataclass
@@ -92,7 +89,15 @@ class Scene:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("story", [story for story in STORIES if STORIES[story].before])
+@pytest.mark.parametrize(
+    ("story", "size"),
+    [
+        pytest.param(story, size, marks=() if size == 1 or story in SAMPLE_ON_2 else pytest.mark.evidence)
+        for story in STORIES
+        for size in (1, 2)
+        if STORIES[story].before
+    ],
+)
 def test_killed_at_a_system_call(in_memory, story, size, tally: Tally):
     scene = Scene(in_memory, STORIES[story], size)
     of_ranks = scene.undisturbed()
@@ -113,6 +118,7 @@ def test_killed_at_a_system_call(in_memory, story, size, tally: Tally):
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [1, 2])
 def test_killed_at_a_random_time(in_memory, size, tally: Tally):
     scene = Scene(in_memory, STORIES["new steps"], size)
     _, undisturbed, _ = scene.attempt(kill_after_s=RANKS_END_S)

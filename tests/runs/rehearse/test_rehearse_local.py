@@ -103,6 +103,7 @@ def test_explain_knows_that_a_failure_was_rehearsed(toolkit, stepping) -> None:
     assert quoted == f"kill-rank was rehearsed at {left['time']}: sent KILL to rank 1 on {socket.gethostname()}"
 
 
+@pytest.mark.evidence
 def test_a_run_that_ends_in_its_next_attempt_has_not_survived(toolkit, stepping) -> None:
     run = stepping(steps=40, attempt1=[20, 5])
     said = toolkit("rehearse", run.run_id, "kill-rank", 1, "--yes")
@@ -110,6 +111,7 @@ def test_a_run_that_ends_in_its_next_attempt_has_not_survived(toolkit, stepping)
     assert "the run ended (failed) before step" in said.err and f"`toolkit explain {run.run_id}`" in said.err
 
 
+@pytest.mark.evidence
 def test_a_run_whose_next_attempt_fails_too_is_followed_to_the_one_that_goes_on(toolkit, stepping) -> None:
     run = stepping("crashes = 2", steps=40, attempt1=[20, 5])
     begun = time.monotonic()
