@@ -38,6 +38,7 @@ def test_tasks_beyond_the_largest_array_run_as_one_run(here: Site) -> None:
     assert here.ok("logs", f"{run.run_id}_10001", "--rank", "0") == "number 10001\n"
 
 
+@pytest.mark.evidence
 def test_a_requeue_runs_no_completed_task_again(here: Site) -> None:
     """Task 0 has completed, task 1 runs, task 2 waits for its turn."""
     gate = here.folder / "gate"

@@ -84,6 +84,7 @@ def test_output_goes_to_the_files_of_the_script_and_to_the_log(here: Site) -> No
     assert json.loads(here.ok("explain", "last", "--json"))["symptom"] == "exit_code"
 
 
+@pytest.mark.evidence
 def test_a_script_that_requeues_itself_on_its_signal(here: Site) -> None:
     script = write(
         here, "job.sh",

@@ -173,6 +173,7 @@ def test_a_run_survives_inside_images(here: Site, apptainer: str) -> None:
     wait_for(lambda: not processes(here))
 
 
+@pytest.mark.evidence
 def test_a_node_observes_all_its_ranks_inside_images(here: Site, apptainer: str) -> None:
     job = job_in_image(here, apptainer, "")
     _, run = here.submit(job, "-N", "1", "-n", "2")

@@ -31,6 +31,7 @@ def path_without_scontrol(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.evidence
 def test_where_nobody_can_requeue_a_follow_up_job_goes_on(here: Site) -> None:
     binaries = path_without_scontrol(here.folder / "bin")
     with here.file.open("a") as site:

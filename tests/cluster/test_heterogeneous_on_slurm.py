@@ -63,6 +63,7 @@ def test_an_unfit_node_of_the_second_component_is_left_out_by_all(here: Site) ->
     here.ok("cancel", run.run_id)
 
 
+@pytest.mark.evidence
 def test_mpich_starts_over_pmi2_across_components(here: Site) -> None:
     """Its ranks are one MPI world where the components' nodes stand as their names sort."""
     here.file.write_text(

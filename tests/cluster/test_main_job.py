@@ -223,6 +223,7 @@ def test_preemption_requeues_and_goes_on(here: Site) -> None:
     assert all(mail.startswith("me@example.org: Slurm ") for mail in mails)
 
 
+@pytest.mark.evidence
 def test_a_script_that_dies_of_a_preemptions_grace_time_spends_no_crash(here: Site) -> None:
     """Slurm sends that TERM to the ranks alone, long before it ends the job."""
     here.await_empty()

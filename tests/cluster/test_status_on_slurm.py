@@ -17,6 +17,7 @@ ONCE = "[restart]\ncrashes = 0\n"
 HOSTILE = "a|b\x1fc\nJobState=COMPLETED"
 
 
+@pytest.mark.evidence
 def test_the_tasks_of_an_array(here: Site) -> None:
     last = "[ $SLURM_ARRAY_TASK_ID != 3 ] || sleep 300"  # until it is cancelled
     job = here.job(f"echo I am $SLURM_ARRAY_TASK_ID; {last}; sleep 2; test $SLURM_ARRAY_TASK_ID != 1", ONCE)

@@ -83,6 +83,7 @@ def test_status_finds_the_job_of_a_killed_submit(here: Site) -> None:
     assert here.wait(run).returncode == 0
 
 
+@pytest.mark.evidence
 def test_resume_submits_what_never_reached_slurm(here: Site) -> None:
     hanging = here.folder / "bin" / "sbatch"
     hanging.parent.mkdir()
@@ -109,6 +110,7 @@ def test_resume_submits_what_never_reached_slurm(here: Site) -> None:
     assert len(jobs_of(here, run)) == 1
 
 
+@pytest.mark.evidence
 def test_a_script_that_was_given_to_sbatch_is_waited_for_while_it_is_pending(here: Site) -> None:
     here.ok("render", here.job("true"))
     run = the_run(here)

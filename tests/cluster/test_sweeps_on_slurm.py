@@ -54,6 +54,7 @@ def test_a_chain_waits_for_a_requeued_parent_and_dies_with_it(here: Site) -> Non
     assert child_id in here.ok("history", "--tree").splitlines()[1]
 
 
+@pytest.mark.evidence
 def test_the_next_job_in_turn_goes_on_and_the_last_ones_are_not_run(here: Site) -> None:
     job_id, run = here.submit(here.job(DIES_ONCE), "--repeat", "4")
     assert here.wait(run).returncode == 0

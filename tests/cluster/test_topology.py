@@ -22,6 +22,7 @@ def test_a_node_knows_its_switches_from_slurm(cluster):
     assert facts["switches"]["value"]["levels"] == ["spine", "leaf2"]
 
 
+@pytest.mark.evidence
 def test_hierarchical_reduction_is_faster_on_slow_links_with_ranks_dealt_in_turn(cluster):
     await_idle_nodes(cluster)
     devcluster.shape(cluster.layout, "all", "100mbit")

@@ -9,7 +9,7 @@ import pytest
 
 
 def sampled(cases: Iterable[Any], is_sample: Callable[[Any], bool]) -> list[Any]:
-    """Cases as parameters of a test; those that are no sample are left to `make evidence`."""
+    """Cases as parameters of a test, which a tuple holds all of; those that are no sample are left to `make evidence`."""
     return [
         pytest.param(*case, marks=() if is_sample(case) else pytest.mark.evidence)
         for case in (one if isinstance(one, tuple) else (one,) for one in cases)

@@ -219,7 +219,7 @@ def _of_site_file(job: ResolvedJob, site: Site, found: Sequence[Finding], *, pas
 
 def _ordered(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return findings by severity; one that several components share is reported once."""
-    return tuple(sorted(dict.fromkeys(found), key=lambda one: -one.severity.order))
+    return tuple(one for severity in reversed(Severity) for one in dict.fromkeys(found) if one.severity is severity)
 
 
 # The prefix of a refusal that does not end the command.
