@@ -179,7 +179,14 @@ class Trainer:
 
     def _with_smaller_micro_batch(self, mesh: Mesh) -> TrainTable:
         train, halvings = self._config.train, self._world.halvings
-        size = halved_micro_batch(train, self._config.parallel, train.batch // mesh.data_size, halvings)
+        share = train.batch // mesh.data_size
+        size, last = (halved_micro_batch(train, self._config.parallel, share, n) for n in (halvings, halvings - 1))
+        if size == last:
+            raise ToolkitError(
+                f"a rank ran out of memory with a micro-batch of {size}, and no smaller one is possible",
+                where="train.micro_batch",
+                fix="set train.recompute or train.offload, or shard the model over more ranks",
+            )
         self._say(f"micro-batch: {size} after {counted(halvings, 'halving')}, because a rank ran out of memory")
         train = train.model_copy(update={"micro_batch": size})
         self._config = self._config.model_copy(update={"train": train})

@@ -102,6 +102,8 @@ def test_another_base_is_refused(tiny_training, trained, toolkit):
         tiny_training.launch(train_and_note, 1, other, attempt=1)
     said = said_by(trained, 0, 1)
     assert "were trained on another base: expected" in said and "base-0.safetensors (" in said
+    with pytest.raises(ToolkitError, match=r'base with quantize = "int8", got "none"'):
+        adapted().load_state_dict(adapted(quantize="int8").state_dict())
     (trained / "base-1.safetensors").replace(trained / "base-0.safetensors")
     refused = toolkit("ckpt", "export", trained / "checkpoints", trained / "x.safetensors", "--merge")
     assert refused.code != 0 and "its contents have changed" in refused.err

@@ -6,6 +6,7 @@ import re
 import resource
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,12 @@ def test_the_trainer_says_the_size_of_an_attempt_after_halvings(tmp_path, tiny_t
     tiny_training.launch(after_two_halvings, 1, job(steps=1, batch=8, micro_batch=8, warmup_steps=0))
     assert "micro-batch: 2 after 2 halvings, because a rank ran out of memory" in said_by(tmp_path, 0)
     assert tiny_training.findings(0) == {"micro_batch": 2, "batch": 8}
+
+
+def test_no_attempt_repeats_the_smallest_size(tmp_path, tiny_training):
+    with pytest.raises(AssertionError):
+        tiny_training.launch(after_two_halvings, 1, job(steps=1, batch=8, micro_batch=2, warmup_steps=0))
+    assert "a rank ran out of memory with a micro-batch of 1, and no smaller one is possible" in said_by(tmp_path, 0)
 
 
 def after_two_halvings(world, config) -> None:

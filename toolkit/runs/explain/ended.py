@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.errors import NotFoundError, SchedulerRefusedError, counted
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import tail_text, why_full
@@ -58,6 +58,9 @@ def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, 
     if end.cause is Cause.CANCELLED:
         return _cancelled(run, status)
     why = cause_in_words(attempt, end)
+    begun = StartRecord.read(attempt)
+    if begun is not None and begun.halvings:
+        why += f" (after {counted(begun.halvings, 'halving')} of the micro-batch, for memory)"
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.evidence]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])

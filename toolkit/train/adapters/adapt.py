@@ -109,6 +109,7 @@ class Adapters:
                 "path": path,
                 "digest": self._base.digest if self._base else f"initial values of seed {self._seed}",
             },
+            "quantize": self._settings.quantize,
             **vars(self._scale),
             "factor": self._scale.factor,
             "dropout": self._settings.dropout,
@@ -117,7 +118,7 @@ class Adapters:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise a ToolkitError if the adapters of a checkpoint were trained on another base."""
+        """Raise a ToolkitError if the adapters of a checkpoint were trained on another base, or another form of it."""
         before, now = state["base"], self.state_dict()["base"]
         if state["factor"] != self._scale.factor:
             raise ToolkitError(
@@ -125,6 +126,12 @@ class Adapters:
                 where="adapters.alpha",
                 fix=f"set rank = {state['rank']}, alpha = {state['alpha']:g}, "
                 f"rank_stabilized = {str(state['rank_stabilized']).lower()}, or start a new run",
+            )
+        if (kind := state.get("quantize", self._settings.quantize)) != self._settings.quantize:
+            raise ToolkitError(
+                f'the adapters were trained on a base with quantize = "{kind}", got "{self._settings.quantize}"',
+                where="adapters.quantize",
+                fix=f'set adapters.quantize = "{kind}", or start a new run',
             )
         if before["digest"] != now["digest"]:
             raise ToolkitError(

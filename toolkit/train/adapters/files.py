@@ -37,12 +37,12 @@ class Adapter:
 
 def read_adapter(folder: Path) -> Adapter:
     """Read `adapter_config.json` and `adapter_model.safetensors`. Raises a ToolkitError for other methods than LoRA."""
-    path, weights = folder / CONFIG, BaseWeights(folder / WEIGHTS)
+    path = folder / CONFIG
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        fix = "pass a folder with adapters of peft"
-        raise ToolkitError(f"cannot be read as JSON: {error!s:.80}", where=str(path), fix=fix) from None
+        why = "not found" if isinstance(error, FileNotFoundError) else f"cannot be read as JSON: {error!s:.80}"
+        raise ToolkitError(why, where=str(path), fix="pass a folder with adapters of peft") from None
     is_lora = isinstance(config, dict) and config.get("peft_type") == "LORA" and isinstance(config.get("r"), int)
     used = [name for name in _UNSUPPORTED if config.get(name)] if is_lora else ["another peft_type than LORA"]
     if is_lora and str(config.get("init_lora_weights")).startswith(_CHANGED_BASE):
@@ -50,7 +50,7 @@ def read_adapter(folder: Path) -> Adapter:
     if used or config.get("bias", "none") != "none":
         fix = "merge it with peft, and use the result as adapters.base"
         raise ToolkitError(f"toolkit does not support {', '.join(used) or 'bias'} of peft", where=str(path), fix=fix)
-    values = {}
+    values, weights = {}, BaseWeights(folder / WEIGHTS)
     for name in weights.records:
         own = name.removeprefix(PREFIX)
         is_matrix = own.removesuffix(".weight").endswith(ENDS)
