@@ -130,6 +130,12 @@ from toolkit.site.load import load_site
         ),
         (
             "nodes = 2",
+            '[parallel]\nshard = 2\n[train]\noptimizer = "adamw_8bit"',
+            "job.toml:8:train.optimizer: adamw_8bit cannot be combined with shard = 2: the scales of its moments belong to blocks "
+            'of whole parameters. Fix: use optimizer = "adamw"',
+        ),
+        (
+            "nodes = 2",
             "[parallel]\ntp = 2\n[train]\ncompile = true",
             "job.toml:8:train.compile: tp = 2 cannot be combined with torch.compile: its hooks cause graph breaks. "
             "Fix: set train.compile = false, or tp = 1",

@@ -314,7 +314,7 @@ NEEDS = (
     Need("train", ("min_lr_ratio",), ("schedule",), lambda it: it.schedule != "constant", 'schedule = "cosine"'),
     Need("train", ("compile_mode",), ("compile",), lambda it: it.compile, "compile = true"),
     Need("train", ("betas", "eps"), ("optimizer",), lambda it: it.optimizer != "sgd", 'optimizer = "adamw"'),
-    Need("train", ("momentum",), ("optimizer",), lambda it: it.optimizer != "adamw", 'optimizer = "sgd" or "muon"'),
+    Need("train", ("momentum",), ("optimizer",), lambda it: it.optimizer in ("sgd", "muon"), 'optimizer = "sgd" or "muon"'),
     Need("train", ("recompute_every",), ("recompute",), lambda it: it.recompute == "every", 'recompute = "every"'),
     Need("train", ("recompute_above_mb",), ("recompute",), lambda it: it.recompute == "large", 'recompute = "large"'),
     Need("train", ("activation_budget_gb",), ("recompute",), lambda it: it.recompute == "budget", 'recompute = "budget"'),

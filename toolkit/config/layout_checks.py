@@ -310,10 +310,24 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
             where="train.compile",
             fix=f"set train.compile = false, or {name} = 1",
         )
+    if train.optimizer == "adamw_8bit":
+        _check_8_bits(train, parallel)
     if train.lr_scaling == "adaptive":
         _check_adaptive(train, parallel)
     if train.offloaded or train.offload_to or train.offload_activations_as != "as_is":
         check_offload(train, parallel, ranks)
+
+
+def _check_8_bits(train: TrainTable, parallel: ParallelTable) -> None:
+    refused = [f"{name} = {size}" for name, size in (("shard", parallel.shard), ("tp", parallel.tp)) if size > 1]
+    refused += ['offload = "optimizer"'] if "optimizer" in train.offloaded else []
+    if refused:
+        raise ToolkitError(
+            f"adamw_8bit cannot be combined with {refused[0]}: the scales of its moments belong to blocks "
+            "of whole parameters",
+            where="train.optimizer",
+            fix='use optimizer = "adamw"',
+        )
 
 
 def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:

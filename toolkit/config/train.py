@@ -32,10 +32,11 @@ class TrainTable(Table):
         "starts the warm-up from `lr` itself; `square_root` multiplies it by the square root; `adaptive` (AdaScale) by a gain "
         "between 1 and the ratio, measured at each step.",
     )
-    optimizer: Literal["adamw", "muon", "sgd"] = key(
+    optimizer: Literal["adamw", "adamw_8bit", "muon", "sgd"] = key(
         "adamw",
         "The optimizer. `muon` uses Muon for the matrices of the blocks, and AdamW for embeddings, heads and vectors, with the "
-        "same learning rate.",
+        "same learning rate. `adamw_8bit` keeps the moments of large parameters in 8 bits (`toolkit[quantized]`), on whole "
+        "parameters: not with `parallel.shard`, `tp` or `offload`.",
     )
     betas: list[float] = key(
         None, "The two decay rates of AdamW.", form="two numbers in [0, 1)", default_factory=lambda: [0.9, 0.95]

@@ -144,15 +144,20 @@ def step(state: TrainingState) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon", "sgd"])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_resume_goes_on_to_the_last_bit(name, steps, tmp_path):
-    state = state_of(name)
+    width = 64 if name == "adamw_8bit" else 16  # smaller parameters would have moments in fp32
+    state = state_of(name, gpt(width=width))
     for _ in range(steps):
         step(state)
+    types = {
+        value.dtype for of_one in state.optimizer.state.values() for value in of_one.values() if torch.is_tensor(value)
+    }
+    assert (torch.uint8 in types) == (name == "adamw_8bit" and steps > 0)
     state.save(Checkpointer(tmp_path, ALONE), ALONE)
     expected = [step(state) for _ in range(3)]
-    other = state_of(name)
+    other = state_of(name, gpt(width=width))
     step(other)  # a state that must not show through
     torch.manual_seed(99)
     other.resume(Checkpointer(tmp_path, ALONE), ALONE)

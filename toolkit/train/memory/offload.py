@@ -23,7 +23,7 @@ from toolkit.world.record import record
 
 __all__ = ["Offload"]
 
-_STATES = {"adamw": 2, "muon": 1, "sgd": 1}  # tensors of state per parameter, at least
+_STATES = {"adamw": 2, "adamw_8bit": 0.5, "muon": 1, "sgd": 1}  # bytes of state per byte of a parameter, at least
 
 
 class Offload:
@@ -91,7 +91,7 @@ def _needed_bytes(train: TrainTable, model: nn.Module, blocks: Sequence[nn.Modul
     """Return the bytes of what this rank offloads; activations are not known yet."""
     trained = sum(local_of(one).nbytes for one in model.parameters() if one.requires_grad)
     sizes = {
-        "optimizer": _STATES[train.optimizer] * trained,
+        "optimizer": int(_STATES[train.optimizer] * trained),
         "gradients": trained,
         "parameters": sum(local_of(one).nbytes for block in blocks for one in block.parameters()),
     }

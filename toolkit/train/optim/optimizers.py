@@ -66,7 +66,7 @@ class JointOptimizer(torch.optim.Optimizer):
 class OptimizerSettings(Protocol):
     """The keys of `[train]` that an optimizer uses."""
 
-    optimizer: Literal["adamw", "muon", "sgd"]
+    optimizer: Literal["adamw", "adamw_8bit", "muon", "sgd"]
     lr: float
     betas: list[float]
     eps: float
@@ -79,6 +79,9 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """Return AdamW, SGD, or Muon for hidden matrices with AdamW for the rest. Tied weights are included once.
 
+    `adamw_8bit` is that of bitsandbytes (Dettmers et al., arXiv 2110.02861): it quantises moments by blocks of 256 values,
+    and keeps those of parameters with fewer than 4,096 values in fp32.
+
     Weight decay applies to matrices, not to vectors (biases, norms). Frozen parameters are omitted.
 
     Args:
@@ -86,7 +89,8 @@ def optimizer_of(
             (`blocks_of`).
 
     Raises:
-        ToolkitError: no parameter is trainable; Muon finds no hidden matrix; a name in `hidden` matches nothing.
+        ToolkitError: no parameter is trainable; Muon finds no hidden matrix; a name in `hidden` matches nothing;
+            bitsandbytes is missing.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not named:
@@ -100,6 +104,8 @@ def optimizer_of(
         momentum = settings.momentum
         return torch.optim.SGD(groups, lr=settings.lr, momentum=momentum, nesterov=momentum > 0)
     betas = (settings.betas[0], settings.betas[1])
+    if settings.optimizer == "adamw_8bit":
+        return _adamw_8bit()(groups, lr=settings.lr, betas=betas, eps=settings.eps)
     adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps) if groups else None
     if settings.optimizer == "adamw":
         assert adamw is not None
@@ -113,6 +119,31 @@ def optimizer_of(
         adjust_lr_fn="match_rms_adamw",
     )
     return JointOptimizer([muon, adamw] if adamw is not None else [muon])
+
+
+def _adamw_8bit() -> Callable[..., torch.optim.Optimizer]:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        fix = "pip install 'toolkit[quantized]', or set optimizer = \"adamw\""
+        raise ToolkitError("adamw_8bit requires the package bitsandbytes", where="train.optimizer", fix=fix) from None
+
+    class Resumable(AdamW8bit):
+        """With its state in tensors that a checkpoint can fill: bitsandbytes counts steps in an int."""
+
+        state_dict = torch.optim.Optimizer.state_dict
+
+        def init_state(self, group: dict[str, Any], p: nn.Parameter, gindex: int, pindex: int) -> None:
+            super().init_state(group, p, gindex, pindex)
+            self.state[p]["step"] = torch.zeros((), dtype=torch.int64)
+
+        def update_step(self, group: dict[str, Any], p: nn.Parameter, gindex: int, pindex: int) -> None:
+            state, steps = self.state[p], self.state[p]["step"]
+            state["step"] = int(steps)
+            super().update_step(group, p, gindex, pindex)
+            state["step"] = steps.fill_(state["step"])
+
+    return Resumable
 
 
 def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> list[nn.Parameter]:
