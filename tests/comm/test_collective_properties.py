@@ -48,7 +48,7 @@ def names_of(size):
     ("size", "name"), sampled([(size, name) for size in SIZES for name in names_of(size)], lambda case: case[0] < 8)
 )
 def test_all_reduce_equals_the_reference_with_the_same_bits_everywhere(ranks, size, name):
-    @settings(UNBOUND, max_examples=20)
+    @settings(UNBOUND, max_examples=10)
     @given(reductions(), st.booleans())
     def check(drawn, later):
         case, op = drawn
@@ -78,7 +78,7 @@ def test_small_integers_overflow_on_every_rank_and_never_wrap(ranks, size, op, d
 
 @pytest.mark.parametrize("size", sampled(SIZES, lambda case: case[0] < 8))
 def test_reduce_and_reduce_scatter_equal_the_reference(ranks, size):
-    @settings(UNBOUND, max_examples=40)
+    @settings(UNBOUND, max_examples=20)
     @given(
         st.data(), st.lists(st.integers(0, 9), min_size=size, max_size=size), st.booleans(), st.integers(0, size - 1)
     )
@@ -96,7 +96,7 @@ def test_reduce_and_reduce_scatter_equal_the_reference(ranks, size):
 def test_moved_data_keeps_its_bits_whatever_its_type(ranks, size):
     rows = st.lists(st.lists(st.integers(0, 5), min_size=size, max_size=size), min_size=size, max_size=size)
 
-    @settings(UNBOUND, max_examples=30)
+    @settings(UNBOUND, max_examples=15)
     @given(
         st.sampled_from(MOVED),
         shapes,
