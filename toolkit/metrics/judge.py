@@ -9,6 +9,7 @@ from toolkit.metrics.blocks import BlockBuilder
 from toolkit.metrics.detectors.imbalance import ImbalanceDetector
 from toolkit.metrics.detectors.loss import LossDetector
 from toolkit.metrics.detectors.memory_leak import MemoryLeakDetector
+from toolkit.metrics.detectors.memory_pressure import MemoryPressureDetector
 from toolkit.metrics.detectors.nodes import ClockDetector, GpuDetector, LinkDetector
 from toolkit.metrics.detectors.saves import SaveDetector
 from toolkit.metrics.detectors.stall import StallDetector
@@ -84,6 +85,7 @@ class Detectors:
             StragglerDetector(peers), ThroughputDetector(), StarvationDetector(), ImbalanceDetector(), SaveDetector(),
         )  # fmt: skip
         self._stall, self._leak, self._loss = StallDetector(), MemoryLeakDetector(), LossDetector()
+        self._pressure = MemoryPressureDetector()
         self._gpu, self._link, self._clock = GpuDetector(), LinkDetector(), ClockDetector()
         self._open: dict[object, OpenVerdicts] = {}
         self._has_steps = False
@@ -108,7 +110,10 @@ class Detectors:
             for detector in self._of_blocks:
                 judge(detector, detector.observe(block))
         judge(self._stall, self._stall.observe(slots, now_s=now_s, is_paused=is_paused))
-        leaks = self._leak.observe(_of(MemorySample, samples), walltime_left_s=walltime_left_s)
+        memory = _of(MemorySample, samples)
+        if memory:
+            judge(self._pressure, self._pressure.observe(memory))
+        leaks = self._leak.observe(memory, walltime_left_s=walltime_left_s)
         if leaks is not None:
             judge(self._leak, leaks)
         has_steps = self._has_steps and not self._open[self._stall]

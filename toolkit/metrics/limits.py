@@ -35,7 +35,8 @@ FALSE_ALARMS = {
     "leak": "per 4 h: flat, sawtooth and random walk 0 (0.015), plateaus 0.06 (0.10)",
     "loss": "0 per 10,000 losses at 1, 3 and 8 % noise (0.10)",
     **dict.fromkeys(
-        ("advice", "block", "clock", "gpu", "link", "request", "save", "severity", "stall", "starvation"), _NOT_MEASURED
+        ("advice", "block", "clock", "gpu", "link", "pressure", "request", "save", "severity", "stall", "starvation"),
+        _NOT_MEASURED,
     ),
 }
 
@@ -66,6 +67,9 @@ _ROWS = (
     DetectorLimit("leak.slow_horizon", 86400, "s", "longest time to the limit, if the walltime is not shorter"),
     DetectorLimit("leak.fast_horizon", 900, "s", "longest time to the limit for the short blocks"),
     DetectorLimit("leak.critical", 3600, "s", "time to the limit below which the verdict is critical"),
+    DetectorLimit("pressure.info", 0.6, "of the limit", "memory in use that is reported"),
+    DetectorLimit("pressure.warning", 0.8, "of the limit", "memory in use that is a warning"),
+    DetectorLimit("pressure.margin", 0.05, "of the limit", "distance below these at which the report ends"),
     DetectorLimit("loss.history", 128, "losses", "the previous losses to compare with"),
     DetectorLimit("loss.fewest", 32, "losses", "fewest previous losses"),
     DetectorLimit("loss.mads", 8, "MAD", "distance of a spike from the median loss"),

@@ -46,6 +46,7 @@ class VerdictKind(StrEnum):
     STRAGGLER = "straggler"
     SLOW_NODE = "slow_node"
     MEMORY_LEAK = "memory_leak"
+    MEMORY_PRESSURE = "memory_pressure"
     LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_SPIKE = "loss_spike"
     DIVERGENCE = "divergence"

@@ -6,6 +6,7 @@ NVML if the node has it. A value that cannot be read is missing.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -80,6 +81,10 @@ class NodeState:
         for rank, pids in processes.items():
             used = sum(memory_of(pid).resident_bytes for pid in pids)
             yield MemorySample(now_s, self.host, rank, "host", used, free)
+            # Each process has RLIMIT_DATA for itself.
+            if limits := list(filter(None, map(_data_limit, pids))):
+                most, own = max(limits, key=lambda one: one[1] / one[0])
+                yield MemorySample(now_s, self.host, rank, f"rank {rank} under ulimit -d", own, max(0, most - own))
 
     def _links(self, now_s: float) -> Iterator[LinkSample]:
         for port in sorted(self.root.glob("sys/class/infiniband/*/ports/*/counters")):
@@ -87,6 +92,16 @@ class NodeState:
             with suppress(OSError, ValueError):  # a sum without one counter would look like errors later
                 errors = sum(_counter(port / name) for name in _ERRORS)
                 yield LinkSample(now_s, self.host, device, errors, _counter(port / "link_downed"))
+
+
+def _data_limit(pid: int) -> tuple[int, int] | None:
+    """Return (RLIMIT_DATA, bytes that count for it) of a process; None without a limit, or if it has ended."""
+    with suppress(OSError):
+        most, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        own = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData")), 0)
+        return (most, own) if most > 0 else None  # RLIM_INFINITY is -1
+    return None
 
 
 def _counter(path: Path) -> int:
