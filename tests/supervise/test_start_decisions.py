@@ -400,6 +400,27 @@ def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, lo
     assert environment["TOOLKIT_ENDS_AT"] == "1800000000"
 
 
+def test_the_variables_of_allocators_yield_to_the_users(run_directory, local_job, capsys):
+    job = local_job(["true"])
+    job["env"] |= {"malloc": "trimmed", "expandable_segments": True, "vars": {"MALLOC_ARENA_MAX": "2"}}
+
+    def of(base):
+        environment = rank_environment(
+            {"PATH": "/bin", **base}, job, run_directory, claim_attempt(run_directory),
+            start=0, shape=Shape.of(1, 1), launcher="local", ends_at=0.0,
+        )  # fmt: skip
+        return environment, capsys.readouterr().out
+
+    environment, said = of({})
+    assert (environment["MALLOC_ARENA_MAX"], environment["MALLOC_TRIM_THRESHOLD_"]) == ("2", "65536")
+    assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "MALLOC_ARENA_MAX=2 of the environment overrides 1 of [env]" in said
+    environment, said = of({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
+    assert "PYTORCH_ALLOC_CONF" not in environment and "expandable_segments has no effect" in said
+    job["env"] = {}
+    assert "MALLOC_TRIM_THRESHOLD_" not in of({})[0]
+
+
 @pytest.mark.parametrize(
     ("entry", "foreign"), [("a.py:main", False), ("pkg.mod:main", False), ("a.py", True), (["./a.out", "x:y"], True)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -11,8 +12,9 @@ from pydantic import field_validator, model_validator
 
 from toolkit.config.alerts import Name
 from toolkit.config.table import Table, key, refuse_value
+from toolkit.errors import ToolkitError
 
-__all__ = ["VARIABLE_PATTERN"]
+__all__ = ["VARIABLE_PATTERN", "check_allocator"]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_*]*")  # a name, or a pattern with `*` after the first character
@@ -87,6 +89,17 @@ class EnvTable(Table):
         form="true, false, or the path of a virtual environment",
     )
 
+    malloc: Literal["default", "trimmed"] = key(
+        "default",
+        "How glibc allocates host memory of the ranks: `trimmed` uses one arena and returns freed blocks of 64 KiB or more at "
+        "once, so that resident memory is what the rank uses; steps on the CPU may take longer. Variables that you set win.",
+    )
+    expandable_segments: bool = key(
+        False,
+        "Let torch's CUDA allocator extend its segments, which prevents fragmentation by tensors of many sizes. "
+        "PYTORCH_ALLOC_CONF in `vars` or `pass` wins.",
+    )
+
     @field_validator("stage")
     @classmethod
     def _check_stage(cls, stage: bool | str) -> bool | str:
@@ -139,6 +152,28 @@ class EnvTable(Table):
     def secrets_of_shell(self) -> list[str]:
         """The names of the secrets that are read from the submitting shell."""
         return [name for name, reference in self.secrets.items() if reference == "env"]
+
+
+def check_allocator(env: EnvTable, site_vars: Mapping[str, str]) -> None:
+    """Reject settings of an allocator that the ranks do not load.
+
+    Raises:
+        ToolkitError: the settings belong to another allocator.
+    """
+    variables = {**site_vars, **env.vars}
+    preloaded = variables.get("LD_PRELOAD", "")
+    is_known = not any("LD_PRELOAD" in line for line in env.setup) and "LD_PRELOAD" not in env.passed
+    other = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if name in preloaded), "")
+    if env.malloc != "default" and other:
+        raise ToolkitError(
+            f'malloc = "{env.malloc}" sets variables of glibc, but LD_PRELOAD replaces its allocator by {other}',
+            where="env.malloc", fix='set malloc = "default", or remove LD_PRELOAD',
+        )  # fmt: skip
+    if "MALLOC_CONF" in variables and other != "jemalloc" and is_known:
+        raise ToolkitError(
+            "MALLOC_CONF configures jemalloc, which the ranks do not load", where="env.vars",
+            fix="add LD_PRELOAD with the path of libjemalloc.so.2, or remove MALLOC_CONF",
+        )  # fmt: skip
 
 
 _ADDRESS = re.compile(r"[^\s,;<>\"'\\]+")

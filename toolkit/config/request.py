@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from toolkit.config.checks import check_alerts, check_arguments, check_request
 from toolkit.config.document import Document, Flag, KeyPath, Layer, Origin, dotted, leaves, read_document
 from toolkit.config.entry import check_entry, check_metric
+from toolkit.config.env import check_allocator
 from toolkit.config.job import is_job_name
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.refusal import refusal
@@ -166,6 +167,7 @@ def resolve_job(
     check_metric(resolved)
     check_arguments(resolved)
     check_alerts(resolved)
+    check_allocator(resolved.env, resolved.site_env.vars)
     if site is not None:
         check_request(resolved, site, limits=limits)
     return resolved

@@ -15,6 +15,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.launch import is_unmanaged
+from toolkit.supervise.log import say
 from toolkit.supervise.shape import Shape
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,7 +74,20 @@ def rank_environment(
         environment["MPI4PY_LIBMPI"] = str(library)
     environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
     environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
-    return environment
+    chosen = _allocators(_table(job, "env"))
+    # torch accepts the older name, too, and merges nothing.
+    if "PYTORCH_CUDA_ALLOC_CONF" in environment and chosen.pop("PYTORCH_ALLOC_CONF", ""):
+        say("[env] expandable_segments has no effect: the environment sets PYTORCH_CUDA_ALLOC_CONF")
+    for name in chosen.keys() & environment.keys():
+        say(f"{name}={environment[name]} of the environment overrides {chosen[name]} of [env]")
+    return chosen | environment
+
+
+def _allocators(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of the allocators that the job selects."""
+    glibc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    chosen = glibc if env.get("malloc") == "trimmed" else {}
+    return chosen | ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if env.get("expandable_segments") else {})
 
 
 def _exported(value: str, base: Mapping[str, str]) -> dict[str, str]:
