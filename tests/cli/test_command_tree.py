@@ -54,7 +54,8 @@ NO_SLURM = {
     **of("metrics-dashboard metrics-rules", "prints a file"),
     "completion": "prints a script; what TAB asks Slurm stays unsaid amid a line",
     **of(
-        "bench-batch bench-collectives bench-step", "runs a job here; the log of the run contains its supervisor's srun"
+        "bench-batch bench-collectives bench-memory bench-step",
+        "runs a job here; the log of the run contains its supervisor's srun",
     ),
 }
 

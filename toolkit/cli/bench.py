@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.options import JOB, RUN, SITE, echo_log, job_options, request_of, runs_option
-from toolkit.errors import CheckFailedError, ToolkitError, counted
+from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError, counted
 from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:
@@ -336,6 +337,53 @@ def _print_profile(found: StepProfile, *, as_json: bool) -> None:
 
 @bench.command()
 @click.argument("job", type=JOB, default=USUAL_JOB)
+@click.option("--result", type=RUN, metavar="RUN", help="Print the stored report of a run or memory.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/bench.md lists the keys.")
+@click.option("--site", type=SITE, metavar="NAME", help="Site name or file [TOOLKIT_SITE, detected].")
+@runs_option
+@job_options
+def memory(
+    job: str,
+    result: str | None,
+    as_json: bool,
+    site: str | None,
+    runs: Path | None,
+    settings: tuple[str, ...],
+    **values: Any,
+) -> None:
+    """Run three steps of JOB [train_lm], and print the memory of each rank by part, predicted and measured.
+
+    \b
+    toolkit bench memory my_job.toml -n 2 --set parallel.shard=2
+    salloc -N 2 --ntasks-per-node 4 toolkit bench memory my_job.toml --json
+    """
+    from toolkit.metrics.memory_table import MEMORY_FILE, lines_of_memory
+    from toolkit.rundir.files import read_json, typed_path
+    from toolkit.submission.batch_search import settings_of_trial
+    from toolkit.submission.run_here import follow_here, make_here, resolve_here
+
+    if result is not None:
+        path = typed_path(result) if typed_path(result).is_file() else find(result, runs).metrics / MEMORY_FILE
+    else:
+        request = request_of(job, values, site=site, runs=runs, settings=settings)
+        chosen = settings_of_trial(3, {"train.measure_memory": "true", "train.log_every": 1, "env.malloc": "trimmed"})
+        request = replace(request, settings=(*request.settings, *chosen))
+        resolved = resolve_here(request)
+        directory = make_here(request, resolved)
+        if code := follow_here(directory, resolved, 0, partial(echo_log, err=True), partial(click.echo, err=True)):
+            sys.exit(code)  # the run has reported why
+        shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)  # as large as the state of the job
+        path = directory.metrics / MEMORY_FILE
+    if not path.exists():
+        fix = "measure a job that uses `Trainer`, as train_lm does, with `toolkit bench memory JOB`"
+        raise NotFoundError("no memory report found", where=str(path), fix=fix)
+    found = read_json(path)
+    for line in [json.dumps(found)] if as_json else lines_of_memory(found):
+        click.echo(line)
+
+
+@bench.command()
+@click.argument("job", type=JOB, default=USUAL_JOB)
 @click.option("--headroom", default=10, metavar="PERCENT", help="Share of the largest size to leave free [10].")
 @click.option("--most", type=int, metavar="N", help="Largest size to try [the samples of a rank per step].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/bench.md lists the keys.")
@@ -352,20 +400,20 @@ def batch(
     toolkit bench batch my_job.toml -n 4
     salloc -N 2 --ntasks-per-node 4 toolkit bench batch my_job.toml --set train.batch=1024
     """
-    from toolkit.submission.batch_search import Trial, search_batch
+    from toolkit.rundir.files import runs_folder
+    from toolkit.rundir.known_folders import record_folder
+    from toolkit.submission.batch_search import NOTHING_FITS, search_batch
+    from toolkit.submission.run_here import resolve_here
 
     if not 0 <= headroom < 100:
         raise ToolkitError(f"expected 0 to 99 percent, got {headroom}", where="--headroom", fix="choose 10")
     if most is not None and most < 1:
         raise ToolkitError(f"expected at least 1, got {most}", where="--most", fix="choose 1 or more")
-
-    def report(trial: Trial) -> None:
-        reason = trial.reason if len(trial.reason) <= 160 else f"{trial.reason[:160]} ..."
-        result = f"fits, about {trial.samples_per_s:g} samples/s" if trial.fits else f"does not fit: {reason}"
-        click.echo(f"micro_batch {trial.micro_batch}: {result}", err=as_json)
-
-    request = request_of(job, values, site=site, runs=runs, settings=settings)
-    found = search_batch(request, headroom=headroom / 100, most=most, report=report)
+    job_here = resolve_here(request_of(job, values, site=site, runs=runs, settings=settings))
+    folder = runs_folder(runs, os.environ, job_here.paths.runs)
+    record_folder(folder)
+    report = partial(click.echo, err=as_json)
+    found = search_batch(job_here, folder, headroom=headroom / 100, most=most, report=lambda one: report(str(one)))
     if as_json:
         click.echo(json.dumps(found.as_json(), allow_nan=False))
     elif found.micro_batch:
@@ -376,6 +424,4 @@ def batch(
             f"on {counted(found.data_ranks, 'data rank')}"
         )
     if not found.micro_batch:
-        raise CheckFailedError(
-            "not even one sample per rank fits into memory", fix="use train.recompute, train.offload or parallel.shard"
-        )
+        raise CheckFailedError("not even one sample per rank fits into memory", fix=NOTHING_FITS)

@@ -19,6 +19,9 @@ def check_layout(resolved: ResolvedJob) -> None:
     Raises:
         ToolkitError: the message states both numbers, and the fix a number that works.
     """
+    if resolved.train.is_auto:
+        _check_auto(resolved)
+        resolved = resolved.model_copy(update={"train": resolved.train.model_copy(update={"micro_batch": 1})})
     _check_mesh(resolved)
     _check_zero(resolved)
     _check_reduction(resolved)
@@ -40,6 +43,16 @@ def _ranks_in_words(resolved: ResolvedJob) -> str:
     if job.min_nodes != job.max_nodes:
         return f"any number of ranks ({job.nodes} nodes x {job.ranks_per_node})"
     return f"{counted(job.min_nodes * job.ranks_per_node, 'rank')} ({counted(job.min_nodes, 'node')} x {job.ranks_per_node})"
+
+
+def _check_auto(resolved: ResolvedJob) -> None:
+    """Reject "auto" for jobs whose tasks or numbers of nodes would need sizes of their own."""
+    job = resolved.job
+    what = "an array" if job.array else f"nodes = {job.nodes}" if job.min_nodes != job.max_nodes else ""
+    if what or job.once:
+        what = what or "a batch script"
+        message = f'"auto" finds one size for one job, and cannot be combined with {what}'
+        raise refuse(resolved, "train.micro_batch", message, "set the number that `toolkit bench batch` finds")
 
 
 def _check_mesh(resolved: ResolvedJob) -> None:

@@ -1,6 +1,6 @@
 """The tables [train] and [parallel]: the training loop, and how the model is distributed over the ranks."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -11,12 +11,23 @@ __all__ = [
 ]  # fmt: skip
 
 
+if TYPE_CHECKING:
+    MicroBatch = int  # for all readers: `with_found_micro_batch` has replaced "auto"
+else:
+    MicroBatch = Annotated[int, Field(ge=0)] | Literal["auto"]
+
+
 class TrainTable(Table):
     """Options of the training loop. The batch size is global, so that results do not depend on the number of ranks."""
 
     steps: int = key(1000, "Number of optimizer steps of the whole run.", ge=1)
     batch: int = key(64, "Global batch size: samples per optimizer step, over all ranks.", ge=1)
-    micro_batch: int = key(0, "Samples per forward pass on one rank; 0 uses all samples of the rank at once.", ge=0)
+    micro_batch: MicroBatch = key(
+        0,
+        "Samples per forward pass on one rank; 0 uses all samples of the rank at once. `auto` finds the largest size that fits, "
+        "before the first start of a run here or in an allocation, and again if the ranks, the layout or the model change.",
+        form='a number from 0, or "auto"',
+    )
     lr: float = key(3e-4, "Peak learning rate, before `lr_scaling`.", gt=0)
     min_lr_ratio: float = key(0.1, "Final learning rate as a fraction of the peak.", ge=0, le=1)
     warmup_steps: int = key(100, "Number of warm-up steps, during which the learning rate rises to `lr`.", ge=0)
@@ -122,6 +133,10 @@ class TrainTable(Table):
     guard_window: int = key(64, "With `guard`: number of recent steps over which the median is computed.", ge=8)
     guard_limit: int = key(10, "With `guard`: maximum number of bad steps per run; one more fails it.", ge=0)
     log_every: int = key(1, "Steps between lines in metrics/train.jsonl.", ge=1)
+    measure_memory: bool = key(
+        False,
+        "Forecast the memory of a step by part, and measure it from the second step on; the result is in metrics/memory.json.",
+    )
     profile_steps: int = key(
         0,
         "Number of steps to profile; the results are in metrics/profile.json and metrics/trace.json. 0 disables profiling.",
@@ -129,6 +144,11 @@ class TrainTable(Table):
         le=10_000,
     )
     profile_from: int = key(10, "First step to profile, counted from 1.", ge=1)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the size of micro-batches is still to be found."""
+        return str(self.micro_batch) == "auto"
 
     @property
     def offloaded(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import box_of
 
-__all__ = ["Initialise", "buffers_on_meta", "own_value", "parameters_on_meta", "tied_names"]
+__all__ = ["Initialise", "allocate", "buffers_on_meta", "own_value", "parameters_on_meta", "tied_names"]
 
 # Sets the initial values of the parameter with that name, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
@@ -69,6 +69,16 @@ def materialise(
     Args:
         known_as: maps parameter names in `module` to those in the whole model, if they differ.
     """
+    allocate(module, device)
+    with torch.no_grad():
+        for own_name, tensor in module.named_parameters():  # a tied parameter is listed once
+            name = (known_as or {}).get(own_name, own_name)
+            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            own.copy_(own_value(name, tensor, initialise, seed, device))
+
+
+def allocate(module: nn.Module, device: str) -> None:
+    """Allocate the parameters of `module`, with undefined values; buffers keep theirs, and tied parameters stay tied."""
     tied = tied_names(module)
     values = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
@@ -78,10 +88,6 @@ def materialise(
     with torch.no_grad():
         for own_name, buffer in module.named_buffers():
             buffer.copy_(values[own_name])
-        for own_name, tensor in module.named_parameters():  # a tied parameter is listed once
-            name = (known_as or {}).get(own_name, own_name)
-            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            own.copy_(own_value(name, tensor, initialise, seed, device))
 
 
 def own_value(name: str, parameter: Tensor, initialise: Initialise, seed: int, device: str) -> Tensor:

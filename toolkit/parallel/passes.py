@@ -12,7 +12,7 @@ from toolkit.comm.waits import backward
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import FORWARD
 
-__all__ = ["MicroBatch"]
+__all__ = ["Heard", "MicroBatch", "PartOf", "PassesInTurn"]
 
 # The inputs and targets of the model.
 MicroBatch = tuple[Tensor, Tensor]

@@ -27,7 +27,7 @@ from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
 
-__all__ = ["replicate_composable"]
+__all__ = ["Between", "replicate_composable", "shard"]
 
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "as_is": None}

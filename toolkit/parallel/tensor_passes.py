@@ -12,6 +12,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from toolkit.errors import ToolkitError
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes
 
+__all__ = ["settle_gradients"]
+
 _CHECKED_RUNS = 2  # check the rehearsal, before random streams are seeded, and the first step
 _LOSS_APART = 0.03  # relative tolerance for gradients of bfloat16 logits that are summed in another order
 _APART = 0.05  # relative tolerance: far above the effect of reordered bfloat16 sums, below that of another dropout mask

@@ -173,6 +173,11 @@ class RunDirectory:
         """Written by rank 0: the measured times of the layers of the model, for later attempts."""
         return self.path / "layer_times.json"
 
+    @property
+    def micro_batch(self) -> Path:
+        """Written before a start: the size that toolkit found for `train.micro_batch = "auto"`, and its layout."""
+        return self.path / "micro_batch.json"
+
     def script(self, start: int) -> Path:
         """Return the path of the script rendered for start number `start`; start 0 uses `job.sbatch`."""
         return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"

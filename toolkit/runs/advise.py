@@ -103,7 +103,8 @@ def _of_windows(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advi
     if of[windows.FORWARD] and not keys["train.validate_every"]:
         shares[step_profile.REST] = 1 - sum(of.values()) - shares[step_profile.CHECKPOINT]
     mesh = {name: int(keys[f"parallel.{name}"]) for name in ("tp", "shard", "replicate")}
-    has_passes = 0 < keys["train.micro_batch"] < keys["train.batch"]
+    size = keys["train.micro_batch"]
+    has_passes = size != "auto" and 0 < size < keys["train.batch"]
     less = less_communication(mesh, len({window.host for window in ranks}), has_passes=has_passes)
     changes = {step_profile.COMMUNICATION: less}
     if "data.workers" not in keys:

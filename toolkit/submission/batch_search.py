@@ -8,23 +8,38 @@ import io
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from toolkit.config.request import JobRequest
+from toolkit.config.amend import amend_job
+from toolkit.config.found_micro_batch import layout_of
+from toolkit.config.request import site_of_record
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import fitting_micro_batch
-from toolkit.errors import ToolkitError
+from toolkit.errors import CheckFailedError, ToolkitError
 from toolkit.metrics.training import read_train_log
 from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
-from toolkit.submission.run_here import follow_here, make_here, resolve_here
+from toolkit.submission.create import make_run
+from toolkit.submission.run_here import follow_here
 from toolkit.supervise.symptoms import GPU_OUT_OF_MEMORY, KILLED, OUT_OF_MEMORY
 
-__all__ = ["BatchSearch", "Trial", "search_batch"]
+__all__ = [
+    "HEADROOM",
+    "NOTHING_FITS",
+    "BatchSearch",
+    "Trial",
+    "search_batch",
+    "settings_of_trial",
+    "settle_micro_batch",
+]
 
+HEADROOM = 0.1
+NOTHING_FITS = "use train.recompute, train.offload or parallel.shard"
 _STEPS = 4  # the second one is the first with all memory in use
 EXIT_CODE_OF_TERM = 143
 _OF_MEMORY = (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word, KILLED.word)
@@ -38,6 +53,11 @@ class Trial:
     fits: bool
     samples_per_s: float | None  # over all ranks, if it fits
     reason: str  # why it does not fit
+
+    def __str__(self) -> str:
+        reason = self.reason if len(self.reason) <= 160 else f"{self.reason[:160]} ..."
+        result = f"fits, about {self.samples_per_s:g} samples/s" if self.fits else f"does not fit: {reason}"
+        return f"micro_batch {self.micro_batch}: {result}"
 
 
 @dataclass(frozen=True)
@@ -64,11 +84,12 @@ class BatchSearch:
 
 
 def search_batch(
-    request: JobRequest, *, headroom: float, most: int | None, report: Callable[[Trial], object]
+    job: ResolvedJob, runs: Path, *, headroom: float, most: int | None, report: Callable[[Trial], object]
 ) -> BatchSearch:
     """Search on this machine, or in the allocation of this process.
 
     Args:
+        runs: the folder for the runs of the trials.
         headroom: share of the largest size that the proposal leaves free, for fragmentation.
         most: the largest size to try; None is the number of samples of a rank per step.
         report: called after each trial.
@@ -76,14 +97,13 @@ def search_batch(
     Raises:
         ToolkitError: a trial failed for another reason than memory.
     """
-    job = resolve_here(request)
     data_ranks = _data_ranks(job)
     share = job.train.batch // data_ranks
     trials: dict[int, Trial] = {}
 
     def fits(size: int) -> bool:
         if size not in trials:
-            trials[size] = _tried(request, job, size, data_ranks)
+            trials[size] = _tried(job, runs, size, data_ranks)
             report(trials[size])
         return trials[size].fits
 
@@ -130,18 +150,12 @@ def _data_ranks(job: ResolvedJob) -> int:
     return max(job.rank_counts) // (mesh.pp * mesh.cp * mesh.tp)
 
 
-def _tried(request: JobRequest, job: ResolvedJob, size: int, data_ranks: int) -> Trial:
+def _tried(job: ResolvedJob, runs: Path, size: int, data_ranks: int) -> Trial:
     passes = job.parallel.pp * job.parallel.stages_per_rank if job.parallel.pp > 1 else 1
-    chosen = {
-        "train.micro_batch": size, "train.batch": size * passes * data_ranks, "train.steps": _STEPS, "train.validate_every": 0,
-        "train.early_stop_patience": 0, "train.early_stop_min_delta": 0.0, "train.profile_steps": 0, "train.profile_from": 10,
-        "train.lr_scaling": '"none"', "train.lr_reference_batch": 0, "checkpoint.every_steps": _STEPS + 1, "checkpoint.every_s": 0,
-        "checkpoint.best": '""', "checkpoint.best_every_steps": 100, "checkpoint.best_mode": '"min"', "checkpoint.keep_best": 0, "checkpoint.source": '""',
-        "restart.crashes": 0, "restart.out_of_memory": '"crash"',
-    }  # fmt: skip
-    settings = tuple(f"{name}={value}" for name, value in chosen.items())
-    trial = resolve_here(replace(request, settings=(*request.settings, *settings)))
-    run = make_here(request, trial)
+    chosen = {"train.micro_batch": size, "train.batch": size * passes * data_ranks}
+    settings = settings_of_trial(_STEPS, chosen)
+    trial = amend_job(job, site=site_of_record(job), settings=settings)
+    run = make_run(trial, runs, here=True)
     with redirect_stderr(io.StringIO()):  # the logs are in the run directory, and a failure is a result
         code = follow_here(run, trial, 0, str, str)
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # of the last step: as large as the state of the job
@@ -162,9 +176,43 @@ def _tried(request: JobRequest, job: ResolvedJob, size: int, data_ranks: int) ->
         raise ToolkitError(
             f"a trial with micro_batch = {size} failed: {end.reason if end else 'no attempt has ended'}",
             where=str(run.path),
-            fix=f"`toolkit explain {run.run_id}` states why",
+            fix=f"`toolkit explain {run.path}` states why",
         )
     return Trial(size, False, None, end.reason)
+
+
+def settle_micro_batch(run: RunDirectory, job: ResolvedJob, report: Callable[[str], object]) -> None:
+    """Find the size for `train.micro_batch = "auto"`, unless the run has one for this layout; report which it is.
+
+    The trials are runs in the folder of the run, which remain only after an error.
+    """
+    if not job.train.is_auto:
+        return
+    known, layout = read_json_or_none(run.micro_batch), layout_of(job)
+    if known is not None and known["layout"] == layout:
+        report(f"train.micro_batch = {known['micro_batch']}, found for this layout at {known['time']}")
+        return
+    changed = ", ".join(name for name in layout if known is not None and known["layout"].get(name) != layout[name])
+    report(f"finding train.micro_batch{f' again: changed {changed}' if changed else ''}")
+    trials = run.path / "trials"
+    found = search_batch(job, trials, headroom=HEADROOM, most=None, report=lambda one: report(f"  {one}"))
+    if not found.micro_batch:
+        raise CheckFailedError("not even one sample per rank fits into memory", where=str(trials), fix=NOTHING_FITS)
+    write_json(run.micro_batch, {"micro_batch": found.micro_batch, "time": utc_now(), "layout": layout})
+    shutil.rmtree(trials)
+    report(f"train.micro_batch = {found.micro_batch}, found by {len(found.trials)} trials")
+
+
+def settings_of_trial(steps: int, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return settings for a run of a few steps that saves and validates nothing and never restarts, and those `chosen`."""
+    values = {
+        "train.steps": steps, "train.validate_every": 0, "train.early_stop_patience": 0, "train.early_stop_min_delta": 0.0,
+        "train.profile_steps": 0, "train.profile_from": 10, "train.lr_scaling": '"none"', "train.lr_reference_batch": 0,
+        "checkpoint.every_steps": steps + 1, "checkpoint.every_s": 0, "checkpoint.best": '""', "checkpoint.best_every_steps": 100,
+        "checkpoint.best_mode": '"min"', "checkpoint.keep_best": 0, "checkpoint.source": '""', "restart.crashes": 0,
+        "restart.out_of_memory": '"crash"', **chosen,
+    }  # fmt: skip
+    return tuple(f"{name}={value}" for name, value in values.items())
 
 
 def _end_of(run: RunDirectory) -> AttemptRecord | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.config.document import Flag, no_line
+from toolkit.config.found_micro_batch import with_found_micro_batch
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob, shown_arguments
 from toolkit.config.script_document import WITHOUT_EFFECT
@@ -290,6 +291,11 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
         ToolkitError: the run directory cannot be written; nothing was submitted.
         UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
     """
+    from toolkit.submission.batch_search import settle_micro_batch
+
+    if not uses_slurm(job):
+        settle_micro_batch(run, job, say)
+    with_found_micro_batch(job, run.micro_batch)
     try:
         return _submit(run, job, start)
     finally:  # also if toolkit cannot determine whether the job exists

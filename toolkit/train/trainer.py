@@ -14,6 +14,7 @@ from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.folder.retention import Retention
 from toolkit.comm.agreement import from_rank_zero
 from toolkit.config.entry import VALIDATION_LOSS
+from toolkit.config.found_micro_batch import with_found_micro_batch
 from toolkit.config.layout_checks import check_combinations, check_roll_back
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import TrainTable
@@ -25,6 +26,7 @@ from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, parameters_on_meta
 from toolkit.parallel.mesh import Mesh, make_mesh
 from toolkit.parallel.outline import Outline
+from toolkit.rundir.layout import RunDirectory
 from toolkit.topology.facts import Topology
 from toolkit.topology.gather import gather_topology
 from toolkit.train.adapters.adapt import Adapters
@@ -42,6 +44,7 @@ from toolkit.train.loop.validations import Validations
 from toolkit.train.memory.compiling import check_compiler, compile_blocks, use_channels_last
 from toolkit.train.memory.offload import Offload
 from toolkit.train.memory.out_of_memory import halved_micro_batch, memory_parts, parts_named
+from toolkit.train.memory.probe import MemoryProbe
 from toolkit.train.memory.recompute import MEASURED, recompute
 from toolkit.train.optim.adascale import AdaScale, PartGradients, check_parts
 from toolkit.train.optim.optimizers import optimizer_of
@@ -88,6 +91,8 @@ class Trainer:
 
     def __init__(self, world: World, config: ResolvedJob, task: Task, callbacks: Sequence[Callback] = ()) -> None:
         """Distribute the model over the ranks and resume the run. Collective."""
+        run = RunDirectory(world.run_dir) if world.run_dir else None
+        config = with_found_micro_batch(config, run.micro_batch if run else None)
         train = config.train
         check_combinations(train, config.parallel, world.size)
         if train.deterministic:
@@ -109,6 +114,9 @@ class Trainer:
         self._trial = self.loader.take_samples(range(train.micro_batch or max(1, train.batch // mesh.data_size)))
         self._device_name = torch.cuda.get_device_name(world.device) if world.device.startswith("cuda") else ""
         self._computed_in = computed_in(world.device, train.precision)
+        self._probe = None
+        if train.measure_memory:
+            self._probe = MemoryProbe(world, mesh, self._config, task.outline, task.loss_of, self._trial)
         self.model = self._laid_out(mesh, topology)
         self.optimizer = optimizer_of(self.model.module, train, (task.outline.blocks,))
         self._offload = Offload(train, self.model.module, task.outline, world) if train.offloaded else None
@@ -152,12 +160,16 @@ class Trainer:
             for record in self._steps():
                 if self._offload:
                     self._offload.record()
+                if self._probe:
+                    self._probe.after_step(record.step, self.model.module, self.optimizer)
                 record = self._with_speed(record)
                 if log:
                     log.write(record)
                 self._tell(record)
                 self._callbacks.on_step(state, record)
             self._callbacks.on_end(state, stopped=bool(world.stop_watch.stop_agreed))
+        if self._probe:
+            self._probe.write()
         if self._offload:
             self._say(f"offloaded: {self._offload.tier.traffic}")
         if log and not world.stop_watch.stop_agreed:
@@ -213,7 +225,8 @@ class Trainer:
         task, train = self._task, self._config.train
         trial = Trial(self._trial[0], autocast(self._world.device, train.precision))
         design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial)
-        model = distribute(design, self._world, mesh, self._config, topology)
+        meter = self._probe.meter if self._probe else None
+        model = distribute(design, self._world, mesh, self._config, topology, meter)
         if self._adapters is not None:
             self._adapters.fill(model.module, self._world.device)
             self._say(self._adapters.describe(model.module))
@@ -273,6 +286,8 @@ class Trainer:
                 below=below,
             )
             self._say(f"recomputed in the backward pass: {', '.join(names) or 'no block'}")
+        if self._probe:
+            self._probe.expect(part)
         if train.compile:
             check_compiler(self._world.device)
             compile_blocks(part.module, below, mode=train.compile_mode)

@@ -128,6 +128,7 @@ def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[tuple[str, str]]
         gpus.memory_peak_bytes < _LOW * gpus.memory_bytes
         and "train.micro_batch" in job.origins
         and job.train.micro_batch
+        and not job.train.is_auto
     ):
         flag = f"--set train.micro_batch={2 * job.train.micro_batch}"
         yield (flag, f"the GPUs used {gpus.memory_peak_bytes / gpus.memory_bytes:.0%} of their memory")

@@ -31,18 +31,23 @@ class Offload:
 
     Args:
         outline: names the blocks of the model, whose parameters or activations may be in the tier.
+        tier: used instead of a new one.
 
     Raises:
         ToolkitError: the tier cannot hold what the job offloads.
     """
 
-    def __init__(self, train: TrainTable, model: nn.Module, outline: Outline, world: World) -> None:
+    def __init__(
+        self, train: TrainTable, model: nn.Module, outline: Outline, world: World, tier: Tier | None = None
+    ) -> None:
         self._model, self._chosen = model, train.offloaded
         of_blocks = self._chosen & {"parameters", "activations"}
         self._blocks = blocks = list(outline.blocks_of(model)) if of_blocks else []
         needed = _needed_bytes(train, model, blocks)
         self.tier: Tier
-        if train.offload_to:
+        if tier is not None:
+            self.tier = tier
+        elif train.offload_to:
             folder = Path(os.path.expandvars(train.offload_to))
             file = FileTier(folder)
             _check_room(needed, _free_on_disk(folder), world, f"on the disk of {folder}")

@@ -11,7 +11,7 @@ from toolkit.config.train import ParallelTable, TrainTable, no_micro_batches
 from toolkit.train.memory.offload_gradients import local_of
 from toolkit.units import format_bytes
 
-__all__ = ["halved_micro_batch", "memory_parts", "parts_named"]
+__all__ = ["bytes_on", "halved_micro_batch", "memory_parts", "parts_named"]
 
 
 def halved_micro_batch(train: TrainTable, parallel: ParallelTable, share: int, halvings: int) -> int:
@@ -37,7 +37,7 @@ def memory_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
         "optimizer state": state,
         "buffers": list(model.buffers()),
     }
-    parts = {name: _bytes_on(device, tensors) for name, tensors in kinds.items()}
+    parts = {name: bytes_on(device, tensors) for name, tensors in kinds.items()}
     return parts | {"activations, libraries and the rest": max(0, _used_bytes(device) - sum(parts.values()))}
 
 
@@ -58,7 +58,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _bytes_on(device: torch.device, tensors: Sequence[Tensor]) -> int:
+def bytes_on(device: torch.device, tensors: Sequence[Tensor]) -> int:
     """Return the bytes of the storages on a device; FSDP2 and DDP let many gradients share one."""
     storages = [own.untyped_storage() for own in map(local_of, tensors) if own.device == device]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -103,7 +103,7 @@ class StreamedOptimizer(JointOptimizer):
                     continue
                 kept, own = local_of(value), local_of(parameter)
                 slot = self._slots.get((parameter, name))
-                if slot is None or kept.data_ptr() != slot.kept.data_ptr():  # not in the tier, but loaded since
+                if slot is None or _place(kept) != _place(slot.kept):  # not in the tier, but loaded since
                     continue
                 near = torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=own.device)
                 fetched.state.append((parameter, name, near))
@@ -152,6 +152,10 @@ def _chunks_of(groups: Sequence[dict[str, Any]], chunk_bytes: int) -> Iterator[l
             chunk = []
         chunk.append(parameter)
     yield chunk
+
+
+def _place(kept: Tensor) -> tuple[Any, Any]:
+    return kept.untyped_storage()._cdata, kept.storage_offset()
 
 
 def _wait(transfers: Iterable[Transfer]) -> None:

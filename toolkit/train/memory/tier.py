@@ -9,7 +9,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from torch import Tensor
 from toolkit.errors import ToolkitError
 from toolkit.units import format_bytes
 
-__all__ = ["FileTier", "HostTier", "Slot", "Tier", "Traffic", "Transfer"]
+__all__ = ["FileTier", "HostTier", "InThreads", "Slot", "Tier", "Traffic", "Transfer", "file_buffer_bytes"]
 
 _ALIGNMENT = 4096  # of positions, lengths and addresses with O_DIRECT, on all common file systems
 _PIECE_BYTES = 8 << 20
@@ -146,7 +146,7 @@ class HostTier:
 
 
 @dataclass
-class _InThreads:
+class InThreads:
     """Pieces of a transfer of a file tier; a failed one raises its error in `wait`."""
 
     pieces: Sequence[Future[None]]
@@ -275,7 +275,7 @@ class FileTier:
             self._threads.submit(move, slot.first_byte + start, content[start : start + _PIECE_BYTES], ready)
             for start in range(0, len(content), _PIECE_BYTES)
         ]
-        slot.last = _InThreads(pieces, self.traffic, self._folder, tensor)
+        slot.last = InThreads(pieces, self.traffic, self._folder, tensor)
         return slot.last
 
     def _write_piece(self, first_byte: int, piece: Tensor, ready: "torch.cuda.Event | None") -> None:
@@ -307,6 +307,11 @@ class FileTier:
             pages = mmap.mmap(-1, _PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._own.buffer = (torch.frombuffer(pages, dtype=torch.uint8), memoryview(pages))
         return self._own.buffer
+
+
+def file_buffer_bytes(moved: Iterable[Tensor]) -> int:
+    """Return the bytes of the buffers that a file tier uses to move these tensors."""
+    return _THREADS * min(_PIECE_BYTES, max(one.nbytes for one in moved))
 
 
 def _aligned(length: int) -> int:

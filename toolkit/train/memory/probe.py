@@ -1,0 +1,107 @@
+"""Compare the memory that a rank needs by forecast with what it uses, for `train.measure_memory`."""
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.metrics.memory_table import MEMORY_FILE
+from toolkit.parallel.distribute import Part
+from toolkit.parallel.mesh import Mesh
+from toolkit.parallel.outline import Outline
+from toolkit.parallel.passes import MicroBatch
+from toolkit.rundir.files import write_json
+from toolkit.train.blocks import blocks_of
+from toolkit.train.loop.step import LossOf
+from toolkit.train.memory.forecast import Forecast, forecast
+from toolkit.train.memory.meter import PHASES, meter_of
+from toolkit.train.memory.out_of_memory import memory_parts
+from toolkit.train.memory.tier import file_buffer_bytes
+from toolkit.world.facts import World
+
+__all__ = ["MemoryProbe"]
+
+_STATIC = ("parameters", "optimizer state", "buffers")
+_PARTS = (*_STATIC, "gradients", "activations", "gathered", "communication", "temporary", "fragmentation")
+_MOST_MODULES = 8
+
+
+class MemoryProbe:
+    """The forecast of a rank, and its meter, which is the profile of the model."""
+
+    def __init__(
+        self, world: World, mesh: Mesh, config: ResolvedJob, outline: Outline, loss_of: LossOf, micro_batch: MicroBatch
+    ) -> None:
+        self.meter = meter_of(world.device)
+        self._world, self._mesh, self._config = world, mesh, config
+        self._outline, self._loss_of, self._micro_batch = outline, loss_of, micro_batch
+        self._forecast, self._why_not = Forecast({}, {}, {}), ""
+        self._static: dict[str, int] = {}
+        self._rest = 0
+
+    def expect(self, part: Part) -> None:
+        """Forecast the memory of the model, or of the only stage of this rank, which is still on the meta device."""
+        given = (self._world, self._mesh, self._config, self._outline, self._loss_of, self._micro_batch, self._modules)
+        try:
+            self._forecast = forecast(part, *given)
+        except RuntimeError as error:
+            self._why_not = (str(error).splitlines() or [type(error).__name__])[0]
+        gc.collect()
+        measured = meter_of(self._world.device)  # without what the forecast has loaded
+        self.meter.used, self.meter.peak = measured.used, measured.peak
+        self.meter.watch(part.module, self._modules(part.module))
+
+    def after_step(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Drop what the first step showed, in which the optimizer creates its state."""
+        if step == 1:
+            in_buckets = self._mesh.sizes["replicate"] == self._world.size > 1  # DDP keeps them between steps
+            buckets = self.meter.gradients if in_buckets else 0
+            self.meter.begin()
+            self._static = {name: size for name, size in memory_parts(model, optimizer).items() if name in _STATIC}
+            if self._config.train.offload_to and "optimizer" in self._config.train.offloaded:
+                self._static["optimizer state"] = 0  # mapped from the file
+            if self._config.train.offload_to:
+                buckets += file_buffer_bytes(model.parameters())
+            self._rest = self.meter.used() - sum(self._static.values()) - buckets
+
+    def write(self) -> None:
+        """Write the report of all ranks. Collective."""
+        world, train = self._world, self._config.train
+        ranks = [None] * world.size if world.rank == 0 else None
+        dist.gather_object(self._of_rank(), ranks)
+        if ranks is not None and world.run_dir is not None:
+            size, mesh = train.micro_batch or train.batch // self._mesh.data_size, dict(self._mesh.sizes)
+            head = {"schema_version": 1, "torch": str(torch.__version__), "mesh": mesh, "micro_batch": size}
+            write_json(world.run_dir / "metrics" / MEMORY_FILE, head | {"ranks": ranks})
+
+    def _of_rank(self) -> dict[str, Any]:
+        meter, expected, world = self.meter, self._forecast, self._world
+        found = {
+            **self._static,
+            "gradients": meter.gradients,
+            "activations": meter.kept[""],
+            "gathered": meter.gathered,
+        }
+        found["fragmentation"] = self._rest
+        if torch.device(world.device).type == "cuda":
+            found["fragmentation"] = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
+        largest = sorted((name for name in meter.kept if name), key=lambda name: -meter.kept[name])[:_MOST_MODULES]
+        return {
+            "rank": world.rank, "host": world.host, "device": torch.device(world.device).type, "why_not": self._why_not,
+            "peak": _both(max(expected.peaks.values(), default=None), max(meter.peaks.values())),
+            "phases": {name: _both(expected.peaks.get(name), meter.peaks[name]) for name in PHASES},
+            "parts": {name: _both(expected.parts.get(name), found.get(name)) for name in _PARTS},
+            "modules": {name: _both(expected.kept.get(name), meter.kept[name]) for name in largest},
+        }  # fmt: skip
+
+    def _modules(self, model: nn.Module) -> Mapping[str, nn.Module]:
+        own = {name: one for name, one in model.named_children() if name != self._outline.blocks}
+        return own | blocks_of(model, (self._outline.blocks,))
+
+
+def _both(predicted: int | None, measured: int | None) -> dict[str, int | None]:
+    return {"predicted": predicted, "measured": measured}
