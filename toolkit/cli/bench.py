@@ -303,6 +303,7 @@ def _stored_profile(result: str, runs: Path | None) -> StepProfile:
 def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile, int]:
     """Run the job for `warmup` and `steps` steps; return (the profile, the exit code)."""
     from toolkit.metrics.step_profile import FILE, read_profile
+    from toolkit.submission.batch_search import settle_micro_batch
     from toolkit.submission.run_here import follow_here, make_here, resolve_here
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
@@ -315,8 +316,9 @@ def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile
         replace(request, settings=(*request.settings, *length, "restart.crashes=0")),
         fix_for_several=f"`toolkit submit {request.job} {later}`, then `toolkit bench step --result last`",
     )
-    directory = make_here(request, resolved)
-    code = follow_here(directory, resolved, 0, partial(echo_log, err=True), partial(click.echo, err=True))
+    directory, report = make_here(request, resolved), partial(click.echo, err=True)
+    settle_micro_batch(directory, resolved, report)
+    code = follow_here(directory, resolved, 0, partial(echo_log, err=True), report)
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)  # the run has reported why
@@ -359,7 +361,7 @@ def memory(
     """
     from toolkit.metrics.memory_table import MEMORY_FILE, lines_of_memory
     from toolkit.rundir.files import read_json, typed_path
-    from toolkit.submission.batch_search import settings_of_trial
+    from toolkit.submission.batch_search import settings_of_trial, settle_micro_batch
     from toolkit.submission.run_here import follow_here, make_here, resolve_here
 
     if result is not None:
@@ -369,8 +371,9 @@ def memory(
         chosen = settings_of_trial(3, {"train.measure_memory": "true", "train.log_every": 1, "env.malloc": "trimmed"})
         request = replace(request, settings=(*request.settings, *chosen))
         resolved = resolve_here(request)
-        directory = make_here(request, resolved)
-        if code := follow_here(directory, resolved, 0, partial(echo_log, err=True), partial(click.echo, err=True)):
+        directory, report = make_here(request, resolved), partial(click.echo, err=True)
+        settle_micro_batch(directory, resolved, report)
+        if code := follow_here(directory, resolved, 0, partial(echo_log, err=True), report):
             sys.exit(code)  # the run has reported why
         shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)  # as large as the state of the job
         path = directory.metrics / MEMORY_FILE

@@ -291,11 +291,8 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
         ToolkitError: the run directory cannot be written; nothing was submitted.
         UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
     """
-    from toolkit.submission.batch_search import settle_micro_batch
-
-    if not uses_slurm(job):
-        settle_micro_batch(run, job, say)
-    with_found_micro_batch(job, run.micro_batch)
+    if job.train.is_auto:
+        with_found_micro_batch(job, run.micro_batch)
     try:
         return _submit(run, job, start)
     finally:  # also if toolkit cannot determine whether the job exists

@@ -84,7 +84,9 @@ def run(job: str | Path, **options: Unpack[JobOptions]) -> Run:
 
     Ctrl-C asks the run to save and stop; a second one kills it. Both return the stopped run.
     """
+    from toolkit.submission.batch_search import settle_micro_batch
     from toolkit.submission.run_here import follow_here, make_here, resolve_here
+    from toolkit.terminal.talk import say
 
     if threading.current_thread() is not threading.main_thread():
         raise ToolkitError(
@@ -95,6 +97,7 @@ def run(job: str | Path, **options: Unpack[JobOptions]) -> Run:
     request = request_of(job, options)
     resolved = resolve_here(request)
     directory = make_here(request, resolved)
+    settle_micro_batch(directory, resolved, say)
     follow_here(directory, resolved, 0, sys.stdout.write)
     return Run(directory.path)
 

@@ -82,12 +82,10 @@ def follow_here(
 
     from toolkit.runs.follow.follow import exit_code_of, report_end
     from toolkit.runs.status.state import run_status
-    from toolkit.submission.batch_search import settle_micro_batch
     from toolkit.submission.foreground import Interrupts, show_output, start_here
 
     report = report or _to_stderr
     earlier = len(run.attempt_numbers())
-    settle_micro_batch(run, job, report)
     with Interrupts(run) as interrupts:
         report(f"run {run.run_id}, in {run.path}")
         supervisor = interrupts.supervisor = start_here(run, job, start)
