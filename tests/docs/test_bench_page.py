@@ -82,7 +82,7 @@ def test_a_step_is_measured_as_written(tmp_path: Path) -> None:
 @pytest.mark.evidence  # each command imports torch, most of them on several ranks
 @pytest.mark.timeout(400)
 def test_all_commands_about_collectives_work_as_written(tmp_path: Path) -> None:
-    lines = commands_of(PAGE)
+    lines = [line for line in commands_of(PAGE) if "collectives" in line]
     assert len(lines) == 6
     outputs = [run(shortened(line), tmp_path) for line in lines]
     assert json.loads((tmp_path / "table.json").read_text())["series"][0]["operation"] == "all_reduce"

@@ -103,6 +103,7 @@ def test_wrong_options(toolkit):
 
 
 @pytest.mark.evidence
+@pytest.mark.timeout(1200)
 def test_a_real_limit(toolkit, memory_of_ranks, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     memory_of_ranks(700 << 20)
