@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FORMATS = click.Choice(["safetensors", "torch", "dcp"])
 _EXPORT_FORMATS = click.Choice([*_FORMATS.choices, "peft"])
-_MODEL = "model"
+_MODEL, _SHARD = "model", "5GB"
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(?:([KMGT])(i?))?B", re.IGNORECASE)
 _OTHER_UNIT = re.compile(r"\d+(?:\.\d+)? ?(\D*)")
 _UNITS = "B, or K, M, G or T with B (powers of 1000) or iB (powers of 1024), such as 5GB or 2GiB"
@@ -47,7 +47,9 @@ class NamedPath(click.Path):
 @click.option(
     "--max-shard-size", metavar="SIZE", help="Limit of each safetensors file: 5GB (10^9), 500MB, 2GiB (2^30)."
 )
-@click.option("--merge", is_flag=True, help="Add the adapters to their base, and export its weights [x.safetensors].")
+@click.option(
+    "--merge", is_flag=True, help="Add the adapters to their base; export its weights as x.safetensors or a folder."
+)
 @click.option("--force", is_flag=True, help="Replace the file DEST; in a folder, replace the files of earlier exports.")
 @click.option("--step", type=click.IntRange(min=0), help="Select the checkpoint of this step.")
 @runs_option
@@ -74,11 +76,11 @@ def export(
     from toolkit.checkpoint.convert.destination import resolve_destination
     from toolkit.checkpoint.convert.selection import ExportRequest
 
-    kind = _format_of_destination(dest, kind)
+    kind = _format_of_destination(dest, "safetensors" if merge and kind is None and not dest.suffix else kind)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
-    if merge and (dest.suffix != ".safetensors" or only is not None):
-        fix = "choose a DEST such as model.safetensors, and omit --only"
-        raise ToolkitError("writes a whole model as one safetensors file", where="--merge", fix=fix)
+    if merge and (kind != "safetensors" or only is not None):
+        fix = "omit --only, and choose a folder or a file such as model.safetensors as DEST"
+        raise ToolkitError("writes a whole model as safetensors", where="--merge", fix=fix)
     folder = one_folder(run, runs, step)
     dest = resolve_destination(dest)
     manifest = manifest_for_export(folder)
@@ -92,11 +94,12 @@ def export(
         if kind == "peft" or merge:
             from toolkit.checkpoint.convert.adapters import export_merged, export_peft
 
-            export_merged(request, dtype) if merge else export_peft(request)
+            most_bytes = _bytes(max_shard_size or _SHARD)
+            export_merged(request, dtype, most_bytes) if merge else export_peft(request)
         elif kind == "safetensors":
             from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 
-            export_safetensors(request, dtype, _bytes(max_shard_size or "5GB"))
+            export_safetensors(request, dtype, _bytes(max_shard_size or _SHARD))
         else:
             _need_torch(kind)
             from toolkit.checkpoint.convert.export_torch import export_dcp, export_torch

@@ -25,6 +25,7 @@ _IDENTITY = re.compile(
     r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
 )
 # bash sets these itself and ignores inherited values.
+_OF_APPLE = re.compile(r"PYTORCH_(ENABLE_)?MPS_.*")
 _SET_BY_BASH = frozenset({"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"})
 
 Names = TypeVar("Names", bound=dict[str, str] | list[str])
@@ -39,7 +40,14 @@ def check_variable_names(names: Names) -> Names:
     for name in names:
         if not _VARIABLE.fullmatch(name):
             raise refuse_value((), f"{name!r} is not a valid variable name")
+        _check_device(name)
     return names
+
+
+def _check_device(name: str) -> None:
+    if _OF_APPLE.fullmatch(name):
+        fix = f"remove {name}; train.memory, train.recompute and train.offload reduce the memory of a rank"
+        raise refuse_value((), f"{name} configures GPUs of Apple, but ranks run on CUDA, ROCm or CPUs", fix)
 
 
 def _is_reference(text: str) -> bool:
@@ -118,6 +126,7 @@ class EnvTable(Table):
         for name in names:
             if not VARIABLE_PATTERN.fullmatch(name):
                 raise refuse_value((), f"{name!r} is not a valid variable name or pattern such as HF_*")
+            _check_device(name)
             if name in _SET_BY_BASH:
                 raise refuse_value((), f"bash sets {name} itself, so the value would be lost", f"set {name} in `vars`")
         return names

@@ -19,7 +19,7 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
 from toolkit.parallel.layer_costs import Trial
-from toolkit.parallel.materialise import Initialise, materialise, parameters_on_meta
+from toolkit.parallel.materialise import Initialise, Read, materialise, parameters_on_meta
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
@@ -103,6 +103,7 @@ class Design:
         outline: the structure of the model: its blocks, and the modules before and after them.
         prepare: changes the model, or each stage, in place before sharding, for recomputation or compilation.
         trial: inputs for timing blocks if `[parallel] balance` requires it, and for `prepare`.
+        read: returns a part of an initial value, so that ranks read only their own parts; None for what `initialise` sets.
     """
 
     build: Callable[[], nn.Module]
@@ -110,6 +111,7 @@ class Design:
     outline: Outline
     prepare: Callable[[Part], object] = lambda part: None
     trial: Trial | None = None
+    read: Read | None = None
 
     def on_meta(self) -> nn.Module:
         """Return the whole model with its parameters on torch's meta device, where they use no memory."""
@@ -211,7 +213,7 @@ class _Parts:
         between: Between = nullcontext
         if data is not None and not self.are_copies:
             between = shard(part, design.outline, data, settings)
-        materialise(part, design.initialise, self.config.train.seed, world.device, known_as)
+        materialise(part, design.initialise, self.config.train.seed, world.device, known_as, design.read)
         convert_buffers(part, settings)
         return between
 

@@ -6,7 +6,7 @@ than for its shards and one whole tensor.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,10 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import box_of
 
-__all__ = ["Initialise", "allocate", "buffers_on_meta", "own_value", "parameters_on_meta", "tied_names"]
+__all__ = ["Initialise", "Read", "allocate", "buffers_on_meta", "own_value", "parameters_on_meta", "tied_names"]
 
 # Sets the initial values of the parameter with that name, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
+# Returns the part at an offset, with a shape, of the parameter with that name; None if `Initialise` sets its values.
+Read = Callable[[str, Sequence[int], Sequence[int]], Tensor | None]
 
 
 @contextmanager
@@ -59,7 +61,12 @@ def buffers_on_meta(module: nn.Module) -> Iterator[None]:
 
 
 def materialise(
-    module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Mapping[str, str] | None = None
+    module: nn.Module,
+    initialise: Initialise,
+    seed: int,
+    device: str,
+    known_as: Mapping[str, str] | None = None,
+    read: Read | None = None,
 ) -> None:
     """Allocate and initialize all parameters of `module`, which are on the meta device and may be split or sharded.
 
@@ -68,13 +75,14 @@ def materialise(
 
     Args:
         known_as: maps parameter names in `module` to those in the whole model, if they differ.
+        read: returns this rank's part of a value without the whole one.
     """
     allocate(module, device)
     with torch.no_grad():
         for own_name, tensor in module.named_parameters():  # a tied parameter is listed once
             name = (known_as or {}).get(own_name, own_name)
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            own.copy_(own_value(name, tensor, initialise, seed, device))
+            own.copy_(own_value(name, tensor, initialise, seed, device, read))
 
 
 def allocate(module: nn.Module, device: str) -> None:
@@ -90,15 +98,20 @@ def allocate(module: nn.Module, device: str) -> None:
             buffer.copy_(values[own_name])
 
 
-def own_value(name: str, parameter: Tensor, initialise: Initialise, seed: int, device: str) -> Tensor:
+def own_value(
+    name: str, parameter: Tensor, initialise: Initialise, seed: int, device: str, read: Read | None = None
+) -> Tensor:
     """Return this rank's part of the initial value of a parameter, which may be split or sharded."""
+    offset: tuple[int, ...] = (0,) * parameter.dim()
+    shape = tuple(parameter.shape)
+    if isinstance(parameter, DTensor):
+        offset, shape = box_of(parameter, name)
+    if read is not None and (found := read(name, offset, shape)) is not None:
+        return found.to(device, parameter.dtype)
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     with torch.random.fork_rng([torch.device(device)] if torch.device(device).type == "cuda" else []):
         torch.manual_seed(_seed_of(seed, name))
         initialise(name, whole)
-    if not isinstance(parameter, DTensor):
-        return whole
-    offset, shape = box_of(parameter, name)
     return whole[tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))]
 
 

@@ -111,7 +111,8 @@ def _split(name: str, given: str, pattern: str, modules: Mapping[str, nn.Module]
             where=_WHERE,
             fix=f"use {' or '.join(nearest(word, _TAKES)) or _words()}",
         )
-    if not isinstance(module, _TAKES[word]):
+    is_own_norm = _TAKES[word] is _WHOLE and type(module).__name__.endswith("RMSNorm")  # of models of transformers
+    if not is_own_norm and not isinstance(module, _TAKES[word]):
         right = [other for other, kinds in _TAKES.items() if isinstance(module, kinds)]
         takes = " or ".join(f"nn.{kind.__name__}" for kind in _TAKES[word])
         raise ToolkitError(

@@ -15,6 +15,8 @@ __all__ = ["DividedBy", "check_divided", "read_arguments"]
 
 Arguments = TypeVar("Arguments")
 
+# Arguments of other trainers, whose effect other tables of the job file have.
+_ELSEWHERE = {"device_map": "remove it: parallel.shard and parallel.tp split a model over ranks, one device each"}
 _AS_IN_TABLES = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -41,7 +43,7 @@ def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments
     for key, value in table.items():
         if key not in names:
             close = nearest(key, names)
-            fix = f"write {close[0]!r}" if close else f"use one of {', '.join(names)}"
+            fix = _ELSEWHERE.get(key) or (f"write {close[0]!r}" if close else f"use one of {', '.join(names)}")
             raise ToolkitError(f"this job has no argument {key!r}", where=f"args.{key}", fix=fix)
         try:
             values[key] = adapters[key].validate_python(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.folder.retention import Retention
@@ -23,7 +23,7 @@ from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.metrics.validation import in_words
 from toolkit.parallel.distribute import Design, DistributedModel, Part, distribute
 from toolkit.parallel.layer_costs import Trial
-from toolkit.parallel.materialise import Initialise, parameters_on_meta
+from toolkit.parallel.materialise import Initialise, Read, parameters_on_meta
 from toolkit.parallel.mesh import Mesh, make_mesh
 from toolkit.parallel.outline import Outline
 from toolkit.rundir.layout import RunDirectory
@@ -72,6 +72,9 @@ class Task:
         source: the training samples; a finished batch is (inputs, targets).
         data: JSON values that determine the order of samples, so that a resume can detect a change.
         held_out: validation data; None disables validation.
+        read: returns a part of an initial value, as in `Design`.
+        weight_of: returns the weight of a micro-batch in the mean loss of a step, from its targets, such as the number of
+            tokens that count; by default the number of its samples.
     """
 
     build: Callable[[], nn.Module]
@@ -81,6 +84,8 @@ class Task:
     source: Source
     data: dict[str, Any] = field(default_factory=dict)
     held_out: HeldOut | None = None
+    read: Read | None = None
+    weight_of: Callable[[Tensor], Tensor] | None = None
 
 
 class Trainer:
@@ -100,7 +105,8 @@ class Trainer:
         self._adapters = None
         if config.adapters.rank:
             self._adapters = Adapters(config, task.build, task.initialise, task.outline)
-            task = replace(task, build=self._adapters.build, initialise=self._adapters.initialise)
+            own = self._adapters
+            task = replace(task, build=own.build, initialise=own.initialise, read=own.read)
         self._world, self._config, self._task = world, config, task
         self._callbacks = Callbacks(callbacks)
         topology = gather_topology(world)
@@ -224,7 +230,7 @@ class Trainer:
     def _laid_out(self, mesh: Mesh, topology: Topology) -> DistributedModel:
         task, train = self._task, self._config.train
         trial = Trial(self._trial[0], autocast(self._world.device, train.precision))
-        design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial)
+        design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial, task.read)
         meter = self._probe.meter if self._probe else None
         model = distribute(design, self._world, mesh, self._config, topology, meter)
         if self._adapters is not None:
@@ -240,7 +246,7 @@ class Trainer:
         return OptimizerStep(
             self.model, self.optimizer, self.schedule, self._task.loss_of, autocast(self._world.device, train.precision),
             train.batch, train.clip_norm, self._scaler, self.average, self._guard, parts,
-            self._offload.gradients if self._offload else None,
+            self._offload.gradients if self._offload else None, self._task.weight_of,
         )  # fmt: skip
 
     def _count_flops(self) -> float | None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
-from toolkit.checkpoint.convert.destination import new_file, new_files
+from toolkit.checkpoint.convert import export_safetensors as safetensors
+from toolkit.checkpoint.convert.destination import new_files
 from toolkit.checkpoint.convert.export_safetensors import CONVERTIBLE, StoredTensor, convert, tensors_of, write_file
 from toolkit.checkpoint.convert.import_safetensors import read_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor
@@ -30,6 +31,7 @@ _OWN_NAMES = {
 }  # fmt: skip
 _MODEL, _BASE = "model.", "base."  # of keys: of the checkpoint, and of merged tensors
 _END_BYTES = 2**20
+_BESIDE = (".json", ".jinja", ".model", ".txt")  # of the files beside the weights of transformers
 
 
 class BaseWeights:
@@ -48,7 +50,8 @@ class BaseWeights:
         for key, one in manifest.tensors.items():
             if key.startswith(_MODEL):
                 name = key.removeprefix(_MODEL)
-                self.records[name] = NewTensor(one.dtype, one.shape, one.path, partial(self._boxes, key))
+                read = partial(self._stored.box, key)
+                self.records[name] = NewTensor(one.dtype, one.shape, one.path, partial(self._boxes, key), read)
 
     def _boxes(self, key: str) -> list[tuple[tuple[int, ...], np.ndarray]]:
         return [(offset, part) for (offset, _), part in self._stored.boxes(key)]
@@ -61,6 +64,12 @@ class BaseWeights:
     def numbers(self, name: str) -> np.ndarray:
         """Return a whole tensor in a type that numpy can compute with."""
         return as_numbers(self.records[name].dtype, self.read(name))
+
+    def box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """Read a part of a tensor, in a type that numpy can compute with."""
+        record = self.records[name]
+        assert record.box is not None
+        return as_numbers(record.dtype, record.box(offset, shape))
 
     @cached_property
     def digest(self) -> str:
@@ -91,8 +100,10 @@ def export_peft(request: ExportRequest) -> None:
         (part / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def export_merged(request: ExportRequest, dtype: str | None = None) -> None:
-    """Write the base of the checkpoint with the adapters added, in the base's types, as one safetensors file.
+def export_merged(request: ExportRequest, dtype: str | None, most_shard_bytes: int) -> None:
+    """Write the base of the checkpoint with the adapters added, in the base's types: one safetensors file, or a folder.
+
+    A folder also gets the configuration and the tokenizer of the base, so that transformers can open it.
 
     Raises a ToolkitError if the checkpoint has no adapters, or their base is missing or has changed.
     """
@@ -105,10 +116,11 @@ def export_merged(request: ExportRequest, dtype: str | None = None) -> None:
     if base.digest != adapters["base"]["digest"]:
         message = "is not the base on which the adapters were trained: its contents have changed"
         raise ToolkitError(message, where=path, fix="restore the files that it had at the time of the training")
+    inside = base.source.iterdir() if base.source.is_dir() and not (base.source / MANIFEST).is_file() else ()
+    beside = [one for one in inside if one.suffix in _BESIDE and one.is_file() and not one.name.endswith(".index.json")]
     merged = _Merged(request, base, adapters["factor"])
-    with merged, new_file(request.destination, replace=request.replace) as part:
-        request.before_reading()
-        write_file(part, merged.tensors(dtype), merged)
+    with merged:
+        safetensors.write_model(request, merged.tensors(dtype), merged, most_shard_bytes, beside)
 
 
 class _Merged(StoredTensors):

@@ -5,6 +5,7 @@ copies verified slices from the shard files, and lets the library check the fini
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,7 +23,7 @@ from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
-__all__ = ["CONVERTIBLE", "StoredTensor", "convert", "export_safetensors", "tensors_of", "write_file"]
+__all__ = ["CONVERTIBLE", "StoredTensor", "convert", "export_safetensors", "tensors_of", "write_file", "write_model"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -60,21 +61,35 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
         OwnFailureError: the disk is full.
     """
     import_library()
-    tensors, destination = tensors_of(request, dtype), request.destination
-    total = sum(tensor.size_bytes for tensor in tensors)
+    tensors = tensors_of(request, dtype)
     with StoredTensors(request.folder, request.manifest) as stored:
-        if destination.suffix == ".safetensors":
-            with new_file(destination, replace=request.replace) as path:
-                request.before_reading()
-                write_file(path, tensors, stored)
-            return
-        shards = _named_shards(tensors, most_shard_bytes)
-        with new_files(destination, _NAMES, replace=request.replace, last=(SINGLE, INDEX)) as part:
+        write_model(request, tensors, stored, most_shard_bytes)
+
+
+def write_model(
+    request: ExportRequest,
+    tensors: Sequence[StoredTensor],
+    stored: StoredTensors,
+    most_shard_bytes: int,
+    beside: Sequence[Path] = (),
+) -> None:
+    """Write the file of the request, or its folder with copies of the files `beside`."""
+    destination, replace_it = request.destination, request.replace
+    if destination.suffix == ".safetensors":
+        with new_file(destination, replace=replace_it) as path:
             request.before_reading()
-            for name, members in shards.items():
-                write_file(part / name, members, stored)
-            if len(shards) > 1:
-                (part / INDEX).write_text(_index(shards, total), encoding="utf-8")
+            write_file(path, tensors, stored)
+        return
+    shards, names = _named_shards(tensors, most_shard_bytes), (*_NAMES, *(one.name for one in beside))
+    with new_files(destination, names, replace=replace_it, last=(SINGLE, INDEX)) as part:
+        request.before_reading()
+        for name, members in shards.items():
+            write_file(part / name, members, stored)
+        if len(shards) > 1:
+            total = sum(tensor.size_bytes for tensor in tensors)
+            (part / INDEX).write_text(_index(shards, total), encoding="utf-8")
+        for one in beside:
+            shutil.copyfile(one, part / one.name)
 
 
 def tensors_of(

@@ -4,7 +4,7 @@ The library checks the header. It can read bfloat16 and float8 only with torch, 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -156,7 +156,8 @@ def _tensors(path: Path, slices: dict[str, Any], begin: int) -> dict[str, NewTen
         if len(shape) > MOST_DIMENSIONS:
             raise _invalid(path, f"tensor {name!r:.80} has {len(shape)} dimensions; the limit is {MOST_DIMENSIONS}")
         kind = element(_DTYPES[code], where=name)
-        tensors[name] = NewTensor(kind.name, shape, (name,), partial(_pieces, path, name, kind, shape, begin))
+        stored_as = (path, name, kind, shape, begin)
+        tensors[name] = NewTensor(kind.name, shape, (name,), partial(_pieces, *stored_as), partial(_box, *stored_as))
         begin += prod(shape) * kind.size_bytes
     return tensors
 
@@ -182,3 +183,27 @@ def _pieces(
                 message = f"tensor {name!r:.80} has type BOOL, but contains bytes other than 0 and 1"
                 raise ToolkitError(message, where=str(path), fix=FETCH_AGAIN)
             yield offset, np.frombuffer(content, kind.memory).reshape(extent)
+
+
+def _box(
+    path: Path,
+    name: str,
+    kind: Element,
+    whole: tuple[int, ...],
+    begin: int,
+    offset: Sequence[int],
+    shape: Sequence[int],
+) -> np.ndarray:
+    """Read the part of a tensor at `offset`, without the bytes between its runs."""
+    array = np.empty(tuple(shape), kind.memory)
+    # A run spans the innermost dimensions that are whole, and one dimension that may be partial.
+    outer = max((dim for dim, length in enumerate(shape) if length != whole[dim]), default=0)
+    with reading_source(path), path.open("rb") as file:
+        for index in np.ndindex(*shape[:outer]) if array.size else ():
+            place = [at + inner for at, inner in zip(offset, (*index, *[0] * (len(shape) - outer)), strict=True)]
+            first = int(np.ravel_multi_index(place, whole)) if place else 0
+            file.seek(begin + first * kind.size_bytes)
+            run = array[(*index, ...)].reshape(-1).view(np.uint8)
+            if file.readinto(run.data) != run.size:
+                raise ToolkitError(f"is truncated within tensor {name!r:.80}", where=str(path), fix=FETCH_AGAIN)
+    return array

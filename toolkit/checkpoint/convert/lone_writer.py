@@ -1,7 +1,7 @@
 """Writes and commits a checkpoint in one process without torch, for imports."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +27,16 @@ from toolkit.version import VERSION
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to write: `pieces` yields its parts as (offset, array of the `Element.memory` type)."""
+    """A tensor to write: `pieces` yields its parts as (offset, array of the `Element.memory` type).
+
+    `box` reads only the part of a given offset and shape, if the source allows that.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     path: tuple[str | int, ...]
     pieces: Callable[[], Iterable[tuple[tuple[int, ...], np.ndarray]]]
+    box: Callable[[Sequence[int], Sequence[int]], np.ndarray] | None = None
 
 
 def write_checkpoint(

@@ -17,12 +17,12 @@ from toolkit.config.adapters import check_adapters
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
-from toolkit.parallel.materialise import Initialise, own_value, parameters_on_meta, tied_names
+from toolkit.parallel.materialise import Initialise, Read, own_value, parameters_on_meta, tied_names
 from toolkit.parallel.outline import Outline
 from toolkit.train.adapters.files import read_adapter
 from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale, adapted_layers
 
-__all__ = ["Adapters"]
+__all__ = ["Adapters", "reader_of"]
 
 
 class Adapters:
@@ -47,7 +47,7 @@ class Adapters:
         self._quantised = [name for name in linear if name in self._targets or fnmatchcase(name, blocks)]
         if given.quantize == "none":
             self._quantised = []
-        self._names_in_base = self._found_in_base(model)
+        self._read_base = self._reader(model)
         self._start: dict[str, Tensor] = {}
         if given.source:
             with parameters_on_meta(0):
@@ -64,7 +64,7 @@ class Adapters:
             model.get_submodule(name).requires_grad_(True)
         for name, buffer in model.named_buffers():
             if self._base is not None and name in self._base.records:
-                self._read(name, buffer)
+                buffer.copy_(torch.from_numpy(self._base.numbers(name)))
         return model
 
     def initialise(self, name: str, tensor: Tensor) -> None:
@@ -75,10 +75,14 @@ class Adapters:
             nn.init.kaiming_uniform_(tensor, a=sqrt(5))
         elif name.endswith(".lora_B"):
             nn.init.zeros_(tensor)
-        elif name in self._names_in_base:
-            self._read(self._names_in_base[name], tensor)
+        elif (found := self.read(name, (0,) * tensor.dim(), tensor.shape)) is not None:
+            tensor.copy_(found)
         else:
             self._initialise(name, tensor)
+
+    def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor | None:
+        """Return a part of a value of `base`; None if it lacks this value, or `source` has another one."""
+        return None if name in self._start else self._read_base(name, offset, shape)
 
     def take_out(self, part: nn.Module) -> None:
         """Replace the weights of layers to quantise, after the tensor-parallel split and before they use memory."""
@@ -92,7 +96,8 @@ class Adapters:
         with torch.no_grad():
             for name, layer in adapted_layers(model):
                 if layer.quantised is not None:
-                    own = own_value(f"{name}.weight", layer.quantised.weight, self.initialise, self._seed, device)
+                    weight = layer.quantised.weight
+                    own = own_value(f"{name}.weight", weight, self.initialise, self._seed, device, self.read)
                     layer.quantised.pack(own)
 
     def describe(self, model: nn.Module) -> str:
@@ -141,28 +146,15 @@ class Adapters:
                 fix=f'set adapters.base = "{before["path"]}" and the seed of that run, or start a new run',
             )
 
-    def _read(self, name: str, tensor: Tensor) -> None:
-        assert self._base is not None
-        tensor.copy_(torch.from_numpy(self._base.numbers(name)))
-
-    def _found_in_base(self, model: nn.Module) -> dict[str, str]:
-        """Return the name in the base of each parameter that it has; a tied one may have another name there."""
-        tied = {names[0]: names for names in tied_names(model)}
-        shared = {name for names in tied.values() for name in names}
+    def _reader(self, model: nn.Module) -> Read:
+        """Return the function that reads values of the base."""
+        shared = {name for names in tied_names(model) for name in names}
         if both := [name for name in self._quantised if f"{name}.weight" in shared]:
             message = f"the weight of {both[0]} is tied to another module, so it cannot be quantised alone"
             fix = f"remove {both[0]} from adapters.targets, or untie it"
             raise ToolkitError(message, where="adapters.targets", fix=fix)
-        if self._base is None:
-            return {}
-        wanted, records = {name: tuple(one.shape) for name, one in model.named_parameters()}, self._base.records
-        names = {name: one for name in wanted for one in tied.get(name, [name]) if one in records}
         fix = "set adapters.base to weights of this model, or list a new module in adapters.modules_to_save"
-        found = {name: records[one].shape for name, one in names.items()}
-        known = {*names.values(), *shared, *(name for name, _ in model.named_buffers())}
-        found |= {one: records[one].shape for one in records if one not in known and not _is_below(one, self._saved)}
-        _compare(wanted, found, str(self._base.source), fix, self._saved)
-        return names
+        return reader_of(self._base, model, fix, self._saved) if self._base else lambda name, offset, shape: None
 
     def _starting_values(self, model: nn.Module, config: ResolvedJob) -> dict[str, Tensor]:
         """Return the values of `adapters.source` by parameter name."""
@@ -176,6 +168,26 @@ class Adapters:
         fix = "set adapters.targets and modules_to_save as in adapter_config.json of this folder"
         _compare(wanted, {name: tuple(one.shape) for name, one in values.items()}, str(folder), fix, ())
         return values
+
+
+def reader_of(base: BaseWeights, model: nn.Module, fix: str, without: Collection[str] = ()) -> Read:
+    """Return a function that reads values of `model` from `base`; a tied parameter may have any of its names there.
+
+    Raises a ToolkitError if names or shapes differ, except in the modules `without`.
+    """
+    tied = {names[0]: names for names in tied_names(model)}
+    wanted, records = {name: tuple(one.shape) for name, one in model.named_parameters()}, base.records
+    names = {name: one for name in wanted for one in tied.get(name, [name]) if one in records}
+    found = {name: records[one].shape for name, one in names.items()}
+    shared = {name for names in tied.values() for name in names}
+    known = {*names.values(), *shared, *(name for name, _ in model.named_buffers())}
+    found |= {one: records[one].shape for one in records if one not in known and not _is_below(one, without)}
+    _compare(wanted, found, str(base.source), fix, without)
+
+    def read(name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor | None:
+        return torch.from_numpy(base.box(names[name], offset, shape)) if name in names else None
+
+    return read
 
 
 def _compare(

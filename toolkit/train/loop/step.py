@@ -55,6 +55,7 @@ class OptimizerStep:
         parts: records the gradient norms of single micro-batches, which AdaScale compares.
         guard: judges each step before its update, which must then wait for the loss and norm of all ranks.
         gradients: the gradients of the model, if they are outside of its parameters.
+        weight_of: returns the weight of a micro-batch in the mean loss; None: its number of samples.
     """
 
     model: DistributedModel
@@ -69,6 +70,7 @@ class OptimizerStep:
     guard: LossGuard | None = None
     parts: PartGradients | None = None
     gradients: OffloadedGradients | None = None
+    weight_of: Callable[[Tensor], Tensor] | None = None
 
     def take(
         self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, skipped: int = 0, step: int = 0, samples: int = 0
@@ -171,9 +173,12 @@ class OptimizerStep:
         if self.scaler is not None:  # a rank without a loss needs the scale, too
             self.scaler.scale(torch.zeros((), device=device))
 
+        total = self._total_weight(micro_batches)
+
         def part_of(outputs: Tensor, targets: Tensor) -> Tensor:
             """Return what a micro-batch contributes to the mean loss of the global batch."""
-            part = self.loss_of(outputs, targets).float() * (len(targets) / self.batch)
+            weight = len(targets) if self.weight_of is None else self.weight_of(targets)
+            part = self.loss_of(outputs, targets).float() * (weight / total)
             if self.parts is not None:
                 self.parts.begin()
             return part if self.scaler is None else self.scaler.scale(part)
@@ -188,6 +193,15 @@ class OptimizerStep:
 
         self.model.run(micro_batches, part_of, heard, self.autocast)
         return sums, exchange[0] if exchange else _started(sums)
+
+    def _total_weight(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
+        """Return the weight of the global batch. Collective if weights depend on targets."""
+        if self.weight_of is None:
+            return self.batch
+        total = torch.stack([self.weight_of(targets) for _, targets in micro_batches]).sum().double()
+        dist.all_reduce(total)
+        # Ranks with parts of the same model have the same targets.
+        return (total * self.model.mesh.data_size / dist.get_world_size()).clamp_min(1).float()
 
 
 def _started(sums: Tensor) -> dist.Work:

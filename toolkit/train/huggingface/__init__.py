@@ -1,0 +1,1 @@
+"""Models and chat data for transformers of Hugging Face."""

@@ -1,0 +1,161 @@
+"""Causal language models of transformers, from a folder of this machine, with toolkit's parallel strategies.
+
+Parameters keep their names, so that checkpoints, adapters and exports have those of the folder.
+"""
+
+import importlib
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.checkpoint.convert.adapters import BaseWeights
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+from toolkit.parallel.materialise import Read, parameters_on_meta
+from toolkit.parallel.outline import Outline
+from toolkit.train.adapters.adapt import reader_of
+from toolkit.train.blocks import needed_blocks
+
+__all__ = ["CausalModel", "library", "open_folder"]
+
+_LLAMA = {
+    "self_attn.q_proj": "column by heads", "self_attn.k_proj": "column by key_heads",
+    "self_attn.v_proj": "column by key_heads", "self_attn.o_proj": "row",
+    "mlp.gate_proj": "column", "mlp.up_proj": "column", "mlp.down_proj": "row",
+}  # fmt: skip
+_QWEN3 = _LLAMA | {"self_attn.q_norm": "piece", "self_attn.k_norm": "piece"}
+# The styles of a layer by `model_type`. These models also accept positions and a mask, which packed rows need.
+_KNOWN = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
+_FETCH = "fetch the whole folder, for example with `hf download NAME --local-dir FOLDER`"
+_REFUSED = {
+    "auto_map": (
+        "needs Python code of the folder, which toolkit does not run",
+        "use a model that transformers contains",
+    ),
+    "quantization_config": ("describes quantised weights", "use unquantised weights, with adapters.quantize"),
+    "device_map": ("places layers on devices", "remove device_map, and set parallel.shard or parallel.tp"),
+}
+
+
+def library() -> Any:
+    """Return the module `transformers`, which gets no access to the network. Raises a ToolkitError if it is missing."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        fix = "pip install 'toolkit[finetune]'"
+        raise ToolkitError(f"cannot import transformers: {error}", where="transformers", fix=fix) from None
+
+
+@dataclass(frozen=True)
+class CausalModel:
+    """A model: its configuration and tokenizer, and the folder of its weights; None for random ones."""
+
+    config: Any
+    tokenizer: Any
+    folder: Path | None = None
+
+    def build(self) -> nn.Module:
+        """Return the model with unset weights. It maps rows, as of `rows_of`, to logits."""
+        with importlib.import_module("transformers.initialization").no_init_weights():
+            made = library().AutoModelForCausalLM.from_config
+            model: Any = made(self.config, attn_implementation="sdpa", dtype=torch.float32)
+        model.tie_weights()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None  # wrong for a slice of rows; padding has no gradient
+            elif hasattr(module, "q_proj"):
+                module.heads, module.key_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        plain, is_known = type(model), self.config.model_type in _KNOWN
+
+        def forward(self: nn.Module, rows: Tensor) -> Any:
+            return plain.forward(self, **_inputs(rows, is_masked=is_known), use_cache=False).logits
+
+        model.__class__ = type(plain.__name__, (plain,), {"forward": forward})
+        return model
+
+    @cached_property
+    def on_meta(self) -> nn.Module:
+        with parameters_on_meta(0):
+            return self.build()
+
+    @cached_property
+    def outline(self) -> Outline:
+        blocks = next(iter(needed_blocks(self.on_meta, "training"))).rpartition(".")[0]
+        styles = {f"{blocks}.*.{name}": style for name, style in _KNOWN.get(self.config.model_type, {}).items()}
+        ends = {"model.embed_tokens": "embedding", "lm_head": "head"} if styles else {}
+        return Outline(blocks, tensor=styles | ends)
+
+    @cached_property
+    def read(self) -> Read | None:
+        """Reads weights of the folder. Raises a ToolkitError if they are not those of the model."""
+        return reader_of(BaseWeights(self.folder), self.on_meta, _FETCH) if self.folder else None
+
+    def initialise(self, name: str, tensor: Tensor) -> None:
+        """Set random values for a parameter that the folder lacks."""
+        if tensor.dim() > 1:
+            nn.init.normal_(tensor, std=getattr(self.config, "initializer_range", 0.02))
+        else:
+            nn.init.constant_(tensor, 0.0 if name.endswith("bias") else 1.0)
+
+    def check(self, job: ResolvedJob, context: int, *, is_packed: bool) -> None:
+        """Raise a ToolkitError for settings of the job that this model cannot have."""
+        other = self.config.model_type not in _KNOWN
+        only = f"expected one of {', '.join(_KNOWN)}, got a model of type {self.config.model_type}"
+        limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "sliding_window")]
+        most = min((limit for limit in limits if limit), default=context)
+        for where, is_wrong, message, fix in (
+            ("parallel.pp", job.parallel.pp > 1, "models of transformers have no pipeline stages", "set pp = 1"),
+            (
+                "parallel.sequence",
+                job.parallel.sequence,
+                "models of transformers need whole sequences",
+                "set it to false",
+            ),
+            ("parallel.tp", job.parallel.tp > 1 and other, only, "set tp = 1; parallel.shard supports all models"),
+            ("args.packed", is_packed and other, only, "set packed = false"),
+            ("args.context", context > most, f"the model attends to {most} tokens, got {context}", f"set it to {most}"),
+        ):
+            if is_wrong:
+                raise ToolkitError(message, where=where, fix=fix)
+
+
+def open_folder(folder: Path) -> CausalModel:
+    """Return the model of a folder; its weights are read later. Raises a ToolkitError if toolkit cannot train it."""
+    for path in (folder / "config.json", folder / "tokenizer_config.json"):
+        try:
+            settings = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ToolkitError(f"cannot be read as JSON: {error}", where=str(path), fix=_FETCH) from None
+        if name := next((name for name in _REFUSED if settings.get(name)), None):
+            raise ToolkitError(f"{name} {_REFUSED[name][0]}", where=str(path), fix=_REFUSED[name][1])
+    if not any(folder.glob("*.safetensors")):
+        pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+        message = f"{pickles[0]} is a pickle, which may run code" if pickles else "contains no weights"
+        raise ToolkitError(message, where=str(folder), fix="use a folder with *.safetensors" if pickles else _FETCH)
+    auto = library()
+    try:
+        config = auto.AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = CausalModel(config, auto.AutoTokenizer.from_pretrained(folder, local_files_only=True), folder)
+        model.outline  # noqa: B018  builds the model
+    except Exception as error:  # of transformers and the libraries that it calls
+        message = f"transformers {auto.__version__} cannot open it: {str(error).strip().partition(chr(10))[0]:.200}"
+        raise ToolkitError(message, where=str(folder), fix="use a causal language model that it contains") from error
+    return model
+
+
+def _inputs(rows: Tensor, *, is_masked: bool) -> dict[str, Tensor]:
+    """Return arguments with which tokens attend to earlier ones of the same conversation, whose first one is negative."""
+    starts, places = rows < 0, torch.arange(rows.shape[1], device=rows.device)
+    tokens, number = torch.where(starts, ~rows, rows), starts.cumsum(1)
+    if not is_masked:
+        return {"input_ids": tokens}
+    mask = (number[:, :, None] == number[:, None, :]) & (places[:, None] >= places)
+    positions = places - torch.where(starts, places, 0).cummax(1).values
+    return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask[:, None]}
