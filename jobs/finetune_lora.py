@@ -49,9 +49,14 @@ def tiny_model() -> CausalModel:
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", chat_template=template)
     config = transformers.LlamaConfig(
         vocab_size=264, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, pad_token_id=256, eos_token_id=257, bos_token_id=None, initializer_range=0.1,
+        num_key_value_heads=2, pad_token_id=256, eos_token_id=257, bos_token_id=None,
     )  # fmt: skip
     return CausalModel(config, fast)
+
+
+def initialise(name: str, tensor: Tensor) -> None:
+    """Set random values: of the tiny model, or of a module that the folder lacks."""
+    nn.init.normal_(tensor, std=0.1) if tensor.dim() > 1 else nn.init.ones_(tensor)
 
 
 def weight_of(targets: Tensor) -> Tensor:
@@ -73,8 +78,7 @@ def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tenso
 
 
 def conversation_about(one: int, two: int) -> list[dict[str, str]]:
-    question, answer = f"{one} + {two}?", f"It is {one + two}."
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return [{"role": "user", "content": f"{one} + {two}?"}, {"role": "assistant", "content": f"It is {one + two}."}]
 
 
 def main(world: World, config: ResolvedJob) -> None:
@@ -84,12 +88,10 @@ def main(world: World, config: ResolvedJob) -> None:
     model.check(config, args.context, is_packed=args.packed)
     check_template(model.tokenizer, args.model)
     convert = partial(encode, model.tokenizer)
+    conversations = [convert({"messages": conversation_about(*divmod(pair, 10))}) for pair in range(100)]
     if paths:
         lines = JsonLinesSource(named_files(paths, config.job_directory), convert=convert, broken=config.data.broken)
         conversations = [lines.read_or_replace(number) for number in range(lines.count)]
-    else:
-        digits = range(10)
-        conversations = [convert({"messages": conversation_about(one, two)}) for one in digits for two in digits]
     padding = model.tokenizer.pad_token_id or 0
     tokens, targets, line = rows_of(conversations, args.context, padding, is_packed=args.packed)
     if world.rank == 0:
@@ -99,16 +101,7 @@ def main(world: World, config: ResolvedJob) -> None:
     if model.folder and config.adapters.rank and not config.adapters.base:
         adapters = config.adapters.model_copy(update={"base": str(model.folder)})
         config = config.model_copy(update={"adapters": adapters})
-    learned, held_out = hold_out(MapSource(TensorDataset(tokens, targets)), args.held_out)
-    task = Task(
-        build=model.build,
-        initialise=model.initialise,
-        outline=model.outline,
-        loss_of=loss_of,
-        source=learned,
-        data={"rows": learned.count, "text": digest},
-        held_out=HeldOut(held_out, measure) if held_out else None,
-        read=model.read,
-        weight_of=weight_of,
-    )
+    learned, last = hold_out(MapSource(TensorDataset(tokens, targets)), args.held_out)
+    data, held_out = {"rows": learned.count, "text": digest}, HeldOut(last, measure) if last else None
+    task = Task(model.build, initialise, model.outline, loss_of, learned, data, held_out, model.read, weight_of)
     Trainer(world, config, task).train()

@@ -76,7 +76,7 @@ def export(
     from toolkit.checkpoint.convert.destination import resolve_destination
     from toolkit.checkpoint.convert.selection import ExportRequest
 
-    kind = _format_of_destination(dest, "safetensors" if merge and kind is None and not dest.suffix else kind)
+    kind = _format_of_destination(dest, kind, merge=merge)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
     if merge and (kind != "safetensors" or only is not None):
         fix = "omit --only, and choose a folder or a file such as model.safetensors as DEST"
@@ -136,18 +136,18 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
     click.echo(final)
 
 
-def _format_of_destination(dest: Path, kind: str | None) -> str:
-    """Return the format from --format or DEST's suffix, which must not contradict each other."""
+def _format_of_destination(dest: Path, kind: str | None, *, merge: bool) -> str:
+    """Return the format from --format, --merge or DEST's suffix, which must not contradict each other."""
     from toolkit.checkpoint.convert.imports import format_of_name
 
     suffix_kind = format_of_name(dest)
-    if kind is None and suffix_kind is None:
+    if kind is None and suffix_kind is None and not merge:
         fix = "pass --format safetensors, torch or dcp"
         raise ToolkitError("the suffix of DEST does not determine the format", where=str(dest), fix=fix)
     if kind is not None and suffix_kind not in (None, kind):
         fix = f"omit --format, or choose a suffix of DEST other than {dest.suffix}"
         raise ToolkitError(f"DEST has the suffix of {suffix_kind}, but --format is {kind}", where=str(dest), fix=fix)
-    return kind or suffix_kind or ""
+    return kind or suffix_kind or "safetensors"
 
 
 def _refuse_unfit_import(step: int, under: str) -> None:

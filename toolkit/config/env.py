@@ -24,8 +24,8 @@ _IDENTITY = re.compile(
     r"TOOLKIT_(?!SITES?$|RUNS$|DEVCLUSTER$).*|(PMI|PMIX|OMPI_COMM_WORLD)_.*"
     r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
 )
-# bash sets these itself and ignores inherited values.
 _OF_APPLE = re.compile(r"PYTORCH_(ENABLE_)?MPS_.*")
+# bash sets these itself and ignores inherited values.
 _SET_BY_BASH = frozenset({"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"})
 
 Names = TypeVar("Names", bound=dict[str, str] | list[str])
@@ -40,14 +40,7 @@ def check_variable_names(names: Names) -> Names:
     for name in names:
         if not _VARIABLE.fullmatch(name):
             raise refuse_value((), f"{name!r} is not a valid variable name")
-        _check_device(name)
     return names
-
-
-def _check_device(name: str) -> None:
-    if _OF_APPLE.fullmatch(name):
-        fix = f"remove {name}; train.memory, train.recompute and train.offload reduce the memory of a rank"
-        raise refuse_value((), f"{name} configures GPUs of Apple, but ranks run on CUDA, ROCm or CPUs", fix)
 
 
 def _is_reference(text: str) -> bool:
@@ -126,7 +119,6 @@ class EnvTable(Table):
         for name in names:
             if not VARIABLE_PATTERN.fullmatch(name):
                 raise refuse_value((), f"{name!r} is not a valid variable name or pattern such as HF_*")
-            _check_device(name)
             if name in _SET_BY_BASH:
                 raise refuse_value((), f"bash sets {name} itself, so the value would be lost", f"set {name} in `vars`")
         return names
@@ -152,6 +144,10 @@ class EnvTable(Table):
 
     @model_validator(mode="after")
     def _check_once(self) -> EnvTable:
+        for name in (*self.vars, *self.passed, *self.secrets):
+            if _OF_APPLE.fullmatch(name):
+                fix = f"remove {name}; train.memory, train.recompute and train.offload reduce the memory of a rank"
+                raise refuse_value((), f"{name} configures GPUs of Apple, but ranks run on CUDA, ROCm or CPUs", fix)
         for name in self.secrets:
             if name in self.vars:
                 raise refuse_value(("secrets", name), f"{name} is also in `vars`", f"remove {name} from `vars`")

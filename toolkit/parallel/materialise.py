@@ -19,6 +19,7 @@ __all__ = ["Initialise", "Read", "allocate", "buffers_on_meta", "own_value", "pa
 
 # Sets the initial values of the parameter with that name, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
+Names = Mapping[str, str] | None
 # Returns the part at an offset, with a shape, of the parameter with that name; None if `Initialise` sets its values.
 Read = Callable[[str, Sequence[int], Sequence[int]], Tensor | None]
 
@@ -61,12 +62,7 @@ def buffers_on_meta(module: nn.Module) -> Iterator[None]:
 
 
 def materialise(
-    module: nn.Module,
-    initialise: Initialise,
-    seed: int,
-    device: str,
-    known_as: Mapping[str, str] | None = None,
-    read: Read | None = None,
+    module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Names = None, read: Read | None = None
 ) -> None:
     """Allocate and initialize all parameters of `module`, which are on the meta device and may be split or sharded.
 
@@ -102,10 +98,8 @@ def own_value(
     name: str, parameter: Tensor, initialise: Initialise, seed: int, device: str, read: Read | None = None
 ) -> Tensor:
     """Return this rank's part of the initial value of a parameter, which may be split or sharded."""
-    offset: tuple[int, ...] = (0,) * parameter.dim()
-    shape = tuple(parameter.shape)
-    if isinstance(parameter, DTensor):
-        offset, shape = box_of(parameter, name)
+    whole_box = (0,) * parameter.dim(), tuple(parameter.shape)
+    offset, shape = box_of(parameter, name) if isinstance(parameter, DTensor) else whole_box
     if read is not None and (found := read(name, offset, shape)) is not None:
         return found.to(device, parameter.dtype)
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)

@@ -73,8 +73,7 @@ class Task:
         data: JSON values that determine the order of samples, so that a resume can detect a change.
         held_out: validation data; None disables validation.
         read: returns a part of an initial value, as in `Design`.
-        weight_of: returns the weight of a micro-batch in the mean loss of a step, from its targets, such as the number of
-            tokens that count; by default the number of its samples.
+        weight_of: returns the weight of a micro-batch in the mean loss of a step, as in `OptimizerStep`.
     """
 
     build: Callable[[], nn.Module]
@@ -85,7 +84,7 @@ class Task:
     data: dict[str, Any] = field(default_factory=dict)
     held_out: HeldOut | None = None
     read: Read | None = None
-    weight_of: Callable[[Tensor], Tensor] | None = None
+    weight_of: Callable[[Tensor], Any] = len
 
 
 class Trainer:

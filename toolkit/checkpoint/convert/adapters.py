@@ -51,25 +51,17 @@ class BaseWeights:
             if key.startswith(_MODEL):
                 name = key.removeprefix(_MODEL)
                 read = partial(self._stored.box, key)
-                self.records[name] = NewTensor(one.dtype, one.shape, one.path, partial(self._boxes, key), read)
+                self.records[name] = NewTensor(one.dtype, one.shape, one.path, tuple, read)
 
-    def _boxes(self, key: str) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        return [(offset, part) for (offset, _), part in self._stored.boxes(key)]
-
-    def read(self, name: str) -> np.ndarray:
-        """Return a whole tensor with the `memory` type of its element; a checkpoint's blocks are verified."""
-        parts = [part.reshape(-1) for _, part in self.records[name].pieces()]  # in C order without gaps
-        return np.concatenate(parts).reshape(self.records[name].shape)
-
-    def numbers(self, name: str) -> np.ndarray:
-        """Return a whole tensor in a type that numpy can compute with."""
-        return as_numbers(self.records[name].dtype, self.read(name))
-
-    def box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """Read a part of a tensor, in a type that numpy can compute with."""
+    def read(self, name: str, offset: Sequence[int] = (), shape: Sequence[int] | None = None) -> np.ndarray:
+        """Return a tensor, or its part at `offset`, with the `memory` type of its element; checkpoints are verified."""
         record = self.records[name]
         assert record.box is not None
-        return as_numbers(record.dtype, record.box(offset, shape))
+        return record.box(offset or (0,) * len(record.shape), record.shape if shape is None else shape)
+
+    def numbers(self, name: str, offset: Sequence[int] = (), shape: Sequence[int] | None = None) -> np.ndarray:
+        """Return a tensor or a part of it in a type that numpy can compute with."""
+        return as_numbers(self.records[name].dtype, self.read(name, offset, shape))
 
     @cached_property
     def digest(self) -> str:

@@ -70,18 +70,17 @@ def write_model(
     request: ExportRequest,
     tensors: Sequence[StoredTensor],
     stored: StoredTensors,
-    most_shard_bytes: int,
+    most: int,
     beside: Sequence[Path] = (),
 ) -> None:
-    """Write the file of the request, or its folder with copies of the files `beside`."""
-    destination, replace_it = request.destination, request.replace
-    if destination.suffix == ".safetensors":
-        with new_file(destination, replace=replace_it) as path:
+    """Write the file of the request, or its folder of files of at most `most` bytes, with copies of the files `beside`."""
+    if request.destination.suffix == ".safetensors":
+        with new_file(request.destination, replace=request.replace) as path:
             request.before_reading()
             write_file(path, tensors, stored)
         return
-    shards, names = _named_shards(tensors, most_shard_bytes), (*_NAMES, *(one.name for one in beside))
-    with new_files(destination, names, replace=replace_it, last=(SINGLE, INDEX)) as part:
+    shards, names = _named_shards(tensors, most), (*_NAMES, *(one.name for one in beside))
+    with new_files(request.destination, names, replace=request.replace, last=(SINGLE, INDEX)) as part:
         request.before_reading()
         for name, members in shards.items():
             write_file(part / name, members, stored)

@@ -6,6 +6,7 @@ The library checks the header. It can read bfloat16 and float8 only with torch, 
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from toolkit.checkpoint.format.elements import Element, element
 from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
+Ints = Sequence[int]
 SLICE_BYTES = 64 * 1024 * 1024
 _INDEX_SUFFIX = ".safetensors.index.json"
 _LONGEST_HEADER_BYTES = 100_000_000  # the library's own limit
@@ -185,23 +187,15 @@ def _pieces(
             yield offset, np.frombuffer(content, kind.memory).reshape(extent)
 
 
-def _box(
-    path: Path,
-    name: str,
-    kind: Element,
-    whole: tuple[int, ...],
-    begin: int,
-    offset: Sequence[int],
-    shape: Sequence[int],
-) -> np.ndarray:
+def _box(path: Path, name: str, kind: Element, whole: Ints, begin: int, offset: Ints, shape: Ints) -> np.ndarray:
     """Read the part of a tensor at `offset`, without the bytes between its runs."""
     array = np.empty(tuple(shape), kind.memory)
     # A run spans the innermost dimensions that are whole, and one dimension that may be partial.
     outer = max((dim for dim, length in enumerate(shape) if length != whole[dim]), default=0)
     with reading_source(path), path.open("rb") as file:
         for index in np.ndindex(*shape[:outer]) if array.size else ():
-            place = [at + inner for at, inner in zip(offset, (*index, *[0] * (len(shape) - outer)), strict=True)]
-            first = int(np.ravel_multi_index(place, whole)) if place else 0
+            place = [at + inner for at, inner in zip_longest(offset, index, fillvalue=0)]
+            first = int(np.ravel_multi_index(place, tuple(whole))) if place else 0
             file.seek(begin + first * kind.size_bytes)
             run = array[(*index, ...)].reshape(-1).view(np.uint8)
             if file.readinto(run.data) != run.size:

@@ -27,10 +27,7 @@ from toolkit.version import VERSION
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to write: `pieces` yields its parts as (offset, array of the `Element.memory` type).
-
-    `box` reads only the part of a given offset and shape, if the source allows that.
-    """
+    """A tensor to write: `pieces` yields its parts as (offset, array of the `Element.memory` type); `box` reads one part."""
 
     dtype: str
     shape: tuple[int, ...]

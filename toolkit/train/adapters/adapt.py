@@ -185,7 +185,7 @@ def reader_of(base: BaseWeights, model: nn.Module, fix: str, without: Collection
     _compare(wanted, found, str(base.source), fix, without)
 
     def read(name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor | None:
-        return torch.from_numpy(base.box(names[name], offset, shape)) if name in names else None
+        return torch.from_numpy(base.numbers(names[name], offset, shape)) if name in names else None
 
     return read
 

@@ -20,35 +20,32 @@ __all__ = ["IGNORED", "check_template", "encode", "rows_of"]
 IGNORED = -100  # the target of tokens without a loss
 _MARKED = re.compile(r"\{%-?\s*generation\b")  # in templates that mark replies themselves
 _PROBE = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
-
-# The tokens of a conversation, and True for those to train.
-Conversation = tuple[np.ndarray, np.ndarray]
+Conversation = tuple[np.ndarray, np.ndarray]  # its tokens, and True for those to train
+Rows = tuple[Tensor, Tensor, str]  # tokens and targets, each (rows, context), and a line that describes them
 
 
 def encode(tokenizer: Any, record: Any) -> Conversation:
     """Apply the tokenizer's chat template to the messages of a record.
 
     A reply is what the assistant's message appends to the rendered messages before it, with the generation prompt.
-
-    Raises:
-        ValueError: the record has no messages, or a message changes how the template renders earlier ones.
+    Raises a ValueError if there are no messages, or if one changes how the template renders earlier ones.
     """
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
         raise ValueError('expected {"messages": [{"role": ..., "content": ...}, ...]}')
+    render = tokenizer.apply_chat_template
     if _MARKED.search(tokenizer.chat_template):
-        marked = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        marked = render(messages, return_dict=True, return_assistant_tokens_mask=True)
         return np.array(marked["input_ids"], np.int32), np.array(marked["assistant_masks"], bool)
-    texts = [tokenizer.apply_chat_template(messages, tokenize=False)]
-    replies = []
+    whole, replies = render(messages, tokenize=False), []
     for number in [number for number, message in enumerate(messages) if message["role"] == "assistant"]:
-        before = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
-        after = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
-        if not (after.startswith(before) and texts[0].startswith(after)):
+        before = render(messages[:number], tokenize=False, add_generation_prompt=True)
+        after = render(messages[: number + 1], tokenize=False)
+        if not (after.startswith(before) and whole.startswith(after)):
             raise ValueError(f"the chat template renders the messages before reply {number + 1} in two ways")
-        replies.append((len(before), len(after)))
-    encoded = tokenizer(texts[0], add_special_tokens=False, return_offsets_mapping=True)
-    trained = [any(begin <= at < end for begin, end in replies) for at, _ in encoded["offset_mapping"]]
+        replies.append(range(len(before), len(after)))
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    trained = [any(begin in reply for reply in replies) for begin, _ in encoded["offset_mapping"]]
     return np.array(encoded["input_ids"], np.int32), np.array(trained, bool)
 
 
@@ -65,14 +62,8 @@ def check_template(tokenizer: Any, where: str) -> None:
         ) from error
 
 
-def rows_of(
-    conversations: Sequence[Conversation], context: int, padding: int, *, is_packed: bool
-) -> tuple[Tensor, Tensor, str]:
-    """Return tokens and targets, each (rows, context), and a line that describes them; long conversations are cut.
-
-    Raises:
-        ToolkitError: no conversation has a reply within its first `context` tokens.
-    """
+def rows_of(conversations: Sequence[Conversation], context: int, padding: int, *, is_packed: bool) -> Rows:
+    """Put conversations, cut to `context` tokens, into rows. Raises a ToolkitError if none has a reply."""
     # A token is trained as the target of the one before it, so the first one is not trained.
     used = [(ids[:context], trained[:context]) for ids, trained in conversations if trained[1:context].any()]
     if not used:

@@ -6,8 +6,6 @@ Parameters keep their names, so that checkpoints, adapters and exports have thos
 import importlib
 import json
 import os
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from toolkit.checkpoint.convert.adapters import BaseWeights
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
-from toolkit.parallel.materialise import Read, parameters_on_meta
+from toolkit.parallel.materialise import parameters_on_meta
 from toolkit.parallel.outline import Outline
 from toolkit.train.adapters.adapt import reader_of
 from toolkit.train.blocks import needed_blocks
@@ -53,18 +51,24 @@ def library() -> Any:
         raise ToolkitError(f"cannot import transformers: {error}", where="transformers", fix=fix) from None
 
 
-@dataclass(frozen=True)
 class CausalModel:
-    """A model: its configuration and tokenizer, and the folder of its weights; None for random ones."""
+    """A model, its tokenizer, its outline, and `read`, which reads weights of its folder; None: they are random."""
 
-    config: Any
-    tokenizer: Any
-    folder: Path | None = None
+    def __init__(self, config: Any, tokenizer: Any, folder: Path | None = None) -> None:
+        """Raises a ToolkitError if the names or shapes of the weights are not those of the model."""
+        self.config, self.tokenizer, self.folder = config, tokenizer, folder
+        self._styles = _KNOWN.get(config.model_type, {})
+        with parameters_on_meta(0):
+            model = self.build()
+        blocks = next(iter(needed_blocks(model, "training"))).rpartition(".")[0]
+        ends = {"model.embed_tokens": "embedding", "lm_head": "head"} if self._styles else {}
+        self.outline = Outline(blocks, tensor={f"{blocks}.*.{name}": one for name, one in self._styles.items()} | ends)
+        self.read = reader_of(BaseWeights(folder), model, _FETCH) if folder else None
 
     def build(self) -> nn.Module:
         """Return the model with unset weights. It maps rows, as of `rows_of`, to logits."""
+        made = library().AutoModelForCausalLM.from_config
         with importlib.import_module("transformers.initialization").no_init_weights():
-            made = library().AutoModelForCausalLM.from_config
             model: Any = made(self.config, attn_implementation="sdpa", dtype=torch.float32)
         model.tie_weights()
         for module in model.modules():
@@ -72,42 +76,17 @@ class CausalModel:
                 module.padding_idx = None  # wrong for a slice of rows; padding has no gradient
             elif hasattr(module, "q_proj"):
                 module.heads, module.key_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        plain, is_known = type(model), self.config.model_type in _KNOWN
+        plain, is_masked = type(model), bool(self._styles)
 
         def forward(self: nn.Module, rows: Tensor) -> Any:
-            return plain.forward(self, **_inputs(rows, is_masked=is_known), use_cache=False).logits
+            return plain.forward(self, **_inputs(rows, is_masked=is_masked), use_cache=False).logits
 
         model.__class__ = type(plain.__name__, (plain,), {"forward": forward})
         return model
 
-    @cached_property
-    def on_meta(self) -> nn.Module:
-        with parameters_on_meta(0):
-            return self.build()
-
-    @cached_property
-    def outline(self) -> Outline:
-        blocks = next(iter(needed_blocks(self.on_meta, "training"))).rpartition(".")[0]
-        styles = {f"{blocks}.*.{name}": style for name, style in _KNOWN.get(self.config.model_type, {}).items()}
-        ends = {"model.embed_tokens": "embedding", "lm_head": "head"} if styles else {}
-        return Outline(blocks, tensor=styles | ends)
-
-    @cached_property
-    def read(self) -> Read | None:
-        """Reads weights of the folder. Raises a ToolkitError if they are not those of the model."""
-        return reader_of(BaseWeights(self.folder), self.on_meta, _FETCH) if self.folder else None
-
-    def initialise(self, name: str, tensor: Tensor) -> None:
-        """Set random values for a parameter that the folder lacks."""
-        if tensor.dim() > 1:
-            nn.init.normal_(tensor, std=getattr(self.config, "initializer_range", 0.02))
-        else:
-            nn.init.constant_(tensor, 0.0 if name.endswith("bias") else 1.0)
-
     def check(self, job: ResolvedJob, context: int, *, is_packed: bool) -> None:
         """Raise a ToolkitError for settings of the job that this model cannot have."""
-        other = self.config.model_type not in _KNOWN
-        only = f"expected one of {', '.join(_KNOWN)}, got a model of type {self.config.model_type}"
+        known, kind = ", ".join(_KNOWN), self.config.model_type
         limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "sliding_window")]
         most = min((limit for limit in limits if limit), default=context)
         for where, is_wrong, message, fix in (
@@ -118,8 +97,12 @@ class CausalModel:
                 "models of transformers need whole sequences",
                 "set it to false",
             ),
-            ("parallel.tp", job.parallel.tp > 1 and other, only, "set tp = 1; parallel.shard supports all models"),
-            ("args.packed", is_packed and other, only, "set packed = false"),
+            (
+                "args.packed",
+                is_packed and not self._styles,
+                f"expected one of {known}, got a {kind}",
+                "set packed = false",
+            ),
             ("args.context", context > most, f"the model attends to {most} tokens, got {context}", f"set it to {most}"),
         ):
             if is_wrong:
@@ -142,12 +125,12 @@ def open_folder(folder: Path) -> CausalModel:
     auto = library()
     try:
         config = auto.AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = CausalModel(config, auto.AutoTokenizer.from_pretrained(folder, local_files_only=True), folder)
-        model.outline  # noqa: B018  builds the model
+        return CausalModel(config, auto.AutoTokenizer.from_pretrained(folder, local_files_only=True), folder)
+    except ToolkitError:
+        raise
     except Exception as error:  # of transformers and the libraries that it calls
         message = f"transformers {auto.__version__} cannot open it: {str(error).strip().partition(chr(10))[0]:.200}"
         raise ToolkitError(message, where=str(folder), fix="use a causal language model that it contains") from error
-    return model
 
 
 def _inputs(rows: Tensor, *, is_masked: bool) -> dict[str, Tensor]:

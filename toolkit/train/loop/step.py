@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,7 @@ class OptimizerStep:
         parts: records the gradient norms of single micro-batches, which AdaScale compares.
         guard: judges each step before its update, which must then wait for the loss and norm of all ranks.
         gradients: the gradients of the model, if they are outside of its parameters.
-        weight_of: returns the weight of a micro-batch in the mean loss; None: its number of samples.
+        weight_of: returns the weight of a micro-batch in the mean loss from its targets; by default, the number of samples.
     """
 
     model: DistributedModel
@@ -70,7 +71,7 @@ class OptimizerStep:
     guard: LossGuard | None = None
     parts: PartGradients | None = None
     gradients: OffloadedGradients | None = None
-    weight_of: Callable[[Tensor], Tensor] | None = None
+    weight_of: Callable[[Tensor], Any] = len
 
     def take(
         self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, skipped: int = 0, step: int = 0, samples: int = 0
@@ -177,8 +178,7 @@ class OptimizerStep:
 
         def part_of(outputs: Tensor, targets: Tensor) -> Tensor:
             """Return what a micro-batch contributes to the mean loss of the global batch."""
-            weight = len(targets) if self.weight_of is None else self.weight_of(targets)
-            part = self.loss_of(outputs, targets).float() * (weight / total)
+            part = self.loss_of(outputs, targets).float() * (self.weight_of(targets) / total)
             if self.parts is not None:
                 self.parts.begin()
             return part if self.scaler is None else self.scaler.scale(part)
@@ -196,12 +196,14 @@ class OptimizerStep:
 
     def _total_weight(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
         """Return the weight of the global batch. Collective if weights depend on targets."""
-        if self.weight_of is None:
+        if self.weight_of is len:
             return self.batch
-        total = torch.stack([self.weight_of(targets) for _, targets in micro_batches]).sum().double()
+        repeats = (
+            dist.get_world_size() / self.model.mesh.data_size
+        )  # ranks with parts of one model have the same targets
+        total: Tensor = sum(self.weight_of(targets) for _, targets in micro_batches) / repeats
         dist.all_reduce(total)
-        # Ranks with parts of the same model have the same targets.
-        return (total * self.model.mesh.data_size / dist.get_world_size()).clamp_min(1).float()
+        return total.clamp_min(1)
 
 
 def _started(sums: Tensor) -> dist.Work:
