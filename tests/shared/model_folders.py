@@ -15,7 +15,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"tie_word_embeddings": True, "head_dim": 16},
     "mistral": {"sliding_window": 256},
-    "gpt2": {"tie_word_embeddings": False, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt2": {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": False,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 256,
+    },
 }
 
 

@@ -115,7 +115,8 @@ def open_folder(folder: Path) -> CausalModel:
         try:
             settings = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise ToolkitError(f"cannot be read as JSON: {error}", where=str(path), fix=_FETCH) from None
+            why = getattr(error, "strerror", None) or error
+            raise ToolkitError(f"cannot be read as JSON: {why}", where=str(path), fix=_FETCH) from None
         if name := next((name for name in _REFUSED if settings.get(name)), None):
             raise ToolkitError(f"{name} {_REFUSED[name][0]}", where=str(path), fix=_REFUSED[name][1])
     if not any(folder.glob("*.safetensors")):
