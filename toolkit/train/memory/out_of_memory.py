@@ -13,6 +13,8 @@ from toolkit.units import format_bytes
 
 __all__ = ["bytes_on", "halved_micro_batch", "memory_parts", "parts_named"]
 
+_RESERVE_BYTES = 16 << 20  # of address space only, because nothing writes to it
+
 
 def halved_micro_batch(train: TrainTable, parallel: ParallelTable, share: int, halvings: int) -> int:
     """Return the micro-batch size after a number of halvings: the largest one that divides the samples of a rank.
@@ -44,9 +46,12 @@ def memory_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 @contextmanager
 def parts_named(parts: Callable[[], Mapping[str, int]]) -> Iterator[None]:
     """Add what fills the memory to the error of a rank that runs out of it within this context."""
+    # Freed for the error itself: without memory for a traceback, MPI's hooks can deadlock within malloc.
+    reserve: list[Tensor] = [torch.empty(_RESERVE_BYTES, dtype=torch.uint8)]
     try:
         yield
     except RuntimeError as error:
+        reserve.clear()
         if is_out_of_memory(error):
             named = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts().items())
             error.args = (f"{str(error).splitlines()[0]} (memory of this rank: {named})",)
