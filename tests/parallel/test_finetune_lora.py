@@ -99,6 +99,7 @@ def check_merged(run_dir: Path, base: Path, merged: Path) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<user>a<end>"
 
 
+@pytest.mark.evidence
 def test_all_weights_are_trained_sharded_with_packed_and_padded_rows_and_another_layout(folders, tmp_path):
     """Unequal numbers of trained tokens per row must not weigh rows differently on other layouts."""
     data = tmp_path / "chat.jsonl"

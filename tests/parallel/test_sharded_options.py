@@ -132,6 +132,6 @@ def test_the_mode_of_compile_is_passed_to_torch(monkeypatch) -> None:
     for mode in ("default", "max-autotune"):
         config = SimpleNamespace(train=TrainTable(compile=True, compile_mode=mode), parallel=ParallelTable())
         task, world = SimpleNamespace(outline=OUTLINE), SimpleNamespace(device="cpu")
-        own = SimpleNamespace(_config=config, _task=task, _world=world, _adapters=None)
+        own = SimpleNamespace(_config=config, _task=task, _world=world, _adapters=None, _probe=None)
         trainer.Trainer._prepare_blocks(own, SimpleNamespace(module=Model()))
     assert modes == ["default"] * 2 + ["max-autotune"] * 2

@@ -25,7 +25,7 @@ def main(world, config):
             ))
     print(f"micro-batch {size}")
 """
-JOB = '[job]\nentry = "entry.py:main"\n[restart]\ncrashes = 0\n[train]\nbatch = 4\nmicro_batch = "auto"\n[args]\nmost = 3\n'
+JOB = '[job]\nentry = "entry.py:main"\n[restart]\ncrashes = 0\n[train]\nbatch = 2\nmicro_batch = "auto"\n[args]\nmost = 1\n'
 
 
 @pytest.fixture
@@ -37,17 +37,17 @@ def job(toolkit):
 
 def test_the_size_is_found_once_for_a_layout(toolkit, job):
     said = toolkit("run", job, "--site", "local")
-    assert said.code == 0 and "micro-batch 2" in said.out, said.err
-    assert "micro_batch 4: does not fit" in said.err and "train.micro_batch = 2, found by 4 trials" in said.err
+    assert said.code == 0 and "micro-batch 1" in said.out, said.err
+    assert "micro_batch 2: does not fit" in said.err and "train.micro_batch = 1, found by 2 trials" in said.err
     (run,) = [path.parent for path in toolkit.folder.rglob("micro_batch.json")]
     assert not (run / "trials").exists(), "only the run itself remains"
     again = toolkit("resume", "last", "--here")
-    assert "micro-batch 2" in again.out and "found for this layout at" in again.err and "trial" not in again.err
-    refused = toolkit("resume", "last", "--set=args.most=1")
+    assert "micro-batch 1" in again.out and "found for this layout at" in again.err and "trial" not in again.err
+    refused = toolkit("resume", "last", "--set=args.most=2")
     assert refused.code == 2 and "has found no micro-batch for this layout" in refused.err
-    changed = toolkit("resume", "last", "--here", "--set=args.most=1")
-    assert "micro-batch 1" in changed.out and "finding train.micro_batch again: changed args" in changed.err
-    assert json.loads((run / "micro_batch.json").read_text())["micro_batch"] == 1
+    changed = toolkit("resume", "last", "--here", "--set=args.most=2")
+    assert "micro-batch 2" in changed.out and "finding train.micro_batch again: changed args" in changed.err
+    assert json.loads((run / "micro_batch.json").read_text())["micro_batch"] == 2
 
 
 def test_a_job_that_does_not_fit_does_not_start(toolkit, job):
