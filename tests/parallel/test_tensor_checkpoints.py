@@ -76,7 +76,7 @@ def runs(request, tmp_path_factory) -> Path:
         "drawing": config_of(BOTH, dropout=0.3),
         "drawing_on": config_of(BOTH, at_cut(folder / "drawing"), dropout=0.3),
     }
-    if len(selected(request, "test_layouts_go_on_from_each_others_checkpoints")) > 3:
+    if "four" in [case["name"] for case in selected(request, "test_layouts_go_on_from_each_others_checkpoints")]:
         configs |= {
             "one_to_both": config_of(BOTH, at_cut(folder / "one")),
             "copies": config_of({"replicate": 2, "tp": 2}, dropout=0.3),
