@@ -92,14 +92,14 @@ def on_ranks(ranks: int, limit: int, patience_s: float, *argv: object) -> tuple[
         out, error = started[0].communicate(timeout=patience_s)
         lines = [line for line in out.splitlines() if line.startswith("found")]
         last = (error.strip().splitlines() or [""])[-1]
-        said = lines[-1] if lines else f"exit code {started[0].returncode}: {last:.150}"
+        outcome = lines[-1] if lines else f"exit code {started[0].returncode}: {last:.150}"
     except subprocess.TimeoutExpired:
-        said = f"no end after {patience_s:.0f} s"
+        outcome = f"no end after {patience_s:.0f} s"
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return said, time.monotonic() - began
+    return outcome, time.monotonic() - began
 
 
 def by_toolkit(folder: Path, ranks: int, limit: int, most: int) -> tuple[str, float]:
@@ -138,15 +138,15 @@ def main() -> None:
     for ranks in options.ranks:
         for finder in options.finders:
             if finder == "toolkit":
-                said, seconds = by_toolkit(options.folder, ranks, limit, options.most)
+                outcome, seconds = by_toolkit(options.folder, ranks, limit, options.most)
             else:
-                said, seconds = on_ranks(ranks, limit, options.patience_s, finder, options.most, 0)
+                outcome, seconds = on_ranks(ranks, limit, options.patience_s, finder, options.most, 0)
             fits = "-"
-            if said.startswith("found"):
-                size = int(said.split()[1])
+            if outcome.startswith("found"):
+                size = int(outcome.split()[1])
                 end, _ = on_ranks(ranks, limit, options.patience_s, "steps", options.most, size)
                 fits = "fit" if end.startswith("exit code 0") else end
-            print(f"| {finder} | {ranks} | {said} | {seconds:.0f} | {fits} |", flush=True)
+            print(f"| {finder} | {ranks} | {outcome} | {seconds:.0f} | {fits} |", flush=True)
 
 
 if __name__ == "__main__":

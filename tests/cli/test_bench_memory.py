@@ -12,8 +12,8 @@ COMMON = ("--site", "local", "--set=train.batch=4", "--set=train.micro_batch=1",
 
 
 def test_static_parts_are_predicted_to_the_byte(toolkit):
-    said = toolkit("bench", "memory", "train_lm", "-n", "1", *TINY, *COMMON)
-    (rank,) = json.loads(said.out)["ranks"]
+    result = toolkit("bench", "memory", "train_lm", "-n", "1", *TINY, *COMMON)
+    (rank,) = json.loads(result.out)["ranks"]
     parameters, state = rank["parts"]["parameters"], rank["parts"]["optimizer state"]
     assert rank["why_not"] == "" and parameters["predicted"] == parameters["measured"] > 4 * 100_000
     assert 2 * parameters["measured"] <= state["predicted"] == state["measured"]

@@ -153,10 +153,10 @@ def test_packed_rows_of_another_model_are_refused_by_the_job(folders, tmp_path):
     ],
 )
 def test_settings_of_other_devices_are_refused_at_submission(keys, message, toolkit):
-    said = toolkit("run", "finetune_lora", "-n", "1", *(f"--set={key}={_toml(value)}" for key, value in keys.items()))
-    assert said.code == 2
+    result = toolkit("run", "finetune_lora", "-n", "1", *(f"--set={key}={_toml(value)}" for key, value in keys.items()))
+    assert result.code == 2
     with pytest.raises(ToolkitError, match=message):
-        raise ToolkitError(said.err, where="", fix="")
+        raise ToolkitError(result.err, where="", fix="")
 
 
 def _toml(value: Any) -> str:

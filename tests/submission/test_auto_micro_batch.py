@@ -36,9 +36,9 @@ def job(toolkit):
 
 
 def test_the_size_is_found_once_for_a_layout(toolkit, job):
-    said = toolkit("run", job, "--site", "local")
-    assert said.code == 0 and "micro-batch 1" in said.out, said.err
-    assert "micro_batch 2: does not fit" in said.err and "train.micro_batch = 1, found by 2 trials" in said.err
+    result = toolkit("run", job, "--site", "local")
+    assert result.code == 0 and "micro-batch 1" in result.out, result.err
+    assert "micro_batch 2: does not fit" in result.err and "train.micro_batch = 1, found by 2 trials" in result.err
     (run,) = [path.parent for path in toolkit.folder.rglob("micro_batch.json")]
     assert not (run / "trials").exists(), "only the run itself remains"
     again = toolkit("resume", "last", "--here")
@@ -51,14 +51,16 @@ def test_the_size_is_found_once_for_a_layout(toolkit, job):
 
 
 def test_a_job_that_does_not_fit_does_not_start(toolkit, job):
-    said = toolkit("run", job, "--site", "local", "--set=args.most=0")
+    result = toolkit("run", job, "--site", "local", "--set=args.most=0")
     assert (
-        said.code == 1 and "not even one sample per rank fits into memory" in said.err and "train.offload" in said.err
+        result.code == 1
+        and "not even one sample per rank fits into memory" in result.err
+        and "train.offload" in result.err
     )
 
 
 def test_slurm_gets_no_job_without_a_size(toolkit, job):
-    said = toolkit("submit", job, "--site", "perlmutter", "--set=job.account=a", "--set=job.time=1:00:00")
-    assert said.code == 2 and "found no micro-batch" in said.err and "in an allocation" in said.err
+    result = toolkit("submit", job, "--site", "perlmutter", "--set=job.account=a", "--set=job.time=1:00:00")
+    assert result.code == 2 and "found no micro-batch" in result.err and "in an allocation" in result.err
     ranged = toolkit("run", job, "--site", "local", "--set=job.nodes='1-2'")
     assert ranged.code == 2 and "cannot be combined with nodes = 1-2" in ranged.err

@@ -68,38 +68,38 @@ def search(toolkit):
 
 
 def test_a_kill_is_a_result(search):
-    said = search(3, "os.kill(os.getpid(), signal.SIGKILL)", "--json", ranks=2)
-    found = json.loads(said.out)
-    assert (said.code, found["largest"], found["data_ranks"]) == (0, 3, 2)
+    result = search(3, "os.kill(os.getpid(), signal.SIGKILL)", "--json", ranks=2)
+    found = json.loads(result.out)
+    assert (result.code, found["largest"], found["data_ranks"]) == (0, 3, 2)
     assert (found["micro_batch"], found["accumulation"]) == (2, 4), "at most 2.7, and a divisor of 8"
     assert {trial["micro_batch"]: trial["fits"] for trial in found["trials"]} == {1: True, 2: True, 3: True, 4: False}
     assert found["trials"][0]["samples_per_s"] == 2 * 2 * found["trials"][0]["micro_batch"]
 
 
 def test_a_failed_allocation_is_a_result(search):
-    said = search(1, 'raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")', "--json", "--most", "2")
-    assert (said.code, json.loads(said.out)["largest"]) == (0, 1)
+    result = search(1, 'raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")', "--json", "--most", "2")
+    assert (result.code, json.loads(result.out)["largest"]) == (0, 1)
 
 
 def test_another_failure_ends_the_search(search):
-    said = search(0, 'raise ValueError("wrong shape")')
-    assert said.code != 0 and "a trial with micro_batch = 1 failed" in said.err and "toolkit explain" in said.err
+    result = search(0, 'raise ValueError("wrong shape")')
+    assert result.code != 0 and "a trial with micro_batch = 1 failed" in result.err and "toolkit explain" in result.err
 
 
 def test_a_size_that_was_not_allowed_to_fail_is_said(search):
-    said = search(1000, "pass", "--most", "1")
-    assert "the largest size is 1, and no larger one was tried: set train.micro_batch = 1" in said.out
+    result = search(1000, "pass", "--most", "1")
+    assert "the largest size is 1, and no larger one was tried: set train.micro_batch = 1" in result.out
 
 
 def test_nothing_fits(search):
-    said = search(0, "os.kill(os.getpid(), signal.SIGKILL)")
-    assert said.code == 1 and "not even one sample per rank fits" in said.err
+    result = search(0, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert result.code == 1 and "not even one sample per rank fits" in result.err
 
 
 def test_wrong_options(toolkit):
     for option, value, named in (("--headroom", "100", "0 to 99"), ("--most", "0", "at least 1")):
-        said = toolkit("bench", "batch", "train_lm", option, value)
-        assert said.code == 2 and named in said.err
+        result = toolkit("bench", "batch", "train_lm", option, value)
+        assert result.code == 2 and named in result.err
 
 
 @pytest.mark.evidence

@@ -20,11 +20,14 @@ from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError, counte
 from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from toolkit.comm.bench.request import BenchRequest
     from toolkit.config.request import JobRequest
     from toolkit.config.resolved import ResolvedJob
     from toolkit.metrics.collectives import Measurement
     from toolkit.metrics.step_profile import StepProfile
+    from toolkit.rundir.layout import RunDirectory
     from toolkit.world.facts import World
 
 _COLLECTIVES_JOB = "bench_collectives"
@@ -208,7 +211,7 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
     from toolkit.config.request import JobRequest
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
-    from toolkit.submission.run_here import follow_here, make_here, resolve_here
+    from toolkit.submission.run_here import resolve_here
 
     try:
         if ranks is not None:
@@ -218,8 +221,7 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
         _check_job(request, resolved)
     except ToolkitError as error:
         raise _by_option(error) from None
-    directory = make_here(asked, resolved)
-    code = follow_here(directory, resolved, 0, partial(echo_log, err=True) if as_json else _echo, _say)
+    directory, code = _run(asked, resolved, partial(echo_log, err=True) if as_json else _echo)
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)
@@ -227,6 +229,18 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
     if as_json:
         click.echo(found.to_json())
     return found, code
+
+
+def _run(
+    request: JobRequest, job: ResolvedJob, write: Callable[[str], object] | None = None
+) -> tuple[RunDirectory, int]:
+    """Run a job in the foreground; return (its directory, its exit code). `write` gets the output of ranks; default: stderr."""
+    from toolkit.submission.batch_search import settle_micro_batch
+    from toolkit.submission.run_here import follow_here, make_here
+
+    directory = make_here(request, job)
+    settle_micro_batch(directory, job, _say)
+    return directory, follow_here(directory, job, 0, write or partial(echo_log, err=True), _say)
 
 
 def _say(line: str) -> None:
@@ -303,8 +317,7 @@ def _stored_profile(result: str, runs: Path | None) -> StepProfile:
 def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile, int]:
     """Run the job for `warmup` and `steps` steps; return (the profile, the exit code)."""
     from toolkit.metrics.step_profile import FILE, read_profile
-    from toolkit.submission.batch_search import settle_micro_batch
-    from toolkit.submission.run_here import follow_here, make_here, resolve_here
+    from toolkit.submission.run_here import resolve_here
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
         if value < least:
@@ -316,9 +329,7 @@ def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile
         replace(request, settings=(*request.settings, *length, "restart.crashes=0")),
         fix_for_several=f"`toolkit submit {request.job} {later}`, then `toolkit bench step --result last`",
     )
-    directory, report = make_here(request, resolved), partial(click.echo, err=True)
-    settle_micro_batch(directory, resolved, report)
-    code = follow_here(directory, resolved, 0, partial(echo_log, err=True), report)
+    directory, code = _run(request, resolved)
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)  # the run has reported why
@@ -361,8 +372,8 @@ def memory(
     """
     from toolkit.metrics.memory_table import MEMORY_FILE, lines_of_memory
     from toolkit.rundir.files import read_json, typed_path
-    from toolkit.submission.batch_search import settings_of_trial, settle_micro_batch
-    from toolkit.submission.run_here import follow_here, make_here, resolve_here
+    from toolkit.submission.batch_search import settings_of_trial
+    from toolkit.submission.run_here import resolve_here
 
     if result is not None:
         path = typed_path(result) if typed_path(result).is_file() else find(result, runs).metrics / MEMORY_FILE
@@ -370,10 +381,8 @@ def memory(
         request = request_of(job, values, site=site, runs=runs, settings=settings)
         chosen = settings_of_trial(3, {"train.measure_memory": "true", "train.log_every": 1, "env.malloc": "trimmed"})
         request = replace(request, settings=(*request.settings, *chosen))
-        resolved = resolve_here(request)
-        directory, report = make_here(request, resolved), partial(click.echo, err=True)
-        settle_micro_batch(directory, resolved, report)
-        if code := follow_here(directory, resolved, 0, partial(echo_log, err=True), report):
+        directory, code = _run(request, resolve_here(request))
+        if code:
             sys.exit(code)  # the run has reported why
         shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)  # as large as the state of the job
         path = directory.metrics / MEMORY_FILE

@@ -31,7 +31,7 @@ def with_found_micro_batch(job: ResolvedJob, file: Path | None) -> ResolvedJob:
     """Return the job with the size in the file in place of "auto".
 
     Raises:
-        ToolkitError: there is no size for the layout of the job.
+        ToolkitError: the file has no size for the layout of the job.
     """
     if not job.train.is_auto:
         return job
