@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import gc
 import importlib
 import importlib.util
 import os
@@ -10,8 +11,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -169,22 +170,23 @@ def _interface(job: Mapping[str, Any]) -> str:
 
 def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, job: Mapping[str, Any]) -> None:
     """Call the function of the entry as `main(world, config)`, with the process group initialized."""
-    from toolkit.rank.preparation import prepare
-    from toolkit.world.discover import discover
+    with _imports_uncollected():
+        from toolkit.rank.preparation import prepare
+        from toolkit.world.discover import discover
 
-    world = discover()
-    world.stop_watch.install()
-    prepare(world, job)
+        world = discover()
+        world.stop_watch.install()
+        prepare(world, job)
 
-    import torch.distributed as dist
+        import torch.distributed as dist
 
-    from toolkit.config.resolved import ResolvedJob
-    from toolkit.world.rendezvous import start_groups
+        from toolkit.config.resolved import ResolvedJob
+        from toolkit.world.rendezvous import start_groups
 
-    config = ResolvedJob.from_json(resolved_job.read_text(encoding="utf-8"))
-    start_groups(world, interface=_interface(job), timeout_s=float(config.restart.collective_timeout_s))
-    sys.argv = [entry, *argv]
-    main = load_function(entry, directory)
+        config = ResolvedJob.from_json(resolved_job.read_text(encoding="utf-8"))
+        start_groups(world, interface=_interface(job), timeout_s=float(config.restart.collective_timeout_s))
+        sys.argv = [entry, *argv]
+        main = load_function(entry, directory)
     value = None
     try:
         value = main(world, config)
@@ -206,6 +208,21 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     if stopped and world.run_dir is not None:
         attempt = RunDirectory(world.run_dir).attempt(world.attempt)
         write_text(attempt.done_marker(world.rank), "stopped\n")
+
+
+@contextmanager
+def _imports_uncollected() -> Iterator[None]:
+    """Import without cyclic garbage collection, and exempt what was imported from it.
+
+    torch and its compiler allocate millions of objects that stay: collections in between took a fifth of the import.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # not gc.disable(): a module that calls it at import keeps its choice
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.set_threshold(*thresholds)
 
 
 def _await_saves() -> None:
