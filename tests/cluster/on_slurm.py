@@ -132,7 +132,7 @@ def is_stepping(run: RunDirectory, attempt: int) -> Callable[[], bool]:
     return lambda: run.attempt(attempt).heartbeat.exists()
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 120) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

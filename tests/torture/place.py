@@ -23,7 +23,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 JOB = Path(__file__).with_name("paced_lm.toml")
-PATIENCE_S = 60.0  # no scenario may be silent for longer, Slurm's own waits apart
+PATIENCE_S = 100.0  # no scenario may be silent for longer, Slurm's own waits apart
 
 
 @dataclass

@@ -188,9 +188,6 @@ def run(request: JobRequest, session: str | None) -> None:
 
 def live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
     """Run one start in the foreground; exit with the job's exit code."""
-    from toolkit.submission.batch_search import settle_micro_batch
-    from toolkit.submission.run_here import follow_here
+    from toolkit.submission.batch_search import run_start
 
-    report = partial(click.echo, err=True)
-    settle_micro_batch(directory, job, report)
-    sys.exit(follow_here(directory, job, start, echo_log, report))
+    sys.exit(run_start(directory, job, start, echo_log, partial(click.echo, err=True)))

@@ -28,15 +28,7 @@ from toolkit.submission.create import make_run
 from toolkit.submission.run_here import follow_here
 from toolkit.supervise.symptoms import GPU_OUT_OF_MEMORY, KILLED, OUT_OF_MEMORY
 
-__all__ = [
-    "HEADROOM",
-    "NOTHING_FITS",
-    "BatchSearch",
-    "Trial",
-    "search_batch",
-    "settings_of_trial",
-    "settle_micro_batch",
-]
+__all__ = ["HEADROOM", "NOTHING_FITS", "BatchSearch", "Trial", "run_start", "search_batch", "settings_of_trial"]
 
 HEADROOM = 0.1
 NOTHING_FITS = "use train.recompute, train.offload or parallel.shard"
@@ -181,7 +173,15 @@ def _tried(job: ResolvedJob, runs: Path, size: int, data_ranks: int) -> Trial:
     return Trial(size, False, None, end.reason)
 
 
-def settle_micro_batch(run: RunDirectory, job: ResolvedJob, report: Callable[[str], object]) -> None:
+def run_start(
+    run: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object], report: Callable[[str], object]
+) -> int:
+    """Run one start in the foreground, after a search if its micro-batch is "auto"; return the exit code."""
+    _settle_micro_batch(run, job, report)
+    return follow_here(run, job, start, write, report)
+
+
+def _settle_micro_batch(run: RunDirectory, job: ResolvedJob, report: Callable[[str], object]) -> None:
     """Find the size for `train.micro_batch = "auto"`, unless the run has one for this layout; report which it is.
 
     The trials are runs in the folder of the run, which remain only after an error.

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -84,9 +85,8 @@ def run(job: str | Path, **options: Unpack[JobOptions]) -> Run:
 
     Ctrl-C asks the run to save and stop; a second one kills it. Both return the stopped run.
     """
-    from toolkit.submission.batch_search import settle_micro_batch
-    from toolkit.submission.run_here import follow_here, make_here, resolve_here
-    from toolkit.terminal.talk import say
+    from toolkit.submission.batch_search import run_start
+    from toolkit.submission.run_here import make_here, resolve_here
 
     if threading.current_thread() is not threading.main_thread():
         raise ToolkitError(
@@ -97,8 +97,7 @@ def run(job: str | Path, **options: Unpack[JobOptions]) -> Run:
     request = request_of(job, options)
     resolved = resolve_here(request)
     directory = make_here(request, resolved)
-    settle_micro_batch(directory, resolved, say)
-    follow_here(directory, resolved, 0, sys.stdout.write)
+    run_start(directory, resolved, 0, sys.stdout.write, partial(print, file=sys.stderr, flush=True))
     return Run(directory.path)
 
 

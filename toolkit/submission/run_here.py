@@ -1,9 +1,7 @@
 """Run a job in the foreground: on the nodes of the allocation that this process is in, else on this machine."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from toolkit.config.document import Flag
 from toolkit.config.request import JobRequest, resolve
@@ -74,8 +72,7 @@ def make_here(request: JobRequest, job: ResolvedJob) -> RunDirectory:
 
 
 def follow_here(
-    run: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object],
-    report: Callable[[str], object] | None = None,
+    run: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object], report: Callable[[str], object]
 ) -> int:  # fmt: skip
     """Run one start in the foreground until it ends; return the exit code. `write` receives the output of the ranks."""
     from rich.console import Console
@@ -84,7 +81,6 @@ def follow_here(
     from toolkit.runs.status.state import run_status
     from toolkit.submission.foreground import Interrupts, show_output, start_here
 
-    report = report or _to_stderr
     earlier = len(run.attempt_numbers())
     with Interrupts(run) as interrupts:
         report(f"run {run.run_id}, in {run.path}")
@@ -93,8 +89,3 @@ def follow_here(
     status = run_status(run)
     report_end(status, run, Console(stderr=True))
     return exit_code_of(status)
-
-
-def _to_stderr(line: str) -> Any:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
