@@ -341,6 +341,12 @@ def copies_row(place: Place) -> Values:
     return values
 
 
+def ring_row(place: Place) -> Values:
+    values = result_of(place.run("ring_blocks"))
+    expect(values["float32"] < 1e-5 and values["bfloat16"] < 2e-2, "the attention of whole sequences", values)
+    return values
+
+
 def scaler_row(place: Place) -> Values:
     values = result_of(place.run("overflowing"))
     expect(0 < values["skipped"] < values["steps"], "some skipped steps, and then some that are not", values)
@@ -382,6 +388,7 @@ ROWS = (
     Row("recompute", recompute_row, 120),
     Row("compile", compile_row, 120),
     Row("copies", copies_row, 60),
+    Row("ring", ring_row, 60),
     Row("offload", offload_row, 150),
     Row("adapters", adapters_row, 90),
 )

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
+from toolkit.parallel.context.attention import Attention, Positions
 from toolkit.parallel.outline import Outline
 from toolkit.train.arguments import DividedBy, read_arguments
 from toolkit.train.data import TokenSource, hold_out
@@ -37,7 +37,7 @@ class Arguments:
     layers: Count = 4
     width: Annotated[Count, DividedBy("args.heads")] = 128
     heads: Annotated[Count, DividedBy("parallel.tp")] = 4
-    context: Annotated[Count, DividedBy("parallel.tp")] = 128
+    context: Annotated[Count, DividedBy("parallel.tp"), DividedBy("parallel.cp", times=2)] = 128
     dropout: Share = 0.1
     tied: bool = True  # the head reuses the embedding's weights
     max_bytes: Count = 4_000_000  # bytes of text to read
@@ -54,6 +54,7 @@ class Block(nn.Module):
         self.dropout = args.dropout
         self.attention_norm = nn.LayerNorm(args.width)
         self.query_key_value = nn.Linear(args.width, 3 * args.width, bias=False)
+        self.attend = Attention()
         self.attention_out = nn.Linear(args.width, args.width, bias=False)
         self.perceptron_norm = nn.LayerNorm(args.width)
         self.perceptron_in = nn.Linear(args.width, 4 * args.width)
@@ -69,7 +70,7 @@ class Block(nn.Module):
         by_head = self.query_key_value(stream).unflatten(2, (-1, 3, self.head_width))
         query, key, value = by_head.permute(3, 0, 2, 1, 4)  # each (batch, heads, context, width / heads)
         dropout = self.dropout if self.training else 0.0
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = self.attend(query, key, value, dropout=dropout)
         return self.attention_out(mixed.transpose(1, 2).flatten(2))
 
     def _drop(self, stream: Tensor) -> Tensor:
@@ -83,6 +84,7 @@ class GPT(nn.Module):
         super().__init__()
         self.dropout = args.dropout
         self.token_embedding = nn.Embedding(vocabulary, args.width)
+        self.positions = Positions()
         self.place_embedding = nn.Embedding(args.context, args.width)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.LayerNorm(args.width)
@@ -97,8 +99,7 @@ class GPT(nn.Module):
         return self.head(self.norm(stream)) if self.head is not None else stream
 
     def _embedded(self, text: Tensor) -> Tensor:
-        places = torch.arange(text.shape[1], device=text.device)
-        stream = self.token_embedding(text) + self.place_embedding(places)
+        stream = self.token_embedding(text) + self.place_embedding(self.positions(text))
         return nn.functional.dropout(stream, self.dropout, self.training)
 
 

@@ -137,7 +137,7 @@ from toolkit.site.load import load_site
         (
             "nodes = 2",
             "[parallel]\ntp = 2\n[train]\ncompile = true",
-            "job.toml:8:train.compile: tp = 2 cannot be combined with torch.compile: its hooks cause graph breaks. "
+            "job.toml:8:train.compile: tp = 2 cannot be combined with torch.compile: its communication causes graph breaks. "
             "Fix: set train.compile = false, or tp = 1",
         ),
         (

@@ -27,6 +27,8 @@ LITTLE = [
     "args.width=32",
     "--set",
     "args.max_bytes=100000",
+    "--set",
+    "args.context=128",
 ]
 
 
@@ -55,7 +57,7 @@ def train(world, config) -> None:
 @pytest.mark.parametrize("commands", sampled([COMMANDS[:2], COMMANDS], lambda case: case[0] is not COMMANDS), ids=len)
 def test_the_commands_train_alike(tmp_path, commands):
     """By forked ranks: a command of its own for each costs the imports of all its ranks."""
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
     losses = []
     for number, command in enumerate(commands):
         config, run_dir = config_of(command), tmp_path / str(number)

@@ -97,6 +97,24 @@ LAYOUTS = {
             {"pp": 2, "shard": 2, "zero": 1, "tp": 2, "schedule": "zero_bubble"},
         ),
         Layout("pp 2 x tp 2, untied", 4, {"pp": 2, "tp": 2}, {"tied": False}),
+        *(
+            Layout(f"cp {ranks} {method}", ranks, {"cp": ranks, "context": method})
+            for ranks in (2, 4)
+            for method in ("ring", "heads")
+        ),
+        Layout("replicate 2 x cp 2 ring", 4, {"cp": 2, "context": "ring"}),
+        *(
+            Layout(f"shard 2 zero {zero} x cp 2 ring", 4, {"shard": 2, "zero": zero, "cp": 2, "context": "ring"})
+            for zero in (1, 2, 3)
+        ),
+        Layout("replicate 2 x shard 2 zero 3 x cp 2 heads", 8, {"shard": 2, "cp": 2}),
+        Layout("cp 2 heads x tp 2", 4, {"cp": 2, "tp": 2}),
+        Layout("cp 2 ring x tp 4", 8, {"cp": 2, "tp": 4}),
+        Layout("cp 2 ring x tp 2, sequence", 4, {"cp": 2, "tp": 2, "sequence": True, "context": "ring"}),
+        Layout("pp 2 x cp 2 ring", 4, {"pp": 2, "cp": 2, "context": "ring"}),
+        Layout("pp 2 interleaved x cp 2 heads", 4, {"pp": 2, "cp": 2, "schedule": "interleaved"}),
+        Layout("pp 2 x shard 2 zero 3 x cp 2 ring", 8, {"pp": 2, "shard": 2, "cp": 2, "context": "ring"}),
+        Layout("pp 2 x cp 2 ring x tp 2", 8, {"pp": 2, "cp": 2, "tp": 2, "context": "ring"}),
     )
 }
 
@@ -112,8 +130,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variants_of(layout: Layout) -> list[str]:
-    """A pipeline has no steps of one micro-batch; hooks of tp and pp part the graphs of torch.compile."""
-    left_out = {"pp": ("one pass", "compiled"), "tp": ("compiled",)}
+    """A pipeline has no steps of one micro-batch; tp, pp and cp part the graphs of torch.compile."""
+    left_out = {"pp": ("one pass", "compiled"), "tp": ("compiled",), "cp": ("compiled",)}
     return [name for name in VARIANTS if not any(name in left_out.get(key, ()) for key in layout.parallel)]
 
 

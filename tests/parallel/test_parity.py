@@ -67,7 +67,13 @@ def distance(alone) -> Callable[..., Difference]:
 
 @pytest.mark.parametrize(
     ("layout", "variant"),
-    [("replicate 2", "clipped"), ("shard 2 zero 1", "plain"), ("shard 3 zero 3", "clipped"), ("pp 2 1f1b", "bf16")],
+    [
+        ("replicate 2", "clipped"),
+        ("shard 2 zero 1", "plain"),
+        ("shard 3 zero 3", "clipped"),
+        ("pp 2 1f1b", "bf16"),
+        ("cp 2 ring", "clipped"),
+    ],
 )
 def test_a_layout_trains_as_one_process_does(distance, tmp_path, layout, variant):
     found = distance(run(LAYOUTS[layout], tmp_path / "run", **sample_of(variant)), variant)

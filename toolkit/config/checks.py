@@ -334,6 +334,7 @@ NEEDS = (
     ),
     Need("adapters", ("double_quantization",), ("quantize",), lambda it: "4" in it.quantize, 'quantize = "nf4"'),
     Need("parallel", ("sequence",), ("tp",), lambda it: it.tp > 1, "tp = 2 or more"),
+    Need("parallel", ("context",), ("cp",), lambda it: it.cp > 1, "cp = 2 or more"),
     Need("parallel", ("schedule", "stages_per_rank", "balance"), ("pp",), lambda it: it.pp > 1, "pp = 2 or more"),
     Need("parallel", ("wrap_parameters",), ("wrap",), lambda it: it.wrap == "size", 'wrap = "size"'),
     Need("parallel", ("wrap_classes",), ("wrap",), lambda it: it.wrap == "classes", 'wrap = "classes"'),

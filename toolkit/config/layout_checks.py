@@ -316,10 +316,9 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
             where="train.recompute",
             fix='use "every", or schedule = "interleaved"',
         )
-    if train.compile and (parallel.tp > 1 or parallel.pp > 1):
-        name = "tp" if parallel.tp > 1 else "pp"
+    if train.compile and (name := next((name for name in ("tp", "pp", "cp") if getattr(parallel, name) > 1), "")):
         raise ToolkitError(
-            f"{name} = {getattr(parallel, name)} cannot be combined with torch.compile: its hooks cause graph breaks",
+            f"{name} = {getattr(parallel, name)} cannot be combined with torch.compile: its communication causes graph breaks",
             where="train.compile",
             fix=f"set train.compile = false, or {name} = 1",
         )

@@ -206,7 +206,12 @@ class ParallelTable(Table):
         "With `tp` > 1: sequence parallelism, in which norms and dropout process only the rank's part of the sequence.",
     )
     pp: int = key(1, "Number of pipeline parallel ranks, each with `stages_per_rank` stages.", ge=1)
-    cp: int = key(1, "Number of context parallel ranks.", ge=1)
+    cp: int = key(1, "Number of context parallel ranks, over which each sequence is split.", ge=1)
+    context: Literal["auto", "ring", "heads"] = key(
+        "auto",
+        "Attention between the parts of a sequence: `ring` sends keys and values from rank to rank; `heads` exchanges tokens "
+        "for heads, whose number `cp` must divide; `auto` is `heads` where possible.",
+    )
     ep: int = key(1, "Number of expert parallel ranks; must divide shard x cp.", ge=1)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = key(
         "1f1b", "Pipeline schedule: the order of the forward and backward passes of the micro-batches."

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,8 @@ from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
+from toolkit.parallel.context.attention import check_context, split_context
+from toolkit.parallel.context.order import own_tokens
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, Read, materialise, parameters_on_meta
 from toolkit.parallel.mesh import Mesh
@@ -58,7 +60,11 @@ class DistributedModel:
 
     @property
     def counts_loss(self) -> bool:
-        return self.mesh.place["tp"] == 0 and self.mesh.place["cp"] == 0
+        return self.mesh.place["tp"] == 0
+
+    def own_part(self, tensor: Tensor) -> Tensor:
+        """Return this rank's tokens of a batch of sequences, (batch, tokens, ...); without `cp`, all of them."""
+        return own_tokens(tensor, self.mesh.place["cp"], self.mesh.sizes["cp"])
 
     @property
     def stream(self) -> tuple[int, int]:
@@ -73,7 +79,8 @@ class DistributedModel:
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
     ) -> None:
         """Compute the gradients of the mean loss over the micro-batches of all ranks (`Passes.run`). Collective."""
-        self.passes.run(micro_batches, part_of, heard, precision)
+        parts = [(self.own_part(inputs), self.own_part(targets)) for inputs, targets in micro_batches]
+        self.passes.run(parts, part_of, heard, precision)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients to a 2-norm of at most `max_norm` (0: no limit); return the norm before. Collective."""
@@ -149,7 +156,11 @@ def distribute(
     profile = profile or Profile()
     whole = design.on_meta()
     design.outline.blocks_of(whole)
+    check_context(whole, mesh.sizes["cp"])
     _refuse_unbuilt(mesh)
+    if design.trial is not None:
+        inputs = own_tokens(design.trial.inputs, mesh.place["cp"], mesh.sizes["cp"])
+        design = replace(design, trial=replace(design.trial, inputs=inputs))
     parameters = sum(parameter.numel() for parameter in whole.parameters())
     parts = _Parts(design, tensor_plan(whole, design.outline, config.parallel, world.size), mesh, config)
     twice: tuple[nn.Parameter, ...] = ()
@@ -164,7 +175,7 @@ def distribute(
         if parts.are_copies and world.size > 1:  # one rank has nothing to reduce, and DDP would copy its gradients
             passes = replicate(model, mesh, world, config, topology, profile)
         else:
-            passes = PassesInTurn(model, float(mesh.data_size), between, profile)
+            passes = PassesInTurn(model, float(mesh.gradient_size), between, profile)
             if isinstance(model, FSDPModule) and mesh.sizes["shard"] == world.size:
                 choose_sharding_collectives(model, world, config.parallel.reduction, topology)
     if parts.tensor is not None:
@@ -185,7 +196,7 @@ class _Parts:
 
     @property
     def tensor(self) -> DeviceMesh | None:
-        return self.mesh.among("tp")
+        return self.mesh.parameter_mesh("tp")
 
     @property
     def are_copies(self) -> bool:
@@ -203,13 +214,15 @@ class _Parts:
     ) -> Between:
         """Split, prepare and shard `part`, which is on the meta device, then allocate and initialize it."""
         design, settings = self.design, self.config.parallel
+        if (context := self.mesh.group("cp")) is not None:
+            split_context(part, context, settings.context)
         splits: AbstractContextManager[None] = nullcontext()
         if self.tensor is not None:
             split_tensors(part, design.outline, self.plan, self.tensor, settings.sequence)
             splits = loss_parallel()  # a trial may include the loss of split logits
         with splits:
             design.prepare(Part(part, inputs, is_last))
-        data = self.mesh.among("replicate", "shard")
+        data = self.mesh.parameter_mesh("replicate", "shard")
         between: Between = nullcontext
         if data is not None and not self.are_copies:
             between = shard(part, design.outline, data, settings)
@@ -237,7 +250,7 @@ def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Modu
             is_last=stage == pipeline.stages - 1,
             known_as=pipeline.known_as[stage],
         )
-    passes = pipeline.passes(settings, float(mesh.data_size), world.device)
+    passes = pipeline.passes(settings, float(mesh.gradient_size), world.device)
     passes.profile = profile
     model = pipeline.whole()
     if parts.tensor is not None:
@@ -246,13 +259,12 @@ def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Modu
 
 
 def _refuse_unbuilt(mesh: Mesh) -> None:
-    for name, what in (("cp", "sequences"), ("ep", "experts")):
-        if mesh.sizes[name] > 1:
-            raise ToolkitError(
-                f"{name} = {mesh.sizes[name]}, but `distribute` cannot split {what}; only the mesh supports it",
-                where=f"parallel.{name}",
-                fix=f"set {name} = 1, or split the {what} in the model, over mesh.group({name!r})",
-            )
+    if mesh.sizes["ep"] > 1:
+        raise ToolkitError(
+            f"ep = {mesh.sizes['ep']}, but `distribute` cannot split experts; only the mesh supports it",
+            where="parallel.ep",
+            fix="set ep = 1, or split the experts in the model, over mesh.group('ep')",
+        )
 
 
 def describe(mesh: Mesh, settings: ParallelTable) -> str:
@@ -263,6 +275,8 @@ def describe(mesh: Mesh, settings: ParallelTable) -> str:
         said += f", each sharded over {mesh.sizes['shard']} ranks (zero {settings.zero})"
     if mesh.sizes["tp"] > 1:
         said += f", matrices {'and the sequence ' if settings.sequence else ''}split over {mesh.sizes['tp']}"
+    if mesh.sizes["cp"] > 1:
+        said += f", sequences split over {mesh.sizes['cp']} ({settings.context})"
     if mesh.sizes["pp"] > 1:
         said += f", a pipeline of {mesh.sizes['pp']} ranks ({settings.schedule})"
     return said

@@ -88,6 +88,26 @@ class Mesh:
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
         self.device_mesh = self._device_mesh([(name,) for name in DIMENSIONS])
+        self._parameter_mesh = self.device_mesh if self.sizes["cp"] == 1 else self.merged(*self._copies)
+
+    @property
+    def _copies(self) -> tuple[str, ...]:
+        """The dimension over which parameters are sharded, else replicated, with "cp", whose ranks share parameters."""
+        return ("shard", "cp") if self.sizes["shard"] > 1 else ("replicate", "shard", "cp")
+
+    @property
+    def gradient_size(self) -> int:
+        """The number of ranks over which gradients are averaged: those of replicate x shard x cp."""
+        return self.data_size * self.sizes["cp"]
+
+    def parameter_mesh(self, *dimensions: str) -> DeviceMesh | None:
+        """Return the submesh that places parameters, of "tp", or of "replicate" and "shard", which then include "cp".
+
+        It has no dimensions of size 1; None if all have size 1.
+        """
+        names = self._parameter_mesh.mesh_dim_names or ()
+        wanted = tuple(name for name in names if not {*name.split("_")}.isdisjoint(dimensions))
+        return self._parameter_mesh[wanted] if wanted else None
 
     @property
     def data_size(self) -> int:

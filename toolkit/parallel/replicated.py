@@ -95,9 +95,9 @@ class ReplicatedPasses:
 def replicate(
     model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, topology: Topology, profile: Profile
 ) -> ReplicatedPasses:
-    """Replicate `model` on all ranks of the mesh dimension `replicate`. Collective."""
+    """Replicate `model` on all ranks of the mesh dimensions `replicate` and `cp`. Collective."""
     settings = config.parallel
-    group = mesh.group("replicate") or dist.group.WORLD
+    group = mesh.group("replicate", "cp") or dist.group.WORLD
     assert group is not None, "initialize the default process group before distributing a model"
     reduction = find_reduction(group, world, settings.reduction, topology)
 
@@ -113,4 +113,4 @@ def replicate(
         return parallel
 
     bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)
-    return ReplicatedPasses(wrap, bucket_mb, mesh.sizes["replicate"], profile)
+    return ReplicatedPasses(wrap, bucket_mb, mesh.gradient_size, profile)

@@ -38,23 +38,25 @@ Between = Callable[[], AbstractContextManager[None]]
 def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: ParallelTable) -> Between:
     """Shard `model` over the ranks of `mesh`, whose dimensions are "replicate", "shard" or both. Collective.
 
+    Either may be merged with "cp", as in "shard_cp".
+
     Without "shard" in the mesh, FSDP2 replicates the model. Unlike DDP, it accepts models that are split over
     tensor-parallel ranks.
 
     Returns:
         The context for all backward passes of a step except the last.
     """
-    names = mesh.mesh_dim_names or ()
+    is_sharded = any(name.startswith("shard") for name in mesh.mesh_dim_names or ())
     units = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
     for part in (*_wrapped(model, outline, settings), model):
         # Only the model's own outputs: those of inner modules keep the type of the computation.
         precision = replace(units, output_dtype=_TYPES[settings.output_type]) if part is model else units
-        if "shard" in names:
+        if is_sharded:
             fully_shard(part, mesh=mesh, reshard_after_forward=settings.zero == 3, mp_policy=precision)
         else:
             replicate_composable(part, mesh=mesh, mp_policy=precision)
     assert isinstance(model, FSDPModule)
-    zero = settings.zero if "shard" in names else 1
+    zero = settings.zero if is_sharded else 1
     return lambda: _between(model, zero)
 
 

@@ -22,9 +22,13 @@ _AS_IN_TABLES = ConfigDict(strict=True, allow_inf_nan=False)
 
 @dataclasses.dataclass(frozen=True)
 class DividedBy:
-    """Annotates a field whose value must be divisible by that of another key, such as "args.heads" or "parallel.tp"."""
+    """Annotates a field whose value must be divisible by that of another key, such as "args.heads" or "parallel.tp".
+
+    With `times`, it must be divisible by this multiple of it, unless the other value is 1.
+    """
 
     key: str
+    times: int = 1
 
 
 def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments:
@@ -79,19 +83,23 @@ def check_divided(filled: object, keys: Mapping[str, Any]) -> None:
     for name, hint in _hints(kind).items():
         for limit in getattr(hint, "__metadata__", ()):
             if isinstance(limit, DividedBy) and limit.key in keys:
-                _check_multiple(name, getattr(filled, name), limit.key, keys[limit.key])
+                _check_multiple(name, getattr(filled, name), limit, keys[limit.key])
 
 
-def _check_multiple(name: str, value: Any, key: str, divisor: Any) -> None:
-    if not isinstance(value, int) or not isinstance(divisor, int) or divisor < 1 or value % divisor == 0:
+def _check_multiple(name: str, value: Any, limit: DividedBy, other: Any) -> None:
+    key, times = limit.key, limit.times
+    if not isinstance(value, int) or not isinstance(other, int) or other < 1 or (times > 1 and other == 1):
+        return
+    divisor = times * other
+    if value % divisor == 0:
         return
     of_args = key.startswith("args.")
     multiples = [one for one in (value // divisor * divisor, (value // divisor + 1) * divisor) if one]
-    divisors = [one for one in range(1, value + 1) if value % one == 0]
-    fitting = [*[one for one in divisors if one < divisor][-1:], *[one for one in divisors if one > divisor][:1]]
+    divisors = [one for one in range(1, value + 1) if value % (one if one == 1 else times * one) == 0]
+    fitting = [*[one for one in divisors if one < other][-1:], *[one for one in divisors if one > other][:1]]
     fixes = [f"{key} = {_either(fitting)}", f"args.{name} = {_either(multiples)}"]
     raise ToolkitError(
-        f"args.{name} = {value} is not a multiple of {key} = {divisor}",
+        f"args.{name} = {value} is not a multiple of {f'{times} x ' if times > 1 else ''}{key} = {divisor}",
         where=f"args.{name}" if of_args else key,
         fix=", or ".join(reversed(fixes) if of_args else fixes),
     )

@@ -83,6 +83,7 @@ def validate(
     micro_batch: int,
     group: dist.ProcessGroup | None = None,
     alone: bool = False,
+    sharing: int = 1,
     pipeline: PipelinePasses | None = None,
 ) -> Validation:
     """Measure `samples` samples, split over the ranks of the group; every rank gets the same result.
@@ -94,6 +95,8 @@ def validate(
 
     Args:
         group: the data-parallel ranks, each with other samples; other ranks have other parts of the same model.
+        sharing: the number of successive ranks of the group that have parts of the same samples, whose measurements are
+            averaged.
         alone: True if this rank measures all samples, because all ranks together have one copy of the model.
         micro_batch: samples per forward pass; 0 runs all samples of the rank in one pass.
         pipeline: runs samples through the stages; `model` is this rank's stage. Samples are tuples whose first item is
@@ -107,17 +110,18 @@ def validate(
             "no samples to validate on", where="validation", fix="pass samples, or set train.validate_every = 0"
         )
     rank, ranks = (0, 1) if alone or not dist.is_initialized() else (dist.get_rank(group), dist.get_world_size(group))
+    rank, ranks = rank // sharing, ranks // sharing
     sums: dict[str, Tensor] = {}
     with evaluating(model), torch.no_grad():
         if pipeline is None:
             for one in _passes(samples, micro_batch, rank, ranks):
-                _add(sums, measure(model, take_samples(one.taken)), one)
+                _add(sums, measure(model, take_samples(one.taken)), one, sharing)
         else:
             together = pipeline.evaluated_together
             passes = _equal_passes(samples, micro_batch, rank, ranks, together)
             for first in range(0, len(passes), together):
-                _measure_together(pipeline, passes[first : first + together], take_samples, measure, sums)
-    found = _over_ranks(sums, samples, ranks, group) if sums else None
+                _measure_together(pipeline, passes[first : first + together], take_samples, measure, sums, sharing)
+    found = _over_ranks(sums, samples, ranks * sharing, group) if sums else None
     if pipeline is not None:
         found = pipeline.from_last_stage(found)
     assert found is not None, "without a pipeline every rank measures, with one its last stage"
@@ -149,13 +153,14 @@ def _measure_together(
     take_samples: TakeSamples,
     measure: Measure,
     sums: dict[str, Tensor],
+    sharing: int,
 ) -> None:
     """Run forward passes through a pipeline; its last stage sums the measurements."""
     taken = [take_samples(one.taken) for one in passes]
     inputs = [_inputs_of(some) for some in taken]
 
     def heard(number: int, outputs: Tensor) -> None:
-        _add(sums, measure(_Passed(inputs[number], outputs), taken[number]), passes[number])
+        _add(sums, measure(_Passed(inputs[number], outputs), taken[number]), passes[number], sharing)
 
     pipeline.evaluate(inputs, heard)
 
@@ -199,7 +204,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], one: _Pass) -> None:
+def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], one: _Pass, sharing: int) -> None:
     """Add the counted measurements of a pass; if there are none, add zeros so that every rank has the same names."""
     taken = len(one.taken)
     for name, values in measured.items():
@@ -211,7 +216,7 @@ def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], one: _Pass) ->
                 f"the number of tokens as {WEIGHT!r}",
             )
     some = next(iter(measured.values()))
-    weights = measured.get(WEIGHT, torch.ones_like(some))[one.places].double()
+    weights = measured.get(WEIGHT, torch.full_like(some, 1 / sharing))[one.places].double()
     for name, values in measured.items():
         total = weights if name == WEIGHT else values[one.places].double() * weights
         sums[name] = sums.get(name, 0.0) + total.sum()

@@ -21,6 +21,7 @@ from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.metrics.validation import in_words
+from toolkit.parallel.context.order import own_tokens
 from toolkit.parallel.distribute import Design, DistributedModel, Part, distribute
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, Read, parameters_on_meta
@@ -229,6 +230,7 @@ class Trainer:
     def _laid_out(self, mesh: Mesh, topology: Topology) -> DistributedModel:
         task, train = self._task, self._config.train
         trial = Trial(self._trial[0], autocast(self._world.device, train.precision))
+        self._trial_targets = own_tokens(self._trial[1], mesh.place["cp"], mesh.sizes["cp"]).to("meta")
         design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial, task.read)
         meter = self._probe.meter if self._probe else None
         model = distribute(design, self._world, mesh, self._config, topology, meter)
@@ -287,7 +289,7 @@ class Trainer:
                 part.module,
                 train.model_copy(update={"activation_budget_gb": budget_gb}),
                 loss_of=self._task.loss_of if part.is_last else lambda outputs, targets: outputs,
-                micro_batch=(part.inputs(), self._trial[1].to("meta")) if train.recompute in MEASURED else None,
+                micro_batch=(part.inputs(), self._trial_targets) if train.recompute in MEASURED else None,
                 below=below,
             )
             self._say(f"recomputed in the backward pass: {', '.join(names) or 'no block'}")

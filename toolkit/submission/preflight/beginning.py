@@ -168,7 +168,9 @@ def check_arguments(job: ResolvedJob) -> None:
     if declared is None:
         return
     try:
-        check_divided(read_arguments(declared, job.args), {"parallel.tp": job.parallel.tp})
+        check_divided(
+            read_arguments(declared, job.args), {"parallel.tp": job.parallel.tp, "parallel.cp": job.parallel.cp}
+        )
     except ToolkitError as error:
         raise job.placed(error) from None
 

@@ -197,7 +197,7 @@ class OptimizerStep:
     def _total_weight(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
         """Return the weight of the global batch. Collective if weights depend on targets."""
         if self.weight_of is len:
-            return self.batch
+            return self.batch * self.model.mesh.sizes["cp"]  # each rank that shares sequences adds their weight
         repeats = (
             dist.get_world_size() / self.model.mesh.data_size
         )  # ranks with parts of one model have the same targets

@@ -64,8 +64,9 @@ class Validations:
                 self._take_samples,
                 held_out.measure,
                 micro_batch=self._micro_batch,
-                group=mesh.group("replicate", "shard"),
-                alone=mesh.data_size == 1,
+                group=mesh.group("replicate", "shard", "cp"),
+                alone=mesh.gradient_size == 1,
+                sharing=mesh.sizes["cp"],
                 pipeline=self._model.pipeline,
             )
 
@@ -86,7 +87,8 @@ class Validations:
         batch = source.take(np.arange(samples.start, samples.stop))
         # The held-out part may share its source with training, which must not count these skips.
         self._skips.add(len(samples), source.drain_skips())
-        return source.finished(each_tensor(batch, lambda tensor: tensor.to(device)))
+        finished = source.finished(each_tensor(batch, lambda tensor: tensor.to(device)))
+        return each_tensor(finished, self._model.own_part) if self._model.mesh.sizes["cp"] > 1 else finished
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0
