@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,8 @@ from toolkit.metrics.training import TrainLog, TrainRecord
 def main(world, config):
     config = with_found_micro_batch(config, world.run_dir / "micro_batch.json")
     size = config.train.micro_batch
+    if config.args["hangs"]:
+        __import__("time").sleep(600)
     if size > config.args["most"]:
         raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
     with TrainLog(world.run_dir / "metrics" / "train.jsonl") as log:
@@ -25,7 +30,7 @@ def main(world, config):
             ))
     print(f"micro-batch {size}")
 """
-JOB = '[job]\nentry = "entry.py:main"\n[restart]\ncrashes = 0\n[train]\nbatch = 2\nmicro_batch = "auto"\n[args]\nmost = 1\n'
+JOB = '[job]\nentry = "entry.py:main"\n[restart]\ncrashes = 0\n[train]\nbatch = 2\nmicro_batch = "auto"\n[args]\nmost = 1\nhangs = false\n'
 
 
 @pytest.fixture
@@ -64,3 +69,15 @@ def test_slurm_gets_no_job_without_a_size(toolkit, job):
     assert result.code == 2 and "found no micro-batch" in result.err and "in an allocation" in result.err
     ranged = toolkit("run", job, "--site", "local", "--set=job.nodes='1-2'")
     assert ranged.code == 2 and "cannot be combined with nodes = 1-2" in ranged.err
+
+
+def test_ctrl_c_in_the_search_leaves_no_run(toolkit, terminal, job):
+    command = [str(Path(sys.executable).with_name("toolkit")), "run", job, "--site", "local", "--set=args.hangs=true"]
+    window = terminal(command, cwd=toolkit.folder, env=dict(os.environ))
+    window.until("finding train.micro_batch")
+    while not list(toolkit.folder.rglob("trials/*/*/attempts/000/start.json")):
+        window.until("")
+    window.interrupt()
+    assert window.wait() == 130
+    assert "search interrupted; removed run" in window.screen
+    assert not list(toolkit.folder.rglob("record.json"))

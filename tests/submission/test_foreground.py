@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,9 @@ def test_a_lost_terminal_ends_no_run(here, toolkit) -> None:
 def test_term_cancels_the_run_and_explain_names_it(here, toolkit) -> None:
     window = here.run("echo up; sleep 600")
     window.until("up")
-    window.process.terminate()
+    for _ in range(3):  # as `timeout` does, which signals its child and then its group
+        window.process.terminate()
+        time.sleep(0.001)
     assert window.wait() == 143
     assert here.status()["state"] == "cancelled"
     assert "why       requested by SIGTERM to `toolkit run` at 20" in toolkit("explain", "last").out

@@ -45,8 +45,13 @@ def check_offload(train: TrainTable, parallel: ParallelTable, ranks: int | None 
                 raise ToolkitError(
                     f'offload = "{name}" cannot be combined with {setting}: {because}', where="train.offload", fix=fix
                 )
-    if not chosen and (train.offload_to or train.offload_activations_as != "as_is"):
-        name = "offload_to" if train.offload_to else "offload_activations_as"
+    if train.offload_to and not chosen:
         raise ToolkitError(
-            f"{name} has no effect without train.offload", where=f"train.{name}", fix="set train.offload"
+            "offload_to has no effect without train.offload", where="train.offload_to", fix="set train.offload"
+        )
+    if train.offload_activations_as != "as_is" and "activations" not in chosen:
+        raise ToolkitError(
+            'offload_activations_as has no effect without offload = "activations"',
+            where="train.offload_activations_as",
+            fix='add "activations" to train.offload',
         )

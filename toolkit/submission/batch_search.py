@@ -176,8 +176,17 @@ def _tried(job: ResolvedJob, runs: Path, size: int, data_ranks: int) -> Trial:
 def run_start(
     run: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object], report: Callable[[str], object]
 ) -> int:
-    """Run one start in the foreground, after a search if its micro-batch is "auto"; return the exit code."""
-    _settle_micro_batch(run, job, report)
+    """Run one start in the foreground, after a search if its micro-batch is "auto"; return the exit code.
+
+    Ctrl-C or SIGTERM in the search removes a run that has not started: there is nothing to resume.
+    """
+    try:
+        _settle_micro_batch(run, job, report)
+    except (KeyboardInterrupt, SystemExit):
+        if start == 0:
+            shutil.rmtree(run.path)
+            report(f"search interrupted; removed run {run.run_id}, which had not started")
+        raise
     return follow_here(run, job, start, write, report)
 
 

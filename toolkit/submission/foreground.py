@@ -68,6 +68,7 @@ class Interrupts:
     run: RunDirectory
     supervisor: subprocess.Popen[bytes] | None = None
     asked: bool = False
+    _is_cancelled: bool = False
     _before: Any = None
     _before_term: Any = None
 
@@ -81,7 +82,9 @@ class Interrupts:
         signal.signal(signal.SIGTERM, self._before_term)
 
     def _cancel(self, number: int, _frame: FrameType | None) -> None:
-        write_text(self.run.control / "cancel", f"{utc_now()} by SIGTERM to `toolkit run`\n")
+        if not self._is_cancelled:  # a second signal may interrupt the write of the first
+            self._is_cancelled = True
+            write_text(self.run.control / "cancel", f"{utc_now()} by SIGTERM to `toolkit run`\n")
         if self.supervisor is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.supervisor.pid, number)

@@ -70,6 +70,13 @@ def conversation(length: int, first_trained: int) -> tuple[np.ndarray, np.ndarra
     return ids, np.arange(length) >= first_trained
 
 
+@pytest.mark.parametrize("content", [[{"type": "text", "text": "4"}], None, 4])
+def test_content_that_is_no_string_is_refused(tokenizer, content):
+    messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": content}]
+    with pytest.raises(ValueError, match=r"expected a string as the content of message 2, got (\[\{|null|4)"):
+        encode(tokenizer, {"messages": messages})
+
+
 def test_targets_are_the_next_trained_tokens_of_the_same_conversation():
     tokens, targets, line = rows_of([conversation(3, 1), conversation(4, 3)], 8, 0, is_packed=True)
     assert tokens.tolist() == [[~10, 11, 12, ~10, 11, 12, 13, 0]]

@@ -4,6 +4,7 @@ A row contains one conversation, or several. The first token of each is stored a
 which a model derives positions and a mask.
 """
 
+import json
 import re
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -33,6 +34,11 @@ def encode(tokenizer: Any, record: Any) -> Conversation:
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
         raise ValueError('expected {"messages": [{"role": ..., "content": ...}, ...]}')
+    for number, message in enumerate(messages, 1):
+        content = message.get("content")
+        # Templates render any value, such as a list of parts or None, as the text of its Python object.
+        if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+            raise ValueError(f"expected a string as the content of message {number}, got {json.dumps(content)[:60]}")
     render = tokenizer.apply_chat_template
     if _MARKED.search(tokenizer.chat_template):
         marked = render(messages, return_dict=True, return_assistant_tokens_mask=True)
