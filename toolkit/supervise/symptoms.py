@@ -45,8 +45,8 @@ NATIVE_CRASH = Symptom(
 )
 OUT_OF_MEMORY = Symptom(
     "out_of_memory", "the job used more memory than was allocated to it",
-    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with a larger value; use fewer ranks per node, a smaller "
-    "train.micro_batch (`toolkit bench batch` finds one), or train.offload",
+    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with a larger value, or without Slurm a larger `ulimit -d`; use fewer "
+    "ranks per node, a smaller train.micro_batch (`toolkit bench batch` finds one), or train.offload",
 )  # fmt: skip
 GPU_OUT_OF_MEMORY = Symptom(
     "gpu_out_of_memory", "a GPU ran out of memory",
