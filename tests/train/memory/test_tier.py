@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,71 @@ def test_a_full_disk_is_named_before_training_uses_it(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ToolkitError, match=r"cannot reserve 3\.\d+ MiB .*No space left on device.*free space"):
         FileTier(tmp_path).slot(torch.zeros(1_000_000))
+
+
+def test_a_limit_of_file_sizes_is_named(tmp_path, monkeypatch):
+    def too_large(*_: int) -> None:
+        raise OSError(27, os.strerror(27))
+
+    monkeypatch.setattr(os, "ftruncate", too_large)
+    with pytest.raises(ToolkitError, match=r"cannot reserve 3\.\d+ MiB .*File too large"):
+        FileTier(tmp_path).slot(torch.zeros(1_000_000))
+
+
+def test_the_file_is_closed_with_the_tier_and_stays_mapped_for_its_slots(tmp_path):
+    tier = FileTier(tmp_path)
+    slot = tier.slot(torch.zeros(10_000))
+    tier.write(slot, torch.arange(10_000.0)).wait()
+    number = tier._file
+    assert "(deleted)" in str(Path(f"/proc/self/fd/{number}").readlink())
+    del tier
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    assert torch.equal(slot.kept, torch.arange(10_000.0))
+
+
+def test_processes_with_the_same_number_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    FileTier(tmp_path), FileTier(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+class Stream:
+    """A stream whose work never ends; it records its order."""
+
+    def __init__(self) -> None:
+        self.order: list[object] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.order.append(other)
+
+    def wait_event(self, event: object) -> None:
+        self.order.append(event)
+
+    def record_event(self) -> object:
+        event = object()
+        self.order.append(event)
+        return event
+
+
+def test_copies_from_a_gpu_do_not_stop_the_host_and_keep_their_tensors(monkeypatch):
+    main, out, into = Stream(), Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    tier = HostTier("cpu")
+    tier._streams = (out, into)
+    tensor = torch.ones(3)
+    slot, alive = tier.slot(tensor), weakref.ref(tensor)
+    write = tier.write(slot, tensor)
+    del tensor
+    assert alive() is not None, "its memory has another use only after the copy"
+    write.wait()
+    (copied,) = main.order
+    assert out.order == [main, copied] and alive() is None
+    tier.read(slot, torch.zeros(3)).wait()
+    assert into.order[:2] == [copied, main], "a read follows the write of its slot"
+    assert main.order[-1] is into.order[-1]
 
 
 def test_an_error_of_the_disk_reaches_who_waits(tmp_path, monkeypatch):

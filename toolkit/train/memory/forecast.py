@@ -269,8 +269,8 @@ class _Elsewhere(HostTier):
     def slot(self, like: Tensor) -> Slot:
         return Slot(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta"))
 
-    def _copy(self, slot: Slot, target: Tensor, source: Tensor, direction: int) -> Transfer:
+    def _copy(self, slot: Slot, tensor: Tensor, *, is_write: bool) -> Transfer:
         if slot.last is not None:
             slot.last.wait()
-        slot.last = InThreads((), self.traffic, Path(), source if direction == 0 else target)
+        slot.last = InThreads((), self.traffic, Path(), tensor)
         return slot.last

@@ -63,9 +63,7 @@ class _Activations:
 
     def enter(self, number: int, block: nn.Module, given: tuple[Any, ...]) -> None:
         self.least_elements = max((one.numel() for one in given if isinstance(one, Tensor)), default=0)
-        while len(self.writes) > 1:  # the memory of two blocks at most waits to be written
-            for transfer in self.writes.popleft():
-                transfer.wait()
+        self.await_writes(1)  # the memory of two blocks at most waits to be written
         self.writes.append([])
         # FSDP2 has gathered the parameters of the block by now, and releases them again below the same tensors.
         self.own = {_storage(tensor) for tensor in (*block.parameters(), *block.buffers())}
@@ -77,7 +75,13 @@ class _Activations:
         self.hooks.pop().__exit__()
         self.known.clear()
 
+    def await_writes(self, most: int) -> None:
+        while len(self.writes) > most:
+            for transfer in self.writes.popleft():
+                transfer.wait()
+
     def read_ahead(self, number: int, *_: Any) -> None:
+        self.await_writes(0)
         self.saved.pop(number, None)
         for reference in self.saved.pop(number - 1, ()):
             if (saved := reference()) is not None:

@@ -43,13 +43,13 @@ class OffloadedGradients:
             self._tier.read(slot, before).wait()
             gradient = before.add_(gradient)
         self._norms[parameter] = part_of_norm(gradient)
-        while len(self._writes) >= _MOST_WRITES:
-            self._writes.popleft().wait()
+        self._await_writes(_MOST_WRITES - 1)
         self._writes.append(self._tier.write(slot, gradient))
         parameter.grad = None
 
     def clip(self, max_norm: float) -> Tensor:
         """Return the norm of all gradients; `read` then scales them to `max_norm` (0: no limit). Collective."""
+        self._await_writes(0)
         held = [parameter for parameter in self._parameters if parameter in self._norms]
         norm = norm_of_parts([(parameter, self._norms[parameter]) for parameter in held], None)
         self._clipped_to = (max_norm, norm) if max_norm else None
@@ -71,9 +71,12 @@ class OffloadedGradients:
 
     def forget(self) -> None:
         """Drop the gradients of this step."""
-        while self._writes:
-            self._writes.popleft().wait()
+        self._await_writes(0)
         self._norms, self._clipped_to = {}, None
+
+    def _await_writes(self, most: int) -> None:
+        while len(self._writes) > most:
+            self._writes.popleft().wait()
 
 
 def local_of(tensor: Any) -> Tensor:

@@ -66,7 +66,8 @@ class StreamedParameters:
 
     def _release(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
-            self._reading.pop(parameter, None)
+            if parameter in self._reading:
+                self._reading.pop(parameter).wait()
             parameter.untyped_storage().resize_(0)
 
     def _need(self, number: int, following: int) -> None:

@@ -9,12 +9,14 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -89,13 +91,14 @@ class _Done:
 
 @dataclass
 class _OnStream:
+    """A copy on a stream of its own. Its tensor stays alive until a wait: only work after the copy may reuse the memory."""
+
     event: torch.cuda.Event
-    is_write: bool
+    kept_alive: Tensor | None = field(repr=False)
 
     def wait(self) -> None:
-        if self.is_write:  # the host waits, too, so that it cannot run ahead of the memory that writes free
-            self.event.synchronize()
         torch.cuda.current_stream().wait_event(self.event)
+        self.kept_alive = None
 
 
 class HostTier:
@@ -118,30 +121,31 @@ class HostTier:
 
     def write(self, slot: Slot, tensor: Tensor) -> Transfer:
         self.traffic.written_bytes += tensor.nbytes
-        return self._copy(slot, slot.kept, tensor, 0)
+        return self._copy(slot, tensor, is_write=True)
 
     def read(self, slot: Slot, tensor: Tensor) -> Transfer:
         self.traffic.read_bytes += tensor.nbytes
-        return self._copy(slot, tensor, slot.kept, 1)
+        return self._copy(slot, tensor, is_write=False)
 
     def reached(self) -> AbstractContextManager[None]:
         for stream in self._streams or ():
             stream.synchronize()
         return nullcontext()
 
-    def _copy(self, slot: Slot, target: Tensor, source: Tensor, direction: int) -> Transfer:
+    def _copy(self, slot: Slot, tensor: Tensor, *, is_write: bool) -> Transfer:
+        target, source = (slot.kept, tensor) if is_write else (tensor, slot.kept)
         if self._streams is None:
             target.copy_(source)
             slot.last = _Done()
             return slot.last
-        stream = self._streams[direction]
+        stream = self._streams[0 if is_write else 1]
+        if isinstance(slot.last, _OnStream):
+            slot.last.wait()  # the host does not wait
+            stream.wait_event(slot.last.event)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            if isinstance(slot.last, _OnStream):
-                stream.wait_event(slot.last.event)
             target.copy_(source, non_blocking=True)
-            slot.last = _OnStream(stream.record_event(), direction == 0)
-        (source if direction == 0 else target).record_stream(stream)
+            slot.last = _OnStream(stream.record_event(), tensor)
         return slot.last
 
 
@@ -183,7 +187,9 @@ class FileTier:
             ToolkitError: the folder does not exist, or is not writable.
         """
         self.traffic, self._folder = Traffic(), folder
-        name = folder / f"offload-{os.getpid()}"
+        name = (
+            folder / f"offload-{uuid4().hex}"
+        )  # process numbers repeat in containers and on nodes that share the folder
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._file = self._opened(name, flags)
@@ -194,6 +200,7 @@ class FileTier:
                 fix="use an existing folder on a local disk that the job may write to",
             ) from error
         name.unlink()
+        weakref.finalize(self, os.close, self._file).atexit = False
         self._size = self._mapped = 0  # bytes in use, and end of the last mapping
         self._segments: list[mmap.mmap] = []
         self._segment: Tensor | None = None  # the last one
@@ -214,15 +221,9 @@ class FileTier:
 
     def slot(self, like: Tensor) -> Slot:
         length = -(-max(1, like.nbytes) // _ALIGNMENT) * _ALIGNMENT
-        if self._segment is None or self._size + length > self._mapped:
-            segment = max(_SEGMENT_BYTES, length)
-            self._size = self._mapped
-            self._mapped += segment
-            os.ftruncate(self._file, self._mapped)
-            # A shared mapping: neither RLIMIT_DATA nor the job's own memory counts it before its pages are used.
-            self._segments.append(mmap.mmap(self._file, segment, offset=self._size))
-            self._segment, self._segment_at = torch.frombuffer(self._segments[-1], dtype=torch.uint8), self._size
         try:
+            if self._segment is None or self._size + length > self._mapped:
+                self._map(max(_SEGMENT_BYTES, length))
             os.posix_fallocate(self._file, self._size, length)
         except OSError as error:
             raise ToolkitError(
@@ -230,11 +231,20 @@ class FileTier:
                 where=str(self._folder),
                 fix="free space, or set train.offload_to to a folder on a larger disk",
             ) from error
+        assert self._segment is not None
         start = self._size - self._segment_at
         kept = self._segment[start : start + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         slot = Slot(kept, self._size)
         self._size += length
         return slot
+
+    def _map(self, length: int) -> None:
+        os.ftruncate(self._file, self._mapped + length)
+        # A shared mapping: neither RLIMIT_DATA nor the job's own memory counts it before its pages are used.
+        self._segments.append(mmap.mmap(self._file, length, offset=self._mapped))
+        self._segment = torch.frombuffer(self._segments[-1], dtype=torch.uint8)
+        self._size = self._segment_at = self._mapped
+        self._mapped += length
 
     def write(self, slot: Slot, tensor: Tensor) -> Transfer:
         self.traffic.written_bytes += tensor.nbytes
