@@ -24,6 +24,17 @@ def test_static_parts_are_predicted_to_the_byte(toolkit):
     assert "peak in backward" in table.out and "error" in table.out
 
 
+def test_a_resumed_run_measures_its_second_step_and_one_of_a_single_step_has_only_the_parts(toolkit):
+    settings = ("--set=train.measure_memory=true", "--set=train.steps=1", "--set=train.batch=4", *TINY)
+    toolkit.ok("run", "train_lm", "-n", "1", "--site", "local", *settings)
+    for steps in (1, 3):
+        if steps > 1:
+            toolkit.ok("resume", "last", "--here", f"--set=train.steps={steps}")
+        (rank,) = json.loads(toolkit.ok("bench", "memory", "--result", "last", "--json"))["ranks"]
+        assert rank["parts"]["optimizer state"]["measured"] > 0
+        assert (rank["peak"]["measured"] is None) == (steps == 1)
+
+
 @pytest.mark.evidence
 @pytest.mark.parametrize(
     ("ranks", "layout"),

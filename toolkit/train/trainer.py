@@ -167,7 +167,7 @@ class Trainer:
                 if self._offload:
                     self._offload.record()
                 if self._probe:
-                    self._probe.after_step(record.step, self.model.module, self.optimizer)
+                    self._probe.after_step(self.model.module, self._memory_parts)
                 record = self._with_speed(record)
                 if log:
                     log.write(record)
@@ -211,7 +211,7 @@ class Trainer:
         return train
 
     def _memory_parts(self) -> dict[str, int]:
-        return memory_parts(self.model.module, self.optimizer)
+        return memory_parts(self.model.module, self.optimizer, self._offload.tier if self._offload else None)
 
     def _made_loader(self, mesh: Mesh) -> Loader:
         train, config = self._config.train, self._config

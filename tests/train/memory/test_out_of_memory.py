@@ -15,6 +15,8 @@ from tiny_training import note, train
 
 from toolkit.config.train import ParallelTable, TrainTable, no_micro_batches
 from toolkit.train.memory.out_of_memory import halved_micro_batch, memory_parts
+from toolkit.train.memory.streamed_optimizer import StreamedOptimizer
+from toolkit.train.memory.tier import FileTier
 
 
 @given(st.integers(1, 512), st.integers(0, 512), st.integers(0, 3), st.sampled_from([1, 2, 4]))
@@ -57,6 +59,14 @@ def test_the_parts_are_the_bytes_of_the_tensors():
     assert parts["parameters"] == parts["gradients"] == 400_000
     assert parts["optimizer state"] == 800_000 + 4  # the step counter is one float
     assert parts["activations, libraries and the rest"] > 100_000_000, "torch itself"
+
+
+def test_state_in_a_file_uses_no_memory(tmp_path):
+    model, tier = torch.nn.Linear(1000, 100, bias=False), FileTier(tmp_path)
+    optimizer = StreamedOptimizer(torch.optim.AdamW(model.parameters()), tier)
+    model(torch.randn(2, 1000)).sum().backward()
+    optimizer.step()
+    assert memory_parts(model, optimizer, tier)["optimizer state"] == 4, "the step counter stays in memory"
 
 
 def test_the_trainer_says_the_size_of_an_attempt_after_halvings(tmp_path, tiny_training):

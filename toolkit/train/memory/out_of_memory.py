@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from toolkit.config.train import ParallelTable, TrainTable, no_micro_batches
 from toolkit.train.memory.offload_gradients import local_of
+from toolkit.train.memory.tier import FileTier, Tier
 from toolkit.units import format_bytes
 
 __all__ = ["bytes_on", "halved_micro_batch", "memory_parts", "parts_named"]
@@ -27,12 +28,18 @@ def halved_micro_batch(train: TrainTable, parallel: ParallelTable, share: int, h
     return next((size for size in sizes if not no_micro_batches(parallel, share // size)), 1)
 
 
-def memory_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return the bytes that this rank uses on its device, by what uses them."""
+def memory_parts(model: nn.Module, optimizer: torch.optim.Optimizer, tier: Tier | None = None) -> dict[str, int]:
+    """Return the bytes that this rank uses on its device, by what uses them.
+
+    Args:
+        tier: contains what is offloaded, which uses no memory if the tier is a file.
+    """
     parameters = list(model.parameters())
     device = local_of(parameters[0]).device
     gradients = [one.grad for one in parameters if one.grad is not None]
     state = [value for of_one in optimizer.state.values() for value in of_one.values() if isinstance(value, Tensor)]
+    if isinstance(tier, FileTier):
+        state = [value for value in state if not tier.has_mapped(local_of(value))]
     kinds: dict[str, Sequence[Tensor]] = {
         "parameters": parameters,
         "gradients": gradients,

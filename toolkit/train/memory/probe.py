@@ -1,7 +1,7 @@
 """Compare the memory that a rank needs by forecast with what it uses, for `train.measure_memory`."""
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from toolkit.train.blocks import blocks_of
 from toolkit.train.loop.step import LossOf
 from toolkit.train.memory.forecast import Forecast, forecast
 from toolkit.train.memory.meter import PHASES, meter_of
-from toolkit.train.memory.out_of_memory import memory_parts
 from toolkit.train.memory.tier import file_buffer_bytes
 from toolkit.world.facts import World
 
@@ -55,18 +54,17 @@ class MemoryProbe:
         self.meter.used, self.meter.peak = measured.used, measured.peak
         self.meter.watch(part.module, self._modules(part.module))
 
-    def after_step(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Drop what the first step showed, in which the optimizer creates its state."""
-        if step == 1:
-            in_buckets = self._mesh.sizes["replicate"] == self._world.size > 1  # DDP keeps them between steps
-            buckets = self.meter.gradients if in_buckets else 0
-            self.meter.begin()
-            self._static = {name: size for name, size in memory_parts(model, optimizer).items() if name in _STATIC}
-            if self._config.train.offload_to and "optimizer" in self._config.train.offloaded:
-                self._static["optimizer state"] = 0  # mapped from the file
-            if self._config.train.offload_to:
-                buckets += file_buffer_bytes(model.parameters())
-            self._rest = self.meter.used() - sum(self._static.values()) - buckets
+    def after_step(self, model: nn.Module, parts: Callable[[], Mapping[str, int]]) -> None:
+        """Drop what the first step of this attempt showed, in which the optimizer creates its state."""
+        if self._static:
+            return
+        in_buckets = self._mesh.sizes["replicate"] == self._world.size > 1  # DDP keeps them between steps
+        kept = self.meter.gradients if in_buckets else 0
+        self.meter.begin()
+        self._static = {name: size for name, size in parts().items() if name in _STATIC}
+        if self._config.train.offload_to:
+            kept += file_buffer_bytes(model.parameters())
+        self._rest = self.meter.used() - sum(self._static.values()) - kept
 
     def write(self) -> None:
         """Write the report of all ranks. Collective."""
@@ -80,20 +78,17 @@ class MemoryProbe:
 
     def _of_rank(self) -> dict[str, Any]:
         meter, expected, world = self.meter, self._forecast, self._world
-        found = {
-            **self._static,
-            "gradients": meter.gradients,
-            "activations": meter.kept[""],
-            "gathered": meter.gathered,
-        }
+        found = {**self._static}
+        if meter.peaks:  # of a step after the first one
+            found |= {"gradients": meter.gradients, "activations": meter.kept[""], "gathered": meter.gathered}
         found["fragmentation"] = self._rest
         if torch.device(world.device).type == "cuda":
             found["fragmentation"] = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
         largest = sorted((name for name in meter.kept if name), key=lambda name: -meter.kept[name])[:_MOST_MODULES]
         return {
             "rank": world.rank, "host": world.host, "device": torch.device(world.device).type, "why_not": self._why_not,
-            "peak": _both(max(expected.peaks.values(), default=None), max(meter.peaks.values())),
-            "phases": {name: _both(expected.peaks.get(name), meter.peaks[name]) for name in PHASES},
+            "peak": _both(max(expected.peaks.values(), default=None), max(meter.peaks.values(), default=None)),
+            "phases": {name: _both(expected.peaks.get(name), meter.peaks.get(name)) for name in PHASES},
             "parts": {name: _both(expected.parts.get(name), found.get(name)) for name in _PARTS},
             "modules": {name: _both(expected.kept.get(name), meter.kept[name]) for name in largest},
         }  # fmt: skip

@@ -203,6 +203,7 @@ class FileTier:
         weakref.finalize(self, os.close, self._file).atexit = False
         self._size = self._mapped = 0  # bytes in use, and end of the last mapping
         self._segments: list[mmap.mmap] = []
+        self._storages: set[int] = set()
         self._segment: Tensor | None = None  # the last one
         self._threads = ThreadPoolExecutor(_THREADS, "offload")
         self._own = threading.local()
@@ -243,6 +244,7 @@ class FileTier:
         # A shared mapping: neither RLIMIT_DATA nor the job's own memory counts it before its pages are used.
         self._segments.append(mmap.mmap(self._file, length, offset=self._mapped))
         self._segment = torch.frombuffer(self._segments[-1], dtype=torch.uint8)
+        self._storages.add(self._segment.untyped_storage()._cdata)
         self._size = self._segment_at = self._mapped
         self._mapped += length
 
@@ -253,6 +255,10 @@ class FileTier:
     def read(self, slot: Slot, tensor: Tensor) -> Transfer:
         self.traffic.read_bytes += tensor.nbytes
         return self._moved(slot, tensor, self._read_piece)
+
+    def has_mapped(self, tensor: Tensor) -> bool:
+        """Return whether the memory of a tensor is mapped from the file, as that of `Slot.kept` is."""
+        return tensor.untyped_storage()._cdata in self._storages
 
     @contextmanager
     def reached(self) -> Iterator[None]:
