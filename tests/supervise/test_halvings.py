@@ -43,6 +43,23 @@ def test_other_crashes_have_their_own_budget(supervise, local_job):
     assert [start["halvings"] for start in starts] == [0, 1, 1, 2]
 
 
+IN_PYTHON = """
+
+def main(world, config):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+"""
+
+
+def test_the_log_has_no_traceback_of_an_error_that_a_smaller_micro_batch_follows(supervise, local_job):
+    job = supervise(local_job("out.py:main", ranks=1, files={"out.py": IN_PYTHON}, restart=HALVED))
+    assert job.wait() == 1
+    logs = [job.run.attempt(number).log_file(0).read_text() for number in (0, 3)]
+    assert logs[0].count("can't allocate memory") == 1 and "Traceback" not in logs[0]
+    assert "Traceback" in logs[1], "no attempt follows the last one"
+    kept = read_json(job.run.attempt(0).error_file(0))["traceback"]
+    assert any("out.py" in line for line in kept), "the record of the error has the place"
+
+
 def test_without_the_key_it_is_a_crash(supervise, local_job):
     job = supervise(local_job(fails_below(1)))
     assert job.wait() == 1

@@ -63,23 +63,29 @@ def _fail_with(message: object) -> int:
     return 1
 
 
-def _secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """Return the values of the job's secrets, which an error may quote; [] if the resolved job is not readable."""
+def _job_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the resolved job; {} if it is not readable."""
     try:
         job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     except (OSError, ToolkitError):
-        return []
-    return [environ[name] for name in (job.get("env") or {}).get("secrets") or () if name in environ]
+        return {}
+    return job
 
 
 def record_error(error: BaseException, code: int, path: Path, rank: int, environ: Mapping[str, str]) -> None:
-    """Log an error of a rank and write it to the error file of the rank, with the values of secrets hidden."""
+    """Log an error of a rank and write it to the error file of the rank, with the values of secrets hidden.
+
+    The log has only the last line of an error after which the next attempt halves the micro-batch.
+    """
+    from toolkit.supervise.ending import halves_again
     from toolkit.supervise.secrets import hide
 
-    secrets = _secrets_of(environ)
+    job = _job_of(environ)
+    secrets = [environ[name] for name in (job.get("env") or {}).get("secrets") or () if name in environ]
     lines = [hide(line, secrets) for line in _lines_of(error)]
-    _say("\n".join(lines))
     reason = error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
+    is_expected = halves_again(job.get("restart") or {}, reason, int(environ.get("TOOLKIT_HALVINGS") or 0))
+    _say("\n".join(lines[-1:] if is_expected else lines))
     try:
         write_json(
             path,

@@ -16,7 +16,7 @@ from toolkit.supervise.progress import PROGRESS_FIX, is_import_failure, why_repe
 from toolkit.supervise.retry import Retry
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, GPU_OUT_OF_MEMORY, OUT_OF_MEMORY, match_symptom
 
-__all__ = ["earlier_ends"]
+__all__ = ["earlier_ends", "halves_again"]
 
 ENVIRONMENT_FIX = (
     "install the module in the environment of the ranks, or name its module or virtual environment in [env] of the job or "
@@ -82,6 +82,12 @@ def halvings(run: RunDirectory, start: int, restart: Mapping[str, Any]) -> int:
         return 0
     found = sum(_is_halved(restart, record.cause, record.symptom) for record in earlier_ends(run, start))
     return min(MOST_HALVINGS, found)
+
+
+def halves_again(restart: Mapping[str, Any], reason: str, halvings: int) -> bool:
+    """Return whether the attempt after a crash for this reason halves the micro-batch once more."""
+    seen = match_symptom([reason])
+    return halvings < MOST_HALVINGS and seen is not None and _is_halved(restart, Cause.CRASHED, seen.symptom.word)
 
 
 def _is_halved(restart: Mapping[str, Any], cause: Cause, symptom: str) -> bool:
