@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
 from toolkit.train.arguments import read_arguments
 from toolkit.train.data import JsonLinesSource, MapSource, hold_out
 from toolkit.train.data.text import check_same_text, named_files
@@ -84,7 +85,11 @@ def conversation_about(one: int, two: int) -> list[dict[str, str]]:
 def main(world: World, config: ResolvedJob) -> None:
     """Train until `train.steps` or a stop request, and save the last step."""
     args, paths = read_arguments(Arguments, config.args), config.data.paths
-    model = open_folder(config.job_directory / args.model) if args.model else tiny_model()
+    folder = config.job_directory / args.model
+    if not folder.is_dir():
+        fix = "pass an absolute path; a relative one starts at the folder of the job file"
+        raise ToolkitError(f"there is no folder {folder}", where="args.model", fix=fix)
+    model = open_folder(folder) if args.model else tiny_model()
     model.check(config, args.context, is_packed=args.packed)
     check_template(model.tokenizer, args.model)
     convert = partial(encode, model.tokenizer)
@@ -103,5 +108,6 @@ def main(world: World, config: ResolvedJob) -> None:
         config = config.model_copy(update={"adapters": adapters})
     learned, last = hold_out(MapSource(TensorDataset(tokens, targets)), args.held_out)
     data, held_out = {"rows": learned.count, "text": digest}, HeldOut(last, measure) if last else None
-    task = Task(model.build, initialise, model.outline, loss_of, learned, data, held_out, model.read, weight_of)
+    extra = {"transformers": model} if model.folder else {}
+    task = Task(model.build, initialise, model.outline, loss_of, learned, data, held_out, model.read, weight_of, extra)
     Trainer(world, config, task).train()

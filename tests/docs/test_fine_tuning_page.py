@@ -11,7 +11,6 @@ from model_folders import model_folder, transformers_model
 
 from toolkit.config.adapters import AdaptersTable
 from toolkit.config.request import resolve_job
-from toolkit.config.shipped import shipped_jobs
 from toolkit.jobs.train_lm import GPT, Arguments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fine-tuning.md").read_text()
@@ -43,15 +42,15 @@ def train(world, config) -> None:
 
 
 def test_the_commands_fine_tune_a_folder_and_merge_it(toolkit, tmp_path):
-    run, export = re.findall(r"^toolkit (?:run finetune_lora|ckpt export last merged) ?.*$", PAGE, re.MULTILINE)
+    copy, run, export = re.findall(r"^toolkit (?:jobs copy|run finetune_lora|ckpt export last merged).*$", PAGE, re.MULTILINE)
     (line,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert json.loads(line)["messages"][1]["role"] == "assistant"
     (tmp_path / "chat.jsonl").write_text(line * 8)
     model = model_folder(tmp_path / "model", "llama")
     settings = re.findall(r"--set (\S+)", run.replace("/models/Llama-3.2-1B-Instruct", str(model)))
     few = ["data.workers=0", "train.steps=2", "args.context=64"]
-    settings = [one.replace("chat.jsonl", f'["{tmp_path}/chat.jsonl"]') for one in settings] + few
-    config = resolve_job(shipped_jobs()["finetune_lora"], site=None, environ={}, settings=settings)
+    toolkit.ok(*copy.split()[1:-1], tmp_path)
+    config = resolve_job(tmp_path / run.split()[2], site=None, environ={}, settings=settings + few)
     launch(train, 1, tmp_path / "run", config)
     merged = tmp_path / "merged"
     toolkit.ok(*export.split()[1:3], tmp_path / "run" / "checkpoints", merged, *export.split()[5:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -99,6 +100,21 @@ def check_merged(run_dir: Path, base: Path, merged: Path) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<user>a<end>"
 
 
+def test_all_weights_export_to_a_folder_that_transformers_opens(folders, tmp_path, toolkit):
+    base = tmp_path / "base"
+    shutil.copytree(folders("llama"), base)
+    alone = run(tmp_path / "alone", 1, **{"args.model": str(base), "adapters.rank": 0, "train.steps": 1})
+    export = ("ckpt", "export", alone / "checkpoints")
+    toolkit.ok(*export, tmp_path / "out", "--format", "safetensors")
+    found, before = transformers_model(tmp_path / "out"), transformers_model(base)
+    assert not torch.equal(found.lm_head.weight, before.lm_head.weight)
+    assert library().AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True).chat_template
+    shutil.rmtree(base)
+    again = toolkit(*export, tmp_path / "other", "--format", "safetensors")
+    assert again.code == 2 and f"{base}: not found" in again.err and "into one file" in again.err
+    toolkit.ok(*export, tmp_path / "one.safetensors")
+
+
 @pytest.mark.evidence
 def test_all_weights_are_trained_sharded_with_packed_and_padded_rows_and_another_layout(folders, tmp_path):
     """Unequal numbers of trained tokens per row must not weigh rows differently on other layouts."""
@@ -142,6 +158,16 @@ def test_packed_rows_of_another_model_are_refused_by_the_job(folders, tmp_path):
     with pytest.raises(AssertionError):
         run(tmp_path / "run", 1, **{"args.model": folders("gpt2")})
     assert "args.packed: expected one of llama, mistral, qwen2, qwen3, got a gpt2" in said_by(tmp_path / "run", 0)
+
+
+def test_a_relative_path_of_a_model_starts_at_the_job_file_and_the_error_names_all_of_it(
+    folders, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(Path(folders("llama")).parent)
+    with pytest.raises(AssertionError):
+        run(tmp_path / "run", 1, **{"args.model": Path(folders("llama")).name})
+    wanted = shipped_jobs()["finetune_lora"].parent / Path(folders("llama")).name
+    assert f"args.model: there is no folder {wanted}. Fix: pass an absolute path" in said_by(tmp_path / "run", 0)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class Task:
         held_out: validation data; None disables validation.
         read: returns a part of an initial value, as in `Design`.
         weight_of: returns the weight of a micro-batch in the mean loss of a step, as in `OptimizerStep`.
+        extra: further values and objects for checkpoints, as in `TrainingState`.
     """
 
     build: Callable[[], nn.Module]
@@ -86,6 +87,7 @@ class Task:
     held_out: HeldOut | None = None
     read: Read | None = None
     weight_of: Callable[[Tensor], Any] = len
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
@@ -301,7 +303,7 @@ class Trainer:
 
     def _training_state(self) -> TrainingState:
         train = self._config.train
-        extra: dict[str, Any] = {}
+        extra = dict(self._task.extra)
         if self._guard is not None:
             extra["guard"] = self._guard
         if self._early_stop is not None:

@@ -124,6 +124,18 @@ def test_bfloat16_weights_become_float32(llama, tmp_path):
     assert all(torch.equal(found[name], one) for name, one in wanted.items())
 
 
+def test_angles_that_old_releases_of_transformers_stored_are_ignored(llama, tmp_path):
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    file, index = min(tmp_path.glob("*.safetensors")), tmp_path / "model.safetensors.index.json"
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file(load_file(file) | {name: torch.zeros(8)}, file, {"format": "pt"})
+    stored = json.loads(index.read_text())
+    index.write_text(json.dumps(stored | {"weight_map": stored["weight_map"] | {name: file.name}}))
+    wanted = transformers_model(llama).state_dict()
+    assert all(torch.equal(one, wanted[name]) for name, one in loaded(tmp_path).named_parameters())
+
+
 def edit(name: str, **values: Any):
     def change(folder: Path) -> None:
         path = folder / name

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
-from toolkit.checkpoint.convert import export_safetensors as safetensors
 from toolkit.checkpoint.convert.destination import new_files
-from toolkit.checkpoint.convert.export_safetensors import CONVERTIBLE, StoredTensor, convert, tensors_of, write_file
+from toolkit.checkpoint.convert.export_safetensors import (
+    CONVERTIBLE,
+    StoredTensor,
+    convert,
+    files_beside,
+    tensors_of,
+    write_file,
+    write_model,
+)
 from toolkit.checkpoint.convert.import_safetensors import read_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.selection import Chosen, ExportRequest
@@ -31,7 +38,6 @@ _OWN_NAMES = {
 }  # fmt: skip
 _MODEL, _BASE = "model.", "base."  # of keys: of the checkpoint, and of merged tensors
 _END_BYTES = 2**20
-_BESIDE = (".json", ".jinja", ".model", ".txt")  # of the files beside the weights of transformers
 
 
 class BaseWeights:
@@ -108,11 +114,11 @@ def export_merged(request: ExportRequest, dtype: str | None, most_shard_bytes: i
     if base.digest != adapters["base"]["digest"]:
         message = "is not the base on which the adapters were trained: its contents have changed"
         raise ToolkitError(message, where=path, fix="restore the files that it had at the time of the training")
-    inside = base.source.iterdir() if base.source.is_dir() and not (base.source / MANIFEST).is_file() else ()
-    beside = [one for one in inside if one.suffix in _BESIDE and one.is_file() and not one.name.endswith(".index.json")]
+    is_checkpoint = (base.source / MANIFEST).is_file()
+    beside = files_beside(base.source) if base.source.is_dir() and not is_checkpoint else ()
     merged = _Merged(request, base, adapters["factor"])
     with merged:
-        safetensors.write_model(request, merged.tensors(dtype), merged, most_shard_bytes, beside)
+        write_model(request, merged.tensors(dtype), merged, most_shard_bytes, beside)
 
 
 class _Merged(StoredTensors):

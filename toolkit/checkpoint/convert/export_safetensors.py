@@ -23,12 +23,15 @@ from toolkit.checkpoint.convert.source_files import LENGTH
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
-__all__ = ["CONVERTIBLE", "StoredTensor", "convert", "export_safetensors", "tensors_of", "write_file", "write_model"]
+__all__ = [
+    "CONVERTIBLE", "StoredTensor", "convert", "export_safetensors", "files_beside", "tensors_of", "write_file", "write_model",
+]  # fmt: skip
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES = (SINGLE, INDEX, "model-*-of-*.safetensors")
 _METADATA = {"format": "pt"}  # transformers rejects files without the name of a framework
+_BESIDE = (".json", ".jinja", ".model", ".txt")
 _OWN_KEY = "__metadata__"
 _DATA_ALIGNMENT = 8
 CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
@@ -51,6 +54,8 @@ class StoredTensor:
 def export_safetensors(request: ExportRequest, dtype: str | None = None, most_shard_bytes: int = 5_000_000_000) -> None:
     """Write the selected tensors into a folder, or into one file if the destination's name ends in `.safetensors`.
 
+    A folder with a whole model of transformers also gets its configuration and tokenizer, so that transformers can open it.
+
     Args:
         dtype: the type to which floating-point tensors are rounded, as in `convert`.
         most_shard_bytes: the size limit of each file in a folder; a larger tensor gets a file of its own.
@@ -63,7 +68,25 @@ def export_safetensors(request: ExportRequest, dtype: str | None = None, most_sh
     import_library()
     tensors = tensors_of(request, dtype)
     with StoredTensors(request.folder, request.manifest) as stored:
-        write_model(request, tensors, stored, most_shard_bytes)
+        write_model(request, tensors, stored, most_shard_bytes, _files_of_model(request))
+
+
+def _files_of_model(request: ExportRequest) -> list[Path]:
+    extra = request.manifest.state.get("extra", {})
+    is_whole = request.selection.prefix == "model" and "adapters" not in extra
+    if "transformers" not in extra or not is_whole or request.destination.suffix == ".safetensors":
+        return []
+    folder = Path(extra["transformers"]["folder"])
+    if not folder.is_dir():
+        message = "not found, but an export needs the configuration and tokenizer of the model from it"
+        raise ToolkitError(message, where=str(folder), fix="restore it, or export into one file, such as x.safetensors")
+    return files_beside(folder)
+
+
+def files_beside(folder: Path) -> list[Path]:
+    """Return the files beside the weights in a folder of transformers."""
+    inside = (one for one in sorted(folder.iterdir()) if one.suffix in _BESIDE and one.is_file())
+    return [one for one in inside if not one.name.endswith(".index.json")]
 
 
 def write_model(

@@ -24,6 +24,8 @@ from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale, adapt
 
 __all__ = ["Adapters", "reader_of"]
 
+_ANGLES = ".rotary_emb.inv_freq"  # buffers in files of old releases of transformers; models compute them
+
 
 class Adapters:
     """The adapters of a run. As an object with a state, it records its base in checkpoints and rejects another one."""
@@ -181,7 +183,8 @@ def reader_of(base: BaseWeights, model: nn.Module, fix: str, without: Collection
     found = {name: records[one].shape for name, one in names.items()}
     shared = {name for names in tied.values() for name in names}
     known = {*names.values(), *shared, *(name for name, _ in model.named_buffers())}
-    found |= {one: records[one].shape for one in records if one not in known and not _is_below(one, without)}
+    known |= {one for one in records if one.endswith(_ANGLES) or _is_below(one, without)}
+    found |= {one: records[one].shape for one in records if one not in known}
     _compare(wanted, found, str(base.source), fix, without)
 
     def read(name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor | None:

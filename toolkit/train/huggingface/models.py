@@ -65,6 +65,13 @@ class CausalModel:
         self.outline = Outline(blocks, tensor={f"{blocks}.*.{name}": one for name, one in self._styles.items()} | ends)
         self.read = reader_of(BaseWeights(folder), model, _FETCH) if folder else None
 
+    def state_dict(self) -> dict[str, str]:
+        """Return the folder, whose configuration and tokenizer an export of a checkpoint copies."""
+        return {"folder": str(self.folder.resolve())} if self.folder else {}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Do nothing: a resumed run may use a copy of the folder in another place."""
+
     def build(self) -> nn.Module:
         """Return the model with unset weights. It maps rows, as of `rows_of`, to logits."""
         made = library().AutoModelForCausalLM.from_config
