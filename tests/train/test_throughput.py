@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, Arguments, loss_of
 from toolkit.train.memory.compiling import compile_blocks
+from toolkit.train.memory.on_meta import on_meta
 from toolkit.train.memory.recompute import is_recomputed, recompute_block
-from toolkit.train.throughput import count_flops, no_peak, on_meta, peak_flops, throughput
+from toolkit.train.throughput import count_flops, no_peak, peak_flops, throughput
 
 BATCH, CONTEXT, WIDTH, LAYERS = 3, 16, 32, 2
 TEXT = torch.arange(BATCH * CONTEXT).view(BATCH, CONTEXT)

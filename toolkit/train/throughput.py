@@ -1,6 +1,5 @@
 """Training throughput: the FLOPs of a step, and the fraction of the GPU's peak that they reach (MFU)."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from toolkit.train.memory.meta_errors import on_shapes_alone
+from toolkit.train.memory.on_meta import on_meta, on_shapes_alone
 from toolkit.train.memory.recompute import forget_recompute
 
 
@@ -115,17 +114,6 @@ def count_flops(
         forward = counter.get_total_flops()
         loss.backward()
     return StepFlops(forward, counter.get_total_flops() - forward)
-
-
-def on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with its parameters and buffers on the meta device, where they use no memory."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(model, memo)
 
 
 def throughput(

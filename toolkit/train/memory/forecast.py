@@ -5,12 +5,10 @@ a collective does nothing. DDP and pipelines do not run without values, so the t
 """
 
 import copy
-import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,8 +18,6 @@ import torch.distributed._tools.fake_collectives  # registers collectives that d
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.metrics.step_profile import BACKWARD, FORWARD
@@ -36,6 +32,7 @@ from toolkit.train.loop.step import LossOf, OptimizerStep
 from toolkit.train.memory.meter import Meter
 from toolkit.train.memory.offload import Offload
 from toolkit.train.memory.offload_gradients import local_of
+from toolkit.train.memory.tensor_meter import TensorMeter
 from toolkit.train.memory.tier import HostTier, InThreads, Slot, Transfer, file_buffer_bytes
 from toolkit.train.optim.optimizers import optimizer_of
 from toolkit.train.optim.precision import autocast
@@ -72,7 +69,7 @@ def forecast(
     are_copies = all(sizes[name] == 1 for name in ("shard", "tp", "pp"))
     if data is not None and not are_copies:
         between = shard(twin, outline, data, config.parallel)
-    meter = _Tensors(device.type)
+    meter = TensorMeter(device.type)
     with FakeTensorMode(allow_non_fake_inputs=True), meter.counting:
         allocate(twin, world.device)
         meter.watch(twin, modules(twin))
@@ -120,86 +117,10 @@ def forecast(
     return Forecast(meter.peaks, parts, meter.kept)
 
 
-class _Tensors(Meter):
-    """Counts the storages of tensors on a device, by what they are."""
-
-    def __init__(self, device: str) -> None:
-        self.counting, self._device, self._now, self._peak = _Counting(self), device, 0, 0
-        self._alive: dict[int, tuple[Any, int, str]] = {}
-        self._of_kind: Counter[str] = Counter()
-        super().__init__(lambda: self._now, lambda: self._peak, self._reset)
-
-    def begin(self) -> None:
-        super().begin()
-        self.most = Counter(self._of_kind)
-
-    def _reset(self) -> None:
-        self._peak = self._now
-
-    def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """Count these tensors as a kind of their own."""
-        for tensor in tensors:
-            self.saw(local_of(tensor).untyped_storage(), local_of(tensor).device.type, kind)
-
-    def saw(self, storage: Any, device: str, kind: str = "") -> None:
-        """Count the present size of a storage."""
-        key = storage._cdata
-        known, before, its_kind = self._alive.get(key, (None, 0, kind or "temporary"))
-        if device != self._device or (known is not None and before == storage.nbytes() and not kind):
-            return
-        self._add(its_kind, -before)
-        self._add(kind or its_kind, storage.nbytes())
-        known = known or weakref.ref(storage, partial(self._gone, key))
-        self._alive[key] = (known, storage.nbytes(), kind or its_kind)
-
-    def _gone(self, key: int, _: Any) -> None:
-        _, size, kind = self._alive.pop(key)
-        self._add(kind, -size)
-
-    def _add(self, kind: str, size: int) -> None:
-        self._now += size
-        self._of_kind[kind] += size
-        self._peak = max(self._peak, self._now)
-        self.most[kind] = max(self.most[kind], self._of_kind[kind])
-
-
-class _Counting(TorchDispatchMode):
-    """Shows a meter the results of all operations, and the changes of the sizes of storages."""
-
-    def __init__(self, meter: _Tensors) -> None:
-        super().__init__()
-        self._meter = meter
-
-    def __enter__(self) -> Any:
-        self._resize, meter = torch.UntypedStorage.resize_, self._meter
-
-        def resize(storage: Any, size: int) -> Any:
-            result = self._resize(storage, size)
-            meter.saw(storage, meter._device)
-            return result
-
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]  # by FSDP2
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # count the operations on its local tensors instead
-        kind = "communication" if "c10d" in func.namespace else ""
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves((args, result) if kind else result):
-            if isinstance(tensor, Tensor):
-                self._meter.saw(tensor.untyped_storage(), tensor.device.type, kind)
-        return result
-
-
 class _Buckets:
     """Keeps gradients as DDP does: a bucket beside each, which receives it in the last backward pass of a step."""
 
-    def __init__(self, twin: nn.Module, meter: _Tensors, *, exist: bool) -> None:
+    def __init__(self, twin: nn.Module, meter: TensorMeter, *, exist: bool) -> None:
         parameters = [one for one in twin.parameters() if one.requires_grad]
         self.own = {one: torch.empty_like(one) for one in parameters} if exist else {}
         self._meter, self._is_last = meter, True

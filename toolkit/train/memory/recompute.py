@@ -7,8 +7,7 @@ dropout, because torch restores the random streams. Call `recompute` first, then
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -18,8 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from toolkit.errors import ToolkitError
 from toolkit.train.blocks import needed_blocks
-from toolkit.train.memory.activations import Activations, cheapest, is_on_meta, measure_activations
-from toolkit.train.memory.meta_errors import on_shapes_alone
+from toolkit.train.memory.activations import cheapest, measure_activations
 
 # Returns a scalar loss from the model's outputs and the targets.
 LossOf = Callable[[Any, Any], Tensor]
@@ -49,8 +47,8 @@ def recompute(
 
     Args:
         loss_of, micro_batch: for "large" and "budget", which measure a forward pass: inputs and targets of the real
-            size, on the model's device. On the meta device, nothing is computed: activations count in the dtype of the
-            parameters, and attention with its scores, although autocast and GPU kernels reduce both.
+            size. Nothing is computed: activations count in the dtype of the parameters, and attention with its scores,
+            although autocast and GPU kernels reduce both.
         below: parents of the blocks, if `blocks_of` does not find them.
 
     Raises:
@@ -71,28 +69,14 @@ def recompute(
                 where="train.recompute",
                 fix="pass loss_of and micro_batch to recompute(...), or choose another kind",
             )
-        names = _measured_names(settings, _measured(model, loss_of, micro_batch, blocks))
+        inputs, targets = (one.to("meta") for one in micro_batch)
+        measured = measure_activations(model, lambda twin: loss_of(twin(inputs), targets), blocks)
+        names = [block.name for block in measured.blocks if block.kept_bytes > settings.recompute_above_mb * 1e6]
+        if kind == "budget":
+            names = cheapest(measured, settings.activation_budget_gb * 1e9)
     for name in names:
         recompute_block(blocks[name], selective=kind == "selective")
     return names
-
-
-def _measured(
-    model: nn.Module, loss_of: LossOf, micro_batch: tuple[Any, Any], blocks: Mapping[str, nn.Module]
-) -> Activations:
-    inputs, targets = micro_batch
-    refused = on_shapes_alone(
-        model, "cannot be measured, because it does not run on the meta device", where="train.recompute",
-        fix='choose "every" or "selective", or create tensors on the device of the input and never branch on values',
-    )  # fmt: skip
-    with refused if is_on_meta(model) else nullcontext():
-        return measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
-
-
-def _measured_names(settings: RecomputeSettings, measured: Activations) -> list[str]:
-    if settings.recompute == "budget":
-        return cheapest(measured, settings.activation_budget_gb * 1e9)
-    return [block.name for block in measured.blocks if block.saved_bytes > settings.recompute_above_mb * 1e6]
 
 
 def recompute_block(block: nn.Module, *, selective: bool = False) -> None:

@@ -1,11 +1,27 @@
-"""Errors of models that cannot run on torch's meta device, where tensors have shapes but no values."""
+"""Run a model on torch's meta device, where tensors have shapes, but neither values nor memory."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import nn
 
 from toolkit.errors import ToolkitError
+
+__all__ = ["on_meta", "on_shapes_alone"]
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with its parameters and buffers on the meta device, where they use no memory."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
 
 
 @contextmanager
