@@ -95,7 +95,7 @@ def search_batch(
 
     def fits(size: int) -> bool:
         if size not in trials:
-            trials[size] = _tried(job, runs, size, data_ranks)
+            trials[size] = _tried(job, runs, size, share, data_ranks)
             report(trials[size])
         return trials[size].fits
 
@@ -142,8 +142,9 @@ def _data_ranks(job: ResolvedJob) -> int:
     return max(job.rank_counts) // (mesh.pp * mesh.cp * mesh.tp)
 
 
-def _tried(job: ResolvedJob, runs: Path, size: int, data_ranks: int) -> Trial:
-    passes = job.parallel.pp * job.parallel.stages_per_rank if job.parallel.pp > 1 else 1
+def _tried(job: ResolvedJob, runs: Path, size: int, share: int, data_ranks: int) -> Trial:
+    # Gradients of an earlier pass are in memory beside the activations of a later one.
+    passes = job.parallel.pp * job.parallel.stages_per_rank if job.parallel.pp > 1 else 2 if size < share else 1
     chosen = {"train.micro_batch": size, "train.batch": size * passes * data_ranks}
     settings = settings_of_trial(_STEPS, chosen)
     trial = amend_job(job, site=site_of_record(job), settings=settings)
