@@ -11,7 +11,7 @@ __all__ = ["layout_of", "with_found_micro_batch"]
 
 _OF_MEMORY = (
     "batch", "optimizer", "precision", "recompute", "recompute_every", "recompute_above_mb", "activation_budget_gb", "offload",
-    "offload_to", "compile", "average_decay",
+    "offload_to", "offload_activations_as", "compile", "compile_mode", "channels_last", "average_decay",
 )  # fmt: skip
 
 
@@ -19,12 +19,8 @@ def layout_of(job: ResolvedJob) -> dict[str, Any]:
     """Return what the size depends on: ranks, mesh, data types, model."""
     train = job.train.model_dump(mode="json")
     tables = {"parallel": job.parallel.model_dump(mode="json"), "train": {name: train[name] for name in _OF_MEMORY}}
-    return {
-        "ranks": list(job.rank_counts),
-        **tables,
-        "args": job.args,
-        "adapters": job.adapters.model_dump(mode="json"),
-    }
+    others = {"args": job.args, "adapters": job.adapters.model_dump(mode="json")}
+    return {"ranks": list(job.rank_counts), **tables, **others}
 
 
 def with_found_micro_batch(job: ResolvedJob, file: Path | None) -> ResolvedJob:
