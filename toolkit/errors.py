@@ -11,7 +11,7 @@ from collections.abc import Sequence
 __all__ = [
     "CHECK_FAILED", "INTERRUPTED", "OWN_FAILURE", "WRONG_USE", "CheckFailedError", "DamagedFileError",
     "InterruptedWaitError", "NotFoundError", "OwnFailureError", "SchedulerRefusedError", "ToolkitError", "all_of",
-    "counted",
+    "counted", "first_line",
 ]  # fmt: skip
 
 # The exit codes of all commands, as listed in docs/contract.md.
@@ -93,6 +93,11 @@ class OwnFailureError(ToolkitError):
     """toolkit itself failed, not the user's program."""
 
     exit_code = OWN_FAILURE
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def counted(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ def test_static_parts_are_predicted_to_the_byte(toolkit):
     assert rank["why_not"] == "" and parameters["predicted"] == parameters["measured"] > 4 * 100_000
     assert 2 * parameters["measured"] <= state["predicted"] == state["measured"]
     assert rank["parts"]["gradients"]["predicted"] == rank["parts"]["gradients"]["measured"] == parameters["measured"]
-    assert rank["phases"].keys() == {"forward", "backward", "optimizer"} and "blocks.1" in rank["modules"]
+    assert rank["phases"].keys() == {"forward", "backward", "optimizer"}
     assert rank["peak"]["predicted"] > 4 * parameters["predicted"], "with the activations of the backward pass"
     table = toolkit("bench", "memory", "--result", "last")
     assert "peak in backward" in table.out and "error" in table.out

@@ -11,13 +11,13 @@ MEMORY_FILE = "memory.json"
 
 
 def lines_of_memory(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table for each rank: the peak of the step and of its phases, parts, modules."""
+    """Yield a table for each rank: the peak of the step and of its phases, and the parts."""
     mesh = " x ".join(f"{name} {ranks}" for name, ranks in report["mesh"].items() if ranks > 1) or "one rank"
     yield f"{mesh}, micro_batch {report['micro_batch']}; torch {report['torch']}"
     for rank in report["ranks"]:
         title = f"rank {rank['rank']} on {rank['host']}, {rank['device']}"
         yield f"{title:36}{'predicted':>14}{'measured':>14}{'error':>9}"
-        for before, table in (("peak", {"": rank["peak"]}), ("peak in ", rank["phases"]), ("", rank["parts"]), ("", rank["modules"])):  # fmt: skip
+        for before, table in (("peak", {"": rank["peak"]}), ("peak in ", rank["phases"]), ("", rank["parts"])):
             for name, size in table.items():
                 predicted, measured = size["predicted"], size["measured"]
                 error = f"{100 * (predicted / measured - 1):+7.1f} %" if predicted is not None and measured else ""

@@ -6,7 +6,7 @@ a collective does nothing. DDP and pipelines do not run without values, so the t
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +44,15 @@ __all__ = ["Forecast", "forecast"]
 
 @dataclass
 class Forecast:
-    """What a step needs: the peak of each phase in bytes, the most of each part, and what each module keeps."""
+    """What a step needs: the peak of each phase in bytes, and the most of each part."""
 
     peaks: Mapping[str, int]
     parts: Mapping[str, int]
-    kept: Mapping[str, int]
 
 
 def forecast(
     part: Part, world: World, mesh: Mesh, config: ResolvedJob, outline: Outline, loss_of: LossOf,
-    micro_batch: MicroBatch, modules: Callable[[nn.Module], Mapping[str, nn.Module]],
+    micro_batch: MicroBatch,
 ) -> Forecast:  # fmt: skip
     """Return the memory of a later step of this rank, for the model or pipeline stage `part` on the meta device.
 
@@ -72,7 +71,7 @@ def forecast(
     meter = TensorMeter(device.type)
     with FakeTensorMode(allow_non_fake_inputs=True), meter.counting:
         allocate(twin, world.device)
-        meter.watch(twin, modules(twin))
+        meter.model = twin
         meter.name("parameters", twin.parameters())
         meter.name("buffers", twin.buffers())
         optimizer = optimizer_of(twin, train, (outline.blocks,))
@@ -113,8 +112,7 @@ def forecast(
         meter.name("optimizer state", state)
         meter.begin()
         step.take(micro_batches)
-    parts = {**meter.most, "gradients": meter.gradients, "activations": meter.kept[""], "gathered": meter.gathered}
-    return Forecast(meter.peaks, parts, meter.kept)
+    return Forecast(meter.peaks, {**meter.most, "gradients": meter.gradients, "activations": meter.activations})
 
 
 class _Buckets:

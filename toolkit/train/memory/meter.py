@@ -1,6 +1,6 @@
-"""Count the bytes that a rank uses in each phase of a step, and what modules keep for the backward pass."""
+"""Count the bytes that a rank uses in each phase of a step, and those of its activations and gradients."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,30 +21,21 @@ PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 class Meter(Profile):
     """A profile of bytes instead of times.
 
-    `peaks` are by phase; `kept` by module, with "" for a whole forward pass, without parameters that FSDP2 gathers.
-    `used` returns the bytes in use, `peak` the most since `reset`.
+    `peaks` are by phase; `activations` those of a forward pass, without parameters that FSDP2 gathers. `used` returns the
+    bytes in use, `peak` the most since `reset`.
     """
 
     def __init__(self, used: Callable[[], int], peak: Callable[[], int], reset: Callable[[], object]) -> None:
         super().__init__()
         self.on = True
         self.used, self.peak, self.reset = used, peak, reset
-        self._model: nn.Module = nn.Module()
-        self._entered: dict[str, int] = {}
+        self.model: nn.Module = nn.Module()
         self.begin()
 
     def begin(self) -> None:
         """Forget what was counted so far."""
         self.peaks: dict[str, int] = {}
-        self.kept: dict[str, int] = {}
-        self.gathered = self.gradients = 0
-
-    def watch(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-        """Count what each of these modules of the model keeps."""
-        self._model = model
-        for name, module in modules.items():
-            module.register_forward_pre_hook(lambda *_, name=name: self._enter(name))
-            module.register_forward_hook(lambda *_, name=name: self._leave(name))
+        self.activations = self.gradients = 0
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self._counted(name) if name in PHASES else nullcontext()
@@ -52,23 +43,22 @@ class Meter(Profile):
     @contextmanager
     def _counted(self, name: str) -> Iterator[None]:
         self.reset()
-        self._enter("")
+        before = self._ungathered()
         if name == OPTIMIZER:
-            given = [one.grad for one in self._model.parameters() if one.grad is not None]
+            given = [one.grad for one in self.model.parameters() if one.grad is not None]
             self.gradients = bytes_on(given[0].device, given) if given else 0
         yield
         self.peaks[name] = max(self.peaks.get(name, 0), self.peak())
         if name == FORWARD:
-            self._leave("")
+            self.activations = max(self.activations, self._ungathered() - before)
 
-    def _enter(self, name: str) -> None:
-        gathered = _gathered_bytes(self._model)
-        self.gathered = max(self.gathered, gathered)
-        self._entered[name] = self.used() - gathered
-
-    def _leave(self, name: str) -> None:
-        kept = self.used() - _gathered_bytes(self._model) - self._entered[name]
-        self.kept[name] = max(self.kept.get(name, 0), kept)
+    def _ungathered(self) -> int:
+        groups = [
+            one._get_fsdp_state()._fsdp_param_group for one in self.model.modules() if isinstance(one, FSDPModule)
+        ]
+        parameters = [one for group in groups if group for one in group.fsdp_params]
+        outputs = [out for one in parameters for out in getattr(one, "all_gather_outputs", ())]
+        return self.used() - sum(out.untyped_storage().nbytes() for out in outputs)
 
     def begin_step(self, number: int) -> None:
         """Do nothing: a recorder of times must not end the phases of this profile."""
@@ -98,11 +88,3 @@ def meter_of(device: str) -> Meter:
         lambda: resident("RssAnon"), lambda: resident("VmHWM", "RssFile", "RssShmem"),
         lambda: Path("/proc/self/clear_refs").write_text("5"),  # proc(5): reset the peak resident set size
     )  # fmt: skip
-
-
-def _gathered_bytes(model: nn.Module) -> int:
-    groups = [
-        module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)
-    ]
-    gathered = [one for group in groups if group for one in group.fsdp_params]
-    return sum(out.untyped_storage().nbytes() for one in gathered for out in getattr(one, "all_gather_outputs", ()))

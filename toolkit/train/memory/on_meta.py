@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, first_line
 
 __all__ = ["on_meta", "on_shapes_alone"]
 
@@ -37,5 +37,4 @@ def on_shapes_alone(model: nn.Module, cannot: str, *, where: str, fix: str) -> I
     try:
         yield
     except RuntimeError as error:
-        said, *_ = str(error).splitlines() or [type(error).__name__]
-        raise ToolkitError(f"{type(model).__name__} {cannot}: {said}", where=where, fix=fix) from error
+        raise ToolkitError(f"{type(model).__name__} {cannot}: {first_line(error)}", where=where, fix=fix) from error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.config.train import ParallelTable, TrainTable, no_micro_batches
+from toolkit.errors import first_line
 from toolkit.train.memory.offload_gradients import local_of
 from toolkit.train.memory.tier import FileTier, Tier
 from toolkit.units import format_bytes
@@ -61,7 +62,7 @@ def parts_named(parts: Callable[[], Mapping[str, int]]) -> Iterator[None]:
         reserve.clear()
         if is_out_of_memory(error):
             named = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts().items())
-            error.args = (f"{str(error).splitlines()[0]} (memory of this rank: {named})",)
+            error.args = (f"{first_line(error)} (memory of this rank: {named})",)
         raise
 
 

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import first_line
 from toolkit.metrics.memory_table import MEMORY_FILE
 from toolkit.parallel.distribute import Part
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import MicroBatch
 from toolkit.rundir.files import write_json
-from toolkit.train.blocks import blocks_of
 from toolkit.train.loop.step import LossOf
 from toolkit.train.memory.forecast import Forecast, forecast
 from toolkit.train.memory.meter import PHASES, meter_of
@@ -25,8 +25,7 @@ from toolkit.world.facts import World
 __all__ = ["MemoryProbe"]
 
 _STATIC = ("parameters", "optimizer state", "buffers")
-_PARTS = (*_STATIC, "gradients", "activations", "gathered", "communication", "temporary", "fragmentation")
-_MOST_MODULES = 8
+_PARTS = (*_STATIC, "gradients", "activations", "communication", "temporary", "fragmentation")
 
 
 class MemoryProbe:
@@ -38,21 +37,21 @@ class MemoryProbe:
         self.meter = meter_of(world.device)
         self._world, self._mesh, self._config = world, mesh, config
         self._outline, self._loss_of, self._micro_batch = outline, loss_of, micro_batch
-        self._forecast, self._why_not = Forecast({}, {}, {}), ""
+        self._forecast, self._why_not = Forecast({}, {}), ""
         self._static: dict[str, int] = {}
         self._rest = 0
 
     def expect(self, part: Part) -> None:
         """Forecast the memory of the model, or of the only stage of this rank, which is still on the meta device."""
-        given = (self._world, self._mesh, self._config, self._outline, self._loss_of, self._micro_batch, self._modules)
+        given = (self._world, self._mesh, self._config, self._outline, self._loss_of, self._micro_batch)
         try:
             self._forecast = forecast(part, *given)
         except RuntimeError as error:
-            self._why_not = (str(error).splitlines() or [type(error).__name__])[0]
+            self._why_not = first_line(error)
         gc.collect()
         measured = meter_of(self._world.device)  # without what the forecast has loaded
         self.meter.used, self.meter.peak = measured.used, measured.peak
-        self.meter.watch(part.module, self._modules(part.module))
+        self.meter.model = part.module
 
     def after_step(self, model: nn.Module, parts: Callable[[], Mapping[str, int]]) -> None:
         """Drop what the first step of this attempt showed, in which the optimizer creates its state."""
@@ -80,22 +79,16 @@ class MemoryProbe:
         meter, expected, world = self.meter, self._forecast, self._world
         found = {**self._static}
         if meter.peaks:  # of a step after the first one
-            found |= {"gradients": meter.gradients, "activations": meter.kept[""], "gathered": meter.gathered}
+            found |= {"gradients": meter.gradients, "activations": meter.activations}
         found["fragmentation"] = self._rest
         if torch.device(world.device).type == "cuda":
             found["fragmentation"] = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
-        largest = sorted((name for name in meter.kept if name), key=lambda name: -meter.kept[name])[:_MOST_MODULES]
         return {
             "rank": world.rank, "host": world.host, "device": torch.device(world.device).type, "why_not": self._why_not,
             "peak": _both(max(expected.peaks.values(), default=None), max(meter.peaks.values(), default=None)),
             "phases": {name: _both(expected.peaks.get(name), meter.peaks.get(name)) for name in PHASES},
             "parts": {name: _both(expected.parts.get(name), found.get(name)) for name in _PARTS},
-            "modules": {name: _both(expected.kept.get(name), meter.kept[name]) for name in largest},
         }  # fmt: skip
-
-    def _modules(self, model: nn.Module) -> Mapping[str, nn.Module]:
-        own = {name: one for name, one in model.named_children() if name != self._outline.blocks}
-        return own | blocks_of(model, (self._outline.blocks,))
 
 
 def _both(predicted: int | None, measured: int | None) -> dict[str, int | None]:

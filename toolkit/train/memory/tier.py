@@ -21,10 +21,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, first_line
 from toolkit.units import format_bytes
 
-__all__ = ["FileTier", "HostTier", "InThreads", "Slot", "Tier", "Traffic", "Transfer", "file_buffer_bytes"]
+__all__ = ["FileTier", "HostTier", "InThreads", "Slot", "Tier", "Traffic", "Transfer", "file_buffer_bytes", "wait_for"]
 
 _ALIGNMENT = 4096  # of positions, lengths and addresses with O_DIRECT, on all common file systems
 _PIECE_BYTES = 8 << 20
@@ -114,7 +114,7 @@ class HostTier:
             return Slot(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, pin_memory=self._on_gpu))
         except RuntimeError as error:
             raise ToolkitError(
-                f"cannot allocate {format_bytes(like.nbytes)} of {'pinned ' * self._on_gpu}host memory: {_first_line(error)}",
+                f"cannot allocate {format_bytes(like.nbytes)} of {'pinned ' * self._on_gpu}host memory: {first_line(error)}",
                 where="train.offload",
                 fix="request more memory per rank, use more ranks, or set train.offload_to to a folder on a local disk",
             ) from error
@@ -330,6 +330,12 @@ def file_buffer_bytes(moved: Iterable[Tensor]) -> int:
     return _THREADS * min(_PIECE_BYTES, max(one.nbytes for one in moved))
 
 
+def wait_for(transfers: Iterable[Transfer]) -> None:
+    """Wait for transfers as `Transfer.wait` does."""
+    for transfer in transfers:
+        transfer.wait()
+
+
 def _aligned(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
@@ -339,7 +345,3 @@ def bytes_in_memory(tensor: Tensor) -> Tensor:
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     first = tensor.storage_offset() * tensor.element_size()
     return flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
