@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def preset_values(
     train: TrainTable, parallel: ParallelTable, ranks: int, stated: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the values that the preset sets, by table; keys in `stated`, such as "train.recompute", win over it.
+    """Return the values that the preset sets, by table; keys in `stated`, such as "train.recompute", override it.
 
     Settings that the layout of the job does not support are omitted.
     """

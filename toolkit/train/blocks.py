@@ -1,6 +1,6 @@
 """Find the blocks of a model: its repeated layers, which account for most weights, activations and compute time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -37,6 +37,11 @@ def needed_blocks(model: nn.Module, what_for: str, below: Sequence[str] = ()) ->
             fix="put the repeated layers into an nn.ModuleList, or pass their parent, such as below=['encoder.layers']",
         )
     return blocks
+
+
+def is_below(name: str, modules: Collection[str]) -> bool:
+    """Return whether a name is that of one of these modules, or of something in it."""
+    return any(name == one or name.startswith(f"{one}.") for one in modules)
 
 
 def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from toolkit.train.memory import streamed_optimizer
 from toolkit.train.memory.offload_activations import _Activations, offload_activations
 from toolkit.train.memory.offload_gradients import OffloadedGradients
 from toolkit.train.memory.offload_parameters import StreamedParameters
@@ -54,6 +55,11 @@ class Model(nn.Module):
         return self.head(stream)
 
 
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setitem(streamed_optimizer._CHUNK_BYTES, "cpu", 10_000)
+
+
 def losses_of(kind: str, tier: Tier | None, offload: tuple[str, ...] = ()) -> list[float]:
     torch.manual_seed(0)
     model = Model(kind)
@@ -61,7 +67,7 @@ def losses_of(kind: str, tier: Tier | None, offload: tuple[str, ...] = ()) -> li
     optimizer: Any = torch.optim.AdamW(trained, lr=1e-2)
     if tier is not None:
         gradients = OffloadedGradients(trained, tier) if "gradients" in offload else None
-        optimizer = StreamedOptimizer(optimizer, tier, gradients, chunk_bytes=10_000)
+        optimizer = StreamedOptimizer(optimizer, tier, gradients)
         if "parameters" in offload:
             optimizer.parameters = StreamedParameters(model, list(model.blocks), tier)
         if "activations" in offload:

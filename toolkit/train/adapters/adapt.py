@@ -21,6 +21,7 @@ from toolkit.parallel.materialise import Initialise, Read, own_value, parameters
 from toolkit.parallel.outline import Outline
 from toolkit.train.adapters.files import read_adapter
 from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale, adapted_layers
+from toolkit.train.blocks import is_below
 
 __all__ = ["Adapters", "reader_of"]
 
@@ -44,7 +45,7 @@ class Adapters:
         self._saved = _matching(given.modules_to_save, [name for name in modules if name], "adapters.modules_to_save")
         # Only the exact class: a subclass may never call `forward`, such as the projection of nn.MultiheadAttention.
         linear = [name for name, module in modules.items() if type(module) is nn.Linear]
-        linear = [name for name in linear if not _is_below(name, self._saved)]
+        linear = [name for name in linear if not is_below(name, self._saved)]
         self._targets = _matching(given.targets or [blocks], linear, "adapters.targets")
         self._quantised = [name for name in linear if name in self._targets or fnmatchcase(name, blocks)]
         if given.quantize == "none":
@@ -183,7 +184,7 @@ def reader_of(base: BaseWeights, model: nn.Module, fix: str, without: Collection
     found = {name: records[one].shape for name, one in names.items()}
     shared = {name for names in tied.values() for name in names}
     known = {*names.values(), *shared, *(name for name, _ in model.named_buffers())}
-    known |= {one for one in records if one.endswith(_ANGLES) or _is_below(one, without)}
+    known |= {one for one in records if one.endswith(_ANGLES) or is_below(one, without)}
     found |= {one: records[one].shape for one in records if one not in known}
     _compare(wanted, found, str(base.source), fix, without)
 
@@ -196,7 +197,7 @@ def reader_of(base: BaseWeights, model: nn.Module, fix: str, without: Collection
 def _compare(
     wanted: Mapping[str, Any], found: Mapping[str, Any], where: str, fix: str, without: Collection[str]
 ) -> None:
-    lacking = sorted(name for name in wanted.keys() - found.keys() if not _is_below(name, without))
+    lacking = sorted(name for name in wanted.keys() - found.keys() if not is_below(name, without))
     extra, common = sorted(found.keys() - wanted.keys()), sorted(wanted.keys() & found.keys())
     differing = [both_shapes(name, found[name], wanted[name]) for name in common if found[name] != wanted[name]]
     if lacking or extra or differing:
@@ -215,7 +216,3 @@ def _matching(patterns: Sequence[str], names: Sequence[str], where: str) -> list
             raise ToolkitError(message, where=where, fix=fix)
         found |= matched
     return [name for name in names if name in found]
-
-
-def _is_below(name: str, modules: Collection[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in modules)

@@ -1,6 +1,7 @@
 """What a training keeps outside of the memory of its device, as `train.offload` and `train.offload_to` say."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Offload:
         elif train.offload_to:
             folder = Path(os.path.expandvars(train.offload_to))
             file = FileTier(folder)
-            _check_room(needed, _free_on_disk(folder), world, f"on the disk of {folder}")
+            _check_room(needed, shutil.disk_usage(folder).free, world, f"on the disk of {folder}")
             if not file.is_direct and world.local_rank == 0:
                 say_beside(
                     f"{folder} does not support O_DIRECT: the page cache of offloaded tensors uses memory of the job"
@@ -113,8 +114,3 @@ def _check_room(needed: Mapping[str, int], free: int, world: World, place: str) 
             where="train.offload_to" if "disk" in place else "train.offload",
             fix="use more ranks with parallel.shard, a smaller model, or a folder on a larger disk as train.offload_to",
         )
-
-
-def _free_on_disk(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from toolkit.train.memory.offload_gradients import like_parameter, local_of
-from toolkit.train.memory.tier import Slot, Tier, Transfer
+from toolkit.train.memory.tier import Slot, Tier, Transfer, wait_for
 
 __all__ = ["offload_activations"]
 
@@ -77,8 +77,7 @@ class _Activations:
 
     def await_writes(self, most: int) -> None:
         while len(self.writes) > most:
-            for transfer in self.writes.popleft():
-                transfer.wait()
+            wait_for(self.writes.popleft())
 
     def read_ahead(self, number: int, *_: Any) -> None:
         self.await_writes(0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.train.memory.tier import Slot, Tier, Transfer
+from toolkit.train.memory.tier import Slot, Tier, Transfer, wait_for
 
 __all__ = ["StreamedParameters"]
 
@@ -35,7 +35,7 @@ class StreamedParameters:
         for parameters in self._blocks:
             for parameter in parameters:
                 self._slots[parameter] = tier.slot(parameter.detach())
-            _wait(self.put_away(parameters))
+            wait_for(self.put_away(parameters))
         for number, block in enumerate(blocks):
             block.register_forward_pre_hook(partial(self._forward, number))
             block.register_forward_hook(partial(self._forwarded, number))
@@ -71,7 +71,7 @@ class StreamedParameters:
             parameter.untyped_storage().resize_(0)
 
     def _need(self, number: int, following: int) -> None:
-        _wait(self.fetch(self._blocks[number]))
+        wait_for(self.fetch(self._blocks[number]))
         if 0 <= following < len(self._blocks):
             self.fetch(self._blocks[following])
 
@@ -108,8 +108,3 @@ def _memory_of(parameter: nn.Parameter) -> Tensor:
     """Return a tensor with the parameter's memory, but without its version, which autograd checks: its value returns."""
     memory = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
     return memory.set_(parameter.untyped_storage(), parameter.storage_offset(), parameter.shape, parameter.stride())
-
-
-def _wait(transfers: Iterable[Transfer]) -> None:
-    for transfer in transfers:
-        transfer.wait()

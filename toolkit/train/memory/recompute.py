@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError
 from toolkit.train.blocks import needed_blocks
 from toolkit.train.memory.activations import cheapest, measure_activations
@@ -26,21 +27,12 @@ LossOf = Callable[[Any, Any], Tensor]
 MEASURED = ("large", "budget")  # kinds of recomputation that depend on the activations of a micro-batch
 
 
-class RecomputeSettings(Protocol):
-    """The keys of `[train]` that choose the recomputed blocks."""
-
-    recompute: Literal["none", "every", "large", "selective", "budget"]
-    recompute_every: int
-    recompute_above_mb: float
-    activation_budget_gb: float
-
-
 def recompute(
     model: nn.Module,
-    settings: RecomputeSettings,
+    train: TrainTable,
     *,
     loss_of: LossOf | None = None,
-    micro_batch: tuple[Any, Any] | None = None,
+    micro_batch: tuple[Tensor, Tensor] | None = None,
     below: Sequence[str] = (),
 ) -> list[str]:
     """Enable recomputation for the blocks that [train] selects; return their names.
@@ -55,12 +47,12 @@ def recompute(
         ToolkitError: the model has no blocks; a measurement lacks its inputs or reads tensor values on the meta device;
             no choice fits the budget.
     """
-    kind = settings.recompute
+    kind = train.recompute
     if kind == "none":
         return []
     blocks = needed_blocks(model, "activation checkpointing", below)
     if kind in ("every", "selective"):
-        every = settings.recompute_every if kind == "every" else 1
+        every = train.recompute_every if kind == "every" else 1
         names = [name for number, name in enumerate(blocks, start=1) if number % every == 0]
     else:
         if loss_of is None or micro_batch is None:
@@ -71,9 +63,9 @@ def recompute(
             )
         inputs, targets = (one.to("meta") for one in micro_batch)
         measured = measure_activations(model, lambda twin: loss_of(twin(inputs), targets), blocks)
-        names = [block.name for block in measured.blocks if block.kept_bytes > settings.recompute_above_mb * 1e6]
+        names = [block.name for block in measured.blocks if block.kept_bytes > train.recompute_above_mb * 1e6]
         if kind == "budget":
-            names = cheapest(measured, settings.activation_budget_gb * 1e9)
+            names = cheapest(measured, train.activation_budget_gb * 1e9)
     for name in names:
         recompute_block(blocks[name], selective=kind == "selective")
     return names

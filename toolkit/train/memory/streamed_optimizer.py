@@ -6,7 +6,7 @@ While one chunk is updated, the next one is read and the previous one is written
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from toolkit.train.memory.offload_gradients import OffloadedGradients, like_parameter, local_of
 from toolkit.train.memory.offload_parameters import StreamedParameters
-from toolkit.train.memory.tier import Slot, Tier, Transfer
+from toolkit.train.memory.tier import Slot, Tier, Transfer, wait_for
 from toolkit.train.optim.optimizers import JointOptimizer
 
 __all__ = ["StreamedOptimizer"]
@@ -55,13 +55,12 @@ class StreamedOptimizer(JointOptimizer):
         gradients: OffloadedGradients | None = None,
         *,
         with_state: bool = True,
-        chunk_bytes: int | None = None,
     ) -> None:
         super().__init__(optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,))
         self._tier, self._gradients, self._with_state = tier, gradients, with_state
         self._slots: dict[tuple[nn.Parameter, str], Slot] = {}
         device = self.param_groups[0]["params"][0].device.type
-        self.chunks = list(_chunks_of(self.param_groups, chunk_bytes or _CHUNK_BYTES[device]))
+        self.chunks = list(_chunks_of(self.param_groups, _CHUNK_BYTES[device]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -72,17 +71,17 @@ class StreamedOptimizer(JointOptimizer):
         for number in range(len(self.chunks)):
             fetched = following
             if len(writes) > 1:
-                _wait(writes.popleft())
+                wait_for(writes.popleft())
             if number + 1 < len(self.chunks):
                 following = self._fetch(self.chunks[number + 1])
             writes.append(self._update(fetched))
         for transfers in writes:
-            _wait(transfers)
+            wait_for(transfers)
 
     def step_chunk(self, parameters: Sequence[nn.Parameter]) -> None:
         """Update some parameters, which have gradients."""
         with torch.no_grad():
-            _wait(self._update(self._fetch(parameters)))
+            wait_for(self._update(self._fetch(parameters)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -112,7 +111,7 @@ class StreamedOptimizer(JointOptimizer):
 
     def _update(self, fetched: _Fetched) -> list[Transfer]:
         """Update the parameters of a chunk; return the transfers of its new state into the tier."""
-        _wait(fetched.transfers)
+        wait_for(fetched.transfers)
         for parameter, name, near in fetched.state:
             self.state[parameter][name] = like_parameter(parameter, near)
         if self._gradients is not None:
@@ -156,8 +155,3 @@ def _chunks_of(groups: Sequence[dict[str, Any]], chunk_bytes: int) -> Iterator[l
 
 def _place(kept: Tensor) -> tuple[Any, Any]:
     return kept.untyped_storage()._cdata, kept.storage_offset()
-
-
-def _wait(transfers: Iterable[Transfer]) -> None:
-    for transfer in transfers:
-        transfer.wait()

@@ -1,13 +1,14 @@
 """Create the optimizer that [train] selects, with parameter groups for weight decay."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError
-from toolkit.train.blocks import blocks_of
+from toolkit.train.blocks import blocks_of, is_below
 
 __all__ = ["JointOptimizer"]
 
@@ -63,20 +64,7 @@ class JointOptimizer(torch.optim.Optimizer):
             first = after
 
 
-class OptimizerSettings(Protocol):
-    """The keys of `[train]` that an optimizer uses."""
-
-    optimizer: Literal["adamw", "adamw_8bit", "muon", "sgd"]
-    lr: float
-    betas: list[float]
-    eps: float
-    momentum: float
-    weight_decay: float
-
-
-def optimizer_of(
-    model: nn.Module, settings: OptimizerSettings, hidden: Sequence[str] | None = None
-) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, train: TrainTable, hidden: Sequence[str] | None = None) -> torch.optim.Optimizer:
     """Return AdamW, SGD, or Muon for hidden matrices with AdamW for the rest. Tied weights are included once.
 
     `adamw_8bit` is that of bitsandbytes (Dettmers et al., arXiv 2110.02861): it quantises moments by blocks of 256 values,
@@ -97,25 +85,25 @@ def optimizer_of(
         raise ToolkitError(
             "the model has no trainable parameter", where="model", fix="keep requires_grad = True for some parameters"
         )
-    for_muon = hidden_matrices(model, hidden) if settings.optimizer == "muon" else []
+    for_muon = hidden_matrices(model, hidden) if train.optimizer == "muon" else []
     taken = {id(parameter) for parameter in for_muon}
-    groups = _groups([one for one in named.values() if id(one) not in taken], settings.weight_decay)
-    if settings.optimizer == "sgd":
-        momentum = settings.momentum
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=momentum, nesterov=momentum > 0)
-    betas = (settings.betas[0], settings.betas[1])
-    if settings.optimizer == "adamw_8bit":
-        return _adamw_8bit()(groups, lr=settings.lr, betas=betas, eps=settings.eps)
-    adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps) if groups else None
-    if settings.optimizer == "adamw":
+    groups = _groups([one for one in named.values() if id(one) not in taken], train.weight_decay)
+    if train.optimizer == "sgd":
+        momentum = train.momentum
+        return torch.optim.SGD(groups, lr=train.lr, momentum=momentum, nesterov=momentum > 0)
+    betas = (train.betas[0], train.betas[1])
+    if train.optimizer == "adamw_8bit":
+        return _adamw_8bit()(groups, lr=train.lr, betas=betas, eps=train.eps)
+    adamw = torch.optim.AdamW(groups, lr=train.lr, betas=betas, eps=train.eps) if groups else None
+    if train.optimizer == "adamw":
         assert adamw is not None
         return adamw
     muon = torch.optim.Muon(
         for_muon,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
-        nesterov=settings.momentum > 0,
+        lr=train.lr,
+        weight_decay=train.weight_decay,
+        momentum=train.momentum,
+        nesterov=train.momentum > 0,
         adjust_lr_fn="match_rms_adamw",
     )
     return JointOptimizer([muon, adamw] if adamw is not None else [muon])
@@ -160,7 +148,7 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
     inside, outside = _parted(model, names)
     if hidden is not None:
         every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-        if unknown := [name for name in names if not any(_is_below(one, [name]) for one in every)]:
+        if unknown := [name for name in names if not any(is_below(one, [name]) for one in every)]:
             raise ToolkitError(
                 f"the model has no parameter {', '.join(unknown)}",
                 where="hidden",
@@ -173,7 +161,7 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
             f"muon finds no hidden matrix in {type(model).__name__}: none of its two-dimensional weights is in "
             + ("a list of blocks" if hidden is None else ", ".join(names)),
             where="train.optimizer",
-            fix='pass the modules with hidden matrices, as in optimizer_of(model, settings, hidden=["layers"]), '
+            fix='pass the modules with hidden matrices, as in optimizer_of(model, train, hidden=["layers"]), '
             'or set train.optimizer = "adamw"',
         )
     return found
@@ -184,7 +172,7 @@ def _parted(model: nn.Module, names: Sequence[str]) -> tuple[list[nn.Parameter],
     inside: dict[int, nn.Parameter] = {}
     outside: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if _is_below(name, names):
+        if is_below(name, names):
             inside[id(parameter)] = parameter
         else:
             outside.add(id(parameter))
@@ -202,7 +190,3 @@ def _groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dic
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def _is_below(name: str, names: Sequence[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in names)
