@@ -158,11 +158,9 @@ def _tried(job: ResolvedJob, runs: Path, size: int, share: int, data_ranks: int)
         log = run.metrics / "train.jsonl"
         seconds = [record.seconds for record in read_train_log(log)][1:] if log.exists() else []
         if not seconds:
-            raise ToolkitError(
-                "the job has recorded no steps in metrics/train.jsonl, so its batch size means nothing here",
-                where=str(run.path),
-                fix="pass a job that trains with toolkit.train.loop, such as train_lm",
-            )
+            message = "the job has recorded no steps in metrics/train.jsonl, so its batch size means nothing here"
+            fix = "pass a job that trains with toolkit.train.loop, such as train_lm"
+            raise ToolkitError(message, where=str(run.path), fix=fix)
         return Trial(size, True, round(trial.train.batch / statistics.median(seconds), 2), "")
     end = _end_of(run)
     if end is None or end.symptom not in _OF_MEMORY:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from toolkit.errors import ToolkitError
+from toolkit.train.memory.local_parts import local_of
 
 
 class WeightAverage(nn.Module):
@@ -39,8 +39,8 @@ class WeightAverage(nn.Module):
         self.weights = nn.Module()
         kept: dict[tuple[int, torch.Size], nn.Parameter] = {}
         for name, value in _values(model).items():
-            place = (_local(value).data_ptr(), value.shape)
-            if place not in kept or not _local(value).numel():  # a tied weight is averaged once
+            place = (local_of(value).data_ptr(), value.shape)
+            if place not in kept or not local_of(value).numel():  # a tied weight is averaged once
                 kept[place] = nn.Parameter(_wide(value).clone(), requires_grad=False)
             _place(self.weights, name, kept[place])
 
@@ -50,7 +50,7 @@ class WeightAverage(nn.Module):
         count = int(self.updates)
         decay = min(self.decay, (1 + count) / (10 + count))
         pairs = self._pairs(model)
-        floating = [(_local(kept), _local(_wide(value))) for kept, value in pairs if kept.is_floating_point()]
+        floating = [(local_of(kept), local_of(_wide(value))) for kept, value in pairs if kept.is_floating_point()]
         if floating:
             averages, current = map(list, zip(*floating, strict=True))
             get_ema_multi_avg_fn(decay)(averages, current, count)
@@ -105,10 +105,6 @@ def _values(model: nn.Module) -> dict[str, Tensor]:
 def _wide(value: Tensor) -> Tensor:
     narrow = value.is_floating_point() and value.dtype.itemsize < 4
     return value.detach().float() if narrow else value.detach()
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -217,17 +217,10 @@ class Trainer:
 
     def _made_loader(self, mesh: Mesh) -> Loader:
         train, config = self._config.train, self._config
-        return Loader(
-            self._task.source,
-            batch=train.batch,
-            seed=train.seed,
-            rank=mesh.data_rank,
-            size=mesh.data_size,
-            micro_batch=train.micro_batch,
-            settings=LoaderSettings.of(config.data),
-            device=self._world.device,
-            broken_limit=None,  # BrokenShare in `_steps` applies the limit over all ranks
-        )
+        return Loader(  # BrokenShare in `_steps` applies the limit of broken samples over all ranks
+            self._task.source, batch=train.batch, seed=train.seed, rank=mesh.data_rank, size=mesh.data_size,
+            micro_batch=train.micro_batch, settings=LoaderSettings.of(config.data), device=self._world.device, broken_limit=None,
+        )  # fmt: skip
 
     def _laid_out(self, mesh: Mesh, topology: Topology) -> DistributedModel:
         task, train = self._task, self._config.train
@@ -303,26 +296,13 @@ class Trainer:
 
     def _training_state(self) -> TrainingState:
         train = self._config.train
-        extra = dict(self._task.extra)
-        if self._guard is not None:
-            extra["guard"] = self._guard
-        if self._early_stop is not None:
-            extra["early_stop"] = self._early_stop
-        if self._adapters is not None:
-            extra["adapters"] = self._adapters
+        own = {"guard": self._guard, "early_stop": self._early_stop, "adapters": self._adapters}
         return TrainingState(
-            self.model.module,
-            self.optimizer,
-            self.schedule,
-            train.seed,
-            {"seed": train.seed, **self._task.data},
-            scaler=self._scaler,
-            modules={"average": self.average} if self.average is not None else {},
-            extra=extra,
-            stream=self.model.stream,
-            offload=self._offload,
-            without_frozen=self._adapters is not None,
-        )
+            self.model.module, self.optimizer, self.schedule, train.seed, {"seed": train.seed, **self._task.data},
+            scaler=self._scaler, modules={"average": self.average} if self.average is not None else {},
+            extra=self._task.extra | {name: one for name, one in own.items() if one is not None},
+            stream=self.model.stream, offload=self._offload, without_frozen=self._adapters is not None,
+        )  # fmt: skip
 
     def _made_validations(self) -> Validations | None:
         train, held_out = self._config.train, self._task.held_out
@@ -335,15 +315,9 @@ class Trainer:
                 fix="hold out some samples (args.held_out = 0.05 in the shipped jobs), or set train.validate_every = 0",
             )
         return Validations(
-            self._world,
-            self.model,
-            held_out,
-            every=train.validate_every,
-            micro_batch=train.micro_batch,
-            average=self.average,
-            early_stop=self._early_stop,
-            told=self._validated,
-        )
+            self._world, self.model, held_out, every=train.validate_every, micro_batch=train.micro_batch,
+            average=self.average, early_stop=self._early_stop, told=self._validated,
+        )  # fmt: skip
 
     def _resumed_saves(self) -> Saves | None:
         world, train, checkpoint = self._world, self._config.train, self._config.checkpoint
@@ -355,12 +329,9 @@ class Trainer:
             check_roll_back(train, None, has_one=False)
             return None
         checkpointer = Checkpointer(
-            world.run_dir / "checkpoints",
-            world,
-            retention=Retention.of(checkpoint),
-            aggregate=checkpoint.aggregate,
+            world.run_dir / "checkpoints", world, retention=Retention.of(checkpoint), aggregate=checkpoint.aggregate,
             compression=checkpoint.compression,
-        )
+        )  # fmt: skip
         source = self._config.job_directory / checkpoint.source if checkpoint.source else None
         self._say(
             self.state.resume(checkpointer, world, source=source, take=checkpoint.take, without=checkpoint.without)

@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, as_numbers
+from toolkit.checkpoint.convert import export_safetensors as safetensors
 from toolkit.checkpoint.convert.destination import new_files
-from toolkit.checkpoint.convert.export_safetensors import (
-    CONVERTIBLE,
-    StoredTensor,
-    convert,
-    files_beside,
-    tensors_of,
-    write_file,
-    write_model,
-)
+from toolkit.checkpoint.convert.export_safetensors import CONVERTIBLE, StoredTensor, convert, tensors_of, write_file
 from toolkit.checkpoint.convert.import_safetensors import read_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.selection import Chosen, ExportRequest
@@ -115,10 +108,10 @@ def export_merged(request: ExportRequest, dtype: str | None, most_shard_bytes: i
         message = "is not the base on which the adapters were trained: its contents have changed"
         raise ToolkitError(message, where=path, fix="restore the files that it had at the time of the training")
     is_checkpoint = (base.source / MANIFEST).is_file()
-    beside = files_beside(base.source) if base.source.is_dir() and not is_checkpoint else ()
+    beside = safetensors.files_beside(base.source) if base.source.is_dir() and not is_checkpoint else ()
     merged = _Merged(request, base, adapters["factor"])
     with merged:
-        write_model(request, merged.tensors(dtype), merged, most_shard_bytes, beside)
+        safetensors.write_model(request, merged.tensors(dtype), merged, most_shard_bytes, beside)
 
 
 class _Merged(StoredTensors):

@@ -111,12 +111,11 @@ class Adapters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a reader of the checkpoint needs to apply the adapters."""
-        path = str(self._base.source.resolve()) if self._base else ""
+        path, digest = "", f"initial values of seed {self._seed}"
+        if self._base:
+            path, digest = str(self._base.source.resolve()), self._base.digest
         return {
-            "base": {
-                "path": path,
-                "digest": self._base.digest if self._base else f"initial values of seed {self._seed}",
-            },
+            "base": {"path": path, "digest": digest},
             "quantize": self._settings.quantize,
             **vars(self._scale),
             "factor": self._scale.factor,
@@ -127,27 +126,19 @@ class Adapters:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raise a ToolkitError if the adapters of a checkpoint were trained on another base, or another form of it."""
-        before, now = state["base"], self.state_dict()["base"]
-        if state["factor"] != self._scale.factor:
-            raise ToolkitError(
-                f"the adapters were trained with a factor of {state['factor']:g}, got {self._scale.factor:g} from {self._scale}",
-                where="adapters.alpha",
-                fix=f"set rank = {state['rank']}, alpha = {state['alpha']:g}, "
-                f"rank_stabilized = {str(state['rank_stabilized']).lower()}, or start a new run",
-            )
-        if (kind := state.get("quantize", self._settings.quantize)) != self._settings.quantize:
-            raise ToolkitError(
-                f'the adapters were trained on a base with quantize = "{kind}", got "{self._settings.quantize}"',
-                where="adapters.quantize",
-                fix=f'set adapters.quantize = "{kind}", or start a new run',
-            )
-        if before["digest"] != now["digest"]:
-            raise ToolkitError(
-                f"the adapters were trained on another base: expected {before['path']} ({before['digest']:.24}), "
-                f"got {now['path']} ({now['digest']:.24})",
-                where="adapters.base",
-                fix=f'set adapters.base = "{before["path"]}" and the seed of that run, or start a new run',
-            )
+        before, now, scale = state["base"], self.state_dict()["base"], self._scale
+        kind, own = state["quantize"], self._settings.quantize
+        expected, found = (f"{one['path']} ({one['digest']:.24})" for one in (before, now))
+        for name, is_other, message, fix in (
+            ("alpha", state["factor"] != scale.factor, f"with a factor of {state['factor']:g}, got {scale.factor:g} from {scale}",
+             f"set {Scale(state['rank'], state['alpha'], state['rank_stabilized'])}"),
+            ("quantize", kind != own, f'on a base with quantize = "{kind}", got "{own}"', f'set adapters.quantize = "{kind}"'),
+            ("base", before["digest"] != now["digest"], f"on another base: expected {expected}, got {found}",
+             f'set adapters.base = "{before["path"]}" and the seed of that run'),
+        ):  # fmt: skip
+            if is_other:
+                message, fix = f"the adapters were trained {message}", f"{fix}, or start a new run"
+                raise ToolkitError(message, where=f"adapters.{name}", fix=fix)
 
     def _reader(self, model: nn.Module) -> Read:
         """Return the function that reads values of the base."""

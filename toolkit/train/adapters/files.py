@@ -76,10 +76,7 @@ def use_adapters(model: nn.Module, adapters: Sequence[Adapter], weights: Sequenc
         low = torch.cat([low for low, _, _ in pairs])
         high = torch.cat([factor * high for _, high, factor in pairs], dim=1)
         module = modules.get(name)
-        if not isinstance(module, nn.Linear) or (low.shape[1], high.shape[0]) != (
-            module.in_features,
-            module.out_features,
-        ):
+        if not isinstance(module, nn.Linear) or (high.shape[0], low.shape[1]) != tuple(module.weight.shape):
             message = f"the model has no nn.Linear {name} with {low.shape[1]} inputs and {high.shape[0]} outputs"
             raise ToolkitError(message, where="use_adapters", fix="pass adapters of this model")
         found.append((module, low, high))

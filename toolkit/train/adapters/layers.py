@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 from toolkit.errors import ToolkitError
+from toolkit.train.memory.local_parts import local_of
 
 __all__ = ["AdaptedLinear", "Quantised", "Scale", "adapted_layers"]
 
@@ -72,7 +73,7 @@ class Quantised:
     def whole(self, dtype: torch.dtype) -> Tensor:
         """Return this rank's part of the weight as numbers."""
         if self._packed is None:  # a trial on shapes alone
-            return (self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight).to(dtype)
+            return local_of(self.weight).to(dtype)
         if self._kind == "int8":
             return (self._packed * self._scales).to(dtype)
         numbers: Tensor = self._library.dequantize_4bit(self._packed, self._scales)

@@ -32,13 +32,10 @@ _QWEN3 = _LLAMA | {"self_attn.q_norm": "piece", "self_attn.k_norm": "piece"}
 _KNOWN = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
 _FETCH = "fetch the whole folder, for example with `hf download NAME --local-dir FOLDER`"
 _REFUSED = {
-    "auto_map": (
-        "needs Python code of the folder, which toolkit does not run",
-        "use a model that transformers contains",
-    ),
+    "auto_map": ("needs Python code of the folder, which toolkit does not run", "use a model that transformers contains"),
     "quantization_config": ("describes quantised weights", "use unquantised weights, with adapters.quantize"),
     "device_map": ("places layers on devices", "remove device_map, and set parallel.shard or parallel.tp"),
-}
+}  # fmt: skip
 
 
 def library() -> Any:
@@ -98,20 +95,10 @@ class CausalModel:
         most = min((limit for limit in limits if limit), default=context)
         for where, is_wrong, message, fix in (
             ("parallel.pp", job.parallel.pp > 1, "models of transformers have no pipeline stages", "set pp = 1"),
-            (
-                "parallel.sequence",
-                job.parallel.sequence,
-                "models of transformers need whole sequences",
-                "set it to false",
-            ),
-            (
-                "args.packed",
-                is_packed and not self._styles,
-                f"expected one of {known}, got a {kind}",
-                "set packed = false",
-            ),
+            ("parallel.sequence", job.parallel.sequence, "models of transformers need whole sequences", "set it to false"),
+            ("args.packed", is_packed and not self._styles, f"expected one of {known}, got a {kind}", "set packed = false"),
             ("args.context", context > most, f"the model attends to {most} tokens, got {context}", f"set it to {most}"),
-        ):
+        ):  # fmt: skip
             if is_wrong:
                 raise ToolkitError(message, where=where, fix=fix)
 

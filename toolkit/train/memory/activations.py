@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from toolkit.errors import ToolkitError
+from toolkit.train.memory.local_parts import bytes_on
 from toolkit.train.memory.on_meta import on_meta, on_shapes_alone
-from toolkit.train.memory.out_of_memory import bytes_on
 from toolkit.train.memory.tensor_meter import TensorMeter
 
 __all__ = ["Activations", "BlockActivations", "cheapest", "measure_activations"]

@@ -29,9 +29,9 @@ from toolkit.parallel.passes import Heard, MicroBatch, PartOf, PassesInTurn
 from toolkit.parallel.sharded import Between, shard
 from toolkit.parallel.tensor_passes import settle_gradients
 from toolkit.train.loop.step import LossOf, OptimizerStep
+from toolkit.train.memory.local_parts import local_of
 from toolkit.train.memory.meter import Meter
 from toolkit.train.memory.offload import Offload
-from toolkit.train.memory.offload_gradients import local_of
 from toolkit.train.memory.tensor_meter import TensorMeter
 from toolkit.train.memory.tier import HostTier, InThreads, Slot, Transfer, file_buffer_bytes
 from toolkit.train.optim.optimizers import optimizer_of

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, FORWARD, OPTIMIZER
-from toolkit.train.memory.out_of_memory import bytes_on
+from toolkit.train.memory.local_parts import bytes_on
 
 __all__ = ["PHASES", "Meter", "meter_of"]
 

@@ -1,4 +1,4 @@
-"""What a training keeps outside of the memory of its device, as `train.offload` and `train.offload_to` say."""
+"""What a training keeps outside of the memory of its device, as `train.offload` and `train.offload_to` set it."""
 
 import os
 import shutil
@@ -13,8 +13,9 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.memory_limits import memories
 from toolkit.parallel.outline import Outline
 from toolkit.terminal.talk import say_beside
+from toolkit.train.memory.local_parts import local_of
 from toolkit.train.memory.offload_activations import offload_activations
-from toolkit.train.memory.offload_gradients import OffloadedGradients, local_of
+from toolkit.train.memory.offload_gradients import OffloadedGradients
 from toolkit.train.memory.offload_parameters import StreamedParameters
 from toolkit.train.memory.streamed_optimizer import StreamedOptimizer
 from toolkit.train.memory.tier import FileTier, HostTier, Tier
@@ -51,7 +52,7 @@ class Offload:
         elif train.offload_to:
             folder = Path(os.path.expandvars(train.offload_to))
             file = FileTier(folder)
-            _check_room(needed, shutil.disk_usage(folder).free, world, f"on the disk of {folder}")
+            _check_free_space(needed, shutil.disk_usage(folder).free, world, f"on the disk of {folder}")
             if not file.is_direct and world.local_rank == 0:
                 say_beside(
                     f"{folder} does not support O_DIRECT: the page cache of offloaded tensors uses memory of the job"
@@ -59,7 +60,7 @@ class Offload:
             self.tier = file
         else:
             name, free = min(((name, free) for name, free, _ in memories(Path("/"))), key=lambda one: one[1])
-            _check_room(needed, free, world, f"of memory in {name}")
+            _check_free_space(needed, free, world, f"of memory in {name}")
             self.tier = HostTier(world.device)
         self.gradients = OffloadedGradients(model.parameters(), self.tier) if "gradients" in self._chosen else None
         self._parameters: StreamedParameters | None = None
@@ -104,7 +105,7 @@ def _needed_bytes(train: TrainTable, model: nn.Module, blocks: Sequence[nn.Modul
     return {name: size for name, size in sizes.items() if name in train.offloaded}
 
 
-def _check_room(needed: Mapping[str, int], free: int, world: World, place: str) -> None:
+def _check_free_space(needed: Mapping[str, int], free: int, world: World, place: str) -> None:
     total = sum(needed.values()) * world.local_size
     if total > free:
         parts = " + ".join(f"{name} {format_bytes(size)}" for name, size in needed.items())

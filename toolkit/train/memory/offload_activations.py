@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from toolkit.train.memory.offload_gradients import like_parameter, local_of
+from toolkit.train.memory.local_parts import like_parameter, local_of
 from toolkit.train.memory.tier import Slot, Tier, Transfer, wait_for
 
 __all__ = ["offload_activations"]

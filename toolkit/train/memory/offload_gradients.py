@@ -2,17 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from toolkit.parallel.clipping import norm_of_parts, part_of_norm
+from toolkit.train.memory.local_parts import like_parameter, local_of
 from toolkit.train.memory.tier import Slot, Tier, Transfer
 
-__all__ = ["OffloadedGradients", "like_parameter", "local_of"]
+__all__ = ["OffloadedGradients"]
 
 _MOST_WRITES = 2  # of gradients under way
 
@@ -77,15 +76,3 @@ class OffloadedGradients:
     def _await_writes(self, most: int) -> None:
         while len(self._writes) > most:
             self._writes.popleft().wait()
-
-
-def local_of(tensor: Any) -> Tensor:
-    """Return this rank's part of a tensor."""
-    own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return own.detach()
-
-
-def like_parameter(parameter: Tensor, local: Tensor) -> Tensor:
-    """Return a tensor that is sharded like the parameter, if that is, with this rank's part, on whatever device."""
-    # The constructor, unlike `from_local`, leaves a part on the CPU although the mesh is one of GPUs.
-    return DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from toolkit.config.train import ParallelTable, TrainTable, no_micro_batches
 from toolkit.errors import first_line
-from toolkit.train.memory.offload_gradients import local_of
+from toolkit.train.memory.local_parts import bytes_on, local_of
 from toolkit.train.memory.tier import FileTier, Tier
 from toolkit.units import format_bytes
 
-__all__ = ["bytes_on", "halved_micro_batch", "memory_parts", "parts_named"]
+__all__ = ["halved_micro_batch", "memory_parts", "parts_named"]
 
 _RESERVE_BYTES = 16 << 20  # of address space only, because nothing writes to it
 
@@ -69,12 +69,6 @@ def parts_named(parts: Callable[[], Mapping[str, int]]) -> Iterator[None]:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether an allocation failed, on a GPU or on the host."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def bytes_on(device: torch.device, tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of the storages on a device; FSDP2 and DDP let many gradients share one."""
-    storages = [own.untyped_storage() for own in map(local_of, tensors) if own.device == device]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _used_bytes(device: torch.device) -> int:

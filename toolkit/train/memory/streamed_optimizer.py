@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.train.memory.offload_gradients import OffloadedGradients, like_parameter, local_of
+from toolkit.train.memory.local_parts import like_parameter, local_of
+from toolkit.train.memory.offload_gradients import OffloadedGradients
 from toolkit.train.memory.offload_parameters import StreamedParameters
 from toolkit.train.memory.tier import Slot, Tier, Transfer, wait_for
 from toolkit.train.optim.optimizers import JointOptimizer

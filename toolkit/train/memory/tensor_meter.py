@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from toolkit.train.memory.local_parts import local_of
 from toolkit.train.memory.meter import Meter
-from toolkit.train.memory.offload_gradients import local_of
 
 __all__ = ["TensorMeter"]
 

@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 import torch
@@ -54,41 +53,6 @@ class Slot:
     last: "Transfer | None" = None  # the last transfer, which a later one must follow
 
 
-class Transfer(Protocol):
-    """A transfer under way."""
-
-    def wait(self) -> None:
-        """Return when the tensor, or the slot, has its new content for all later work on the device."""
-        ...
-
-
-class Tier(Protocol):
-    """A place for tensors outside of the device of training."""
-
-    traffic: Traffic
-
-    def slot(self, like: Tensor) -> Slot:
-        """Return a new slot for tensors with this shape, these strides and this type; its content is undefined."""
-        ...
-
-    def write(self, slot: Slot, tensor: Tensor) -> Transfer:
-        """Copy a tensor into a slot; do not change the tensor before the transfer has ended."""
-        ...
-
-    def read(self, slot: Slot, tensor: Tensor) -> Transfer:
-        """Copy a slot into a tensor."""
-        ...
-
-    def reached(self) -> AbstractContextManager[None]:
-        """Return a context in which the host may use `Slot.kept`: transfers have ended, and memory is bounded."""
-        ...
-
-
-class _Done:
-    def wait(self) -> None:
-        """Return at once."""
-
-
 @dataclass
 class _OnStream:
     """A copy on a stream of its own. Its tensor stays alive until a wait: only work after the copy may reuse the memory."""
@@ -110,6 +74,7 @@ class HostTier:
         self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if self._on_gpu else None  # out and in
 
     def slot(self, like: Tensor) -> Slot:
+        """Return a new slot for tensors with this shape, these strides and this type; its content is undefined."""
         try:
             return Slot(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, pin_memory=self._on_gpu))
         except RuntimeError as error:
@@ -119,20 +84,23 @@ class HostTier:
                 fix="request more memory per rank, use more ranks, or set train.offload_to to a folder on a local disk",
             ) from error
 
-    def write(self, slot: Slot, tensor: Tensor) -> Transfer:
+    def write(self, slot: Slot, tensor: Tensor) -> "Transfer":
+        """Copy a tensor into a slot; do not change the tensor before the transfer has ended."""
         self.traffic.written_bytes += tensor.nbytes
         return self._copy(slot, tensor, is_write=True)
 
-    def read(self, slot: Slot, tensor: Tensor) -> Transfer:
+    def read(self, slot: Slot, tensor: Tensor) -> "Transfer":
+        """Copy a slot into a tensor."""
         self.traffic.read_bytes += tensor.nbytes
         return self._copy(slot, tensor, is_write=False)
 
     def reached(self) -> AbstractContextManager[None]:
+        """Return a context in which the host may use `Slot.kept`: transfers have ended, and memory is bounded."""
         for stream in self._streams or ():
             stream.synchronize()
         return nullcontext()
 
-    def _copy(self, slot: Slot, tensor: Tensor, *, is_write: bool) -> Transfer:
+    def _copy(self, slot: Slot, tensor: Tensor, *, is_write: bool) -> "Transfer":
         target, source = (slot.kept, tensor) if is_write else (tensor, slot.kept)
         if self._streams is None:
             target.copy_(source)
@@ -147,6 +115,11 @@ class HostTier:
             target.copy_(source, non_blocking=True)
             slot.last = _OnStream(stream.record_event(), tensor)
         return slot.last
+
+
+class _Done:
+    def wait(self) -> None:
+        """Return at once."""
 
 
 @dataclass
@@ -177,7 +150,8 @@ class InThreads:
 class FileTier:
     """Keeps tensors in a file without a name, which disappears with the process, even if that is killed.
 
-    `Slot.kept` is mapped from the file: only who uses it, such as a checkpoint, brings it into memory.
+    Its methods are those of a `HostTier`. `Slot.kept` is mapped from the file: its pages use memory only while a reader,
+    such as a checkpoint, needs them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -248,11 +222,11 @@ class FileTier:
         self._size = self._segment_at = self._mapped
         self._mapped += length
 
-    def write(self, slot: Slot, tensor: Tensor) -> Transfer:
+    def write(self, slot: Slot, tensor: Tensor) -> "Transfer":
         self.traffic.written_bytes += tensor.nbytes
         return self._moved(slot, tensor, self._write_piece)
 
-    def read(self, slot: Slot, tensor: Tensor) -> Transfer:
+    def read(self, slot: Slot, tensor: Tensor) -> "Transfer":
         self.traffic.read_bytes += tensor.nbytes
         return self._moved(slot, tensor, self._read_piece)
 
@@ -282,7 +256,7 @@ class FileTier:
 
     def _moved(
         self, slot: Slot, tensor: Tensor, move: Callable[[int, Tensor, "torch.cuda.Event | None"], None]
-    ) -> Transfer:
+    ) -> "Transfer":
         if slot.last is not None:
             slot.last.wait()
         content = bytes_in_memory(tensor)
@@ -323,6 +297,10 @@ class FileTier:
             pages = mmap.mmap(-1, _PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._own.buffer = (torch.frombuffer(pages, dtype=torch.uint8), memoryview(pages))
         return self._own.buffer
+
+
+Tier = HostTier | FileTier
+Transfer = _Done | _OnStream | InThreads  # under way; `wait` returns when later work on the device has the new content
 
 
 def file_buffer_bytes(moved: Iterable[Tensor]) -> int:
