@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.rundir.files import read_json
 from toolkit.submission.batch_search import _largest
 
 TINY = ["--set=args.width=64", "--set=args.layers=2", "--set=args.context=64", "--set=args.max_bytes=100000"]
@@ -91,6 +92,15 @@ def test_another_failure_ends_the_search(search):
 def test_a_size_that_was_not_allowed_to_fail_is_said(search):
     result = search(1000, "pass", "--most", "1")
     assert "the largest size is 1, and no larger one was tried: set train.micro_batch = 1" in result.out
+
+
+def test_trials_send_no_notifications_and_need_no_checkpoint(search, toolkit, monkeypatch):
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:9/")
+    guard = ("--set=train.guard=roll_back", "--set=train.guard_window=32", "--set=checkpoint.every_steps=2")
+    result = search(1000, "pass", "--most", "1", "--set=notify.webhook=env:HOOK", *guard)
+    assert result.code == 0, result.err
+    jobs = [read_json(path) for path in toolkit.folder.rglob("job.json")]
+    assert jobs and {(job["notify"]["webhook"], job["train"]["guard"]) for job in jobs} == {("", "off")}
 
 
 def test_nothing_fits(search):
