@@ -55,6 +55,10 @@ def read_adapter(folder: Path) -> Adapter:
         own = name.removeprefix(PREFIX)
         is_matrix = own.removesuffix(".weight").endswith(ENDS)
         values[own.removesuffix(".weight") if is_matrix else own] = torch.from_numpy(weights.numbers(name))
+    alone = [name for name in values if name.endswith(ENDS) and not {name[:-1] + "A", name[:-1] + "B"} <= values.keys()]
+    if alone:
+        message, fix = f"has {alone[0]} without the other matrix of this layer", "fetch or export the adapter again"
+        raise ToolkitError(message, where=str(folder / WEIGHTS), fix=fix)
     return Adapter(Scale(config["r"], float(config.get("lora_alpha", 8)), bool(config.get("use_rslora"))), values)
 
 
@@ -69,6 +73,9 @@ def use_adapters(model: nn.Module, adapters: Sequence[Adapter], weights: Sequenc
         raise ToolkitError(message, where="use_adapters", fix=fix)
     modules, device = dict(model.named_modules()), next(model.parameters()).device
     found: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    if weights and len(weights) != len(adapters):
+        message = f"expected a weight for each of {len(adapters)} adapters, got {len(weights)}"
+        raise ToolkitError(message, where="use_adapters", fix="pass as many weights as adapters, or none")
     scaled = list(zip(adapters, weights or [1.0] * len(adapters), strict=True))
     for name in dict.fromkeys(name.rpartition(".")[0] for name in names):
         pairs = [(*one.layers[name], one.scale.factor * weight) for one, weight in scaled if name in one.layers]
