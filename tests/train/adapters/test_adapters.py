@@ -18,12 +18,15 @@ from torch import nn
 from toolkit.config.document import Flag
 from toolkit.config.request import resolve_job
 from toolkit.config.shipped import shipped_jobs
+from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError
+from toolkit.parallel.materialise import parameters_on_meta
 from toolkit.parallel.outline import Outline
 from toolkit.site.load import load_site
 from toolkit.train.adapters.adapt import Adapters
 from toolkit.train.adapters.files import Adapter, merge, read_adapter, unmerge, use_adapters
 from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale
+from toolkit.train.memory.recompute import recompute
 
 ROOT = Path(__file__).parents[3]
 INPUTS = samples_at(range(4))[0]
@@ -146,6 +149,27 @@ def test_adapters_are_switched_added_merged_and_unmerged():
     torch.testing.assert_close(model(INPUTS), wanted(), rtol=0, atol=1e-5)
 
 
+def test_half_of_an_adapter_and_too_few_weights_are_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    tensors = {"base_model.model.blocks.0.up.lora_A.weight": torch.zeros(2, 8)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ToolkitError, match=r"blocks\.0\.up\.lora_A without the other matrix"):
+        read_adapter(tmp_path)
+    with pytest.raises(ToolkitError, match="expected a weight for each of 2 adapters, got 1"):
+        use_adapters(Model(), [random_adapter(1, 2), random_adapter(2, 3)], weights=[0.5])
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_activations_beside_a_quantised_base_are_measured(kind):
+    with parameters_on_meta(0):
+        adapters = adapted(quantize=kind)
+        model = adapters.build()
+    adapters.take_out(model)
+    large, trial = TrainTable(recompute="large", recompute_above_mb=1e-6), samples_at(range(4))
+    names = recompute(model, large, loss_of=nn.functional.mse_loss, micro_batch=trial, below=["blocks"])
+    assert names == [f"blocks.{number}" for number in range(len(model.blocks))]
+
+
 @pytest.mark.parametrize(
     ("kind", "double", "error"), [("nf4", False, 0.11), ("fp4", True, 0.13), ("int8", False, 0.01)]
 )
@@ -154,7 +178,7 @@ def test_a_quantised_weight_is_near_and_has_the_gradient_of_its_numbers(kind, do
     weight = torch.randn(64, 128)
     quantised = Quantised(weight, kind, double)
     quantised.pack(weight)
-    numbers = quantised.whole(torch.float32)
+    numbers = quantised.whole(torch.float32, torch.device("cpu"))
     assert 0 < (numbers - weight).norm() / weight.norm() < error
     stream = torch.randn(3, 128, requires_grad=True)
     quantised.product(stream).square().sum().backward()

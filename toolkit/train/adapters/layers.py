@@ -7,6 +7,7 @@ W may be quantised: T. Dettmers et al., "QLoRA", 2023, arXiv:2305.14314. Its pac
 buffer, so strategies that move, split or reduce these do not see them: the bytes have no meaning without their scales.
 """
 
+import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -54,12 +55,7 @@ class Quantised:
         self._packed: Tensor | None = None
         self._scales: Any = None
         if kind != "int8":
-            try:
-                import bitsandbytes.functional as library
-            except ImportError:
-                message, fix = "4-bit weights require the package bitsandbytes", "pip install 'toolkit[quantized]'"
-                raise ToolkitError(message, where="adapters.quantize", fix=f'{fix}, or set quantize = "int8"') from None
-            self._library = library
+            _library()
 
     def pack(self, own: Tensor) -> None:
         """Keep this rank's part of the weight in packed form."""
@@ -67,16 +63,16 @@ class Quantised:
             self._scales = own.abs().amax(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny) / _LARGEST_INT8
             self._packed = (own / self._scales).round().to(torch.int8)
         else:
-            packed = self._library.quantize_4bit(own, compress_statistics=self._double, quant_type=self._kind)
+            packed = _library().quantize_4bit(own, compress_statistics=self._double, quant_type=self._kind)
             self._packed, self._scales = packed
 
-    def whole(self, dtype: torch.dtype) -> Tensor:
+    def whole(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return this rank's part of the weight as numbers."""
         if self._packed is None:  # a trial on shapes alone
-            return local_of(self.weight).to(dtype)
+            return torch.empty_like(local_of(self.weight), dtype=dtype, device=device)
         if self._kind == "int8":
             return (self._packed * self._scales).to(dtype)
-        numbers: Tensor = self._library.dequantize_4bit(self._packed, self._scales)
+        numbers: Tensor = _library().dequantize_4bit(self._packed, self._scales)
         return numbers.to(dtype)
 
     @torch.compiler.disable
@@ -89,6 +85,15 @@ class Quantised:
         return DTensor.from_local(own, stream.device_mesh, [Shard(-1) if by_rows else Partial()], run_check=False)
 
 
+def _library() -> Any:
+    """Return the functions of bitsandbytes; no object keeps them, since a copy of a model cannot contain a Python module."""
+    try:
+        return importlib.import_module("bitsandbytes.functional")
+    except ImportError:
+        message, fix = "4-bit weights require the package bitsandbytes", "pip install 'toolkit[quantized]'"
+        raise ToolkitError(message, where="adapters.quantize", fix=f'{fix}, or set quantize = "int8"') from None
+
+
 class _Product(torch.autograd.Function):
     """W x, which unpacks W again for the backward pass instead of keeping its numbers."""
 
@@ -96,12 +101,13 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, stream: Tensor, weight: Quantised) -> Tensor:
         ctx.weight = weight
         kind = stream.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else stream.dtype
-        return nn.functional.linear(stream.to(dtype), weight.whole(dtype))
+        is_cast = kind != "meta" and torch.is_autocast_enabled(kind)  # torch has no autocast for the meta device
+        dtype = torch.get_autocast_dtype(kind) if is_cast else stream.dtype
+        return nn.functional.linear(stream.to(dtype), weight.whole(dtype, stream.device))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ ctx.weight.whole(gradient.dtype), None
+        return gradient @ ctx.weight.whole(gradient.dtype, gradient.device), None
 
 
 class AdaptedLinear(nn.Linear):
