@@ -45,7 +45,7 @@ def test_a_tensor_returns_as_it_was(tmp_path, tensor, kind):
 def test_what_a_checkpoint_fills_is_read(tmp_path):
     tier = FileTier(tmp_path)
     slot = tier.slot(torch.zeros(100_000))
-    with tier.reached():
+    with tier.host_access():
         slot.kept.copy_(torch.arange(100_000.0))
     found = torch.empty(100_000)
     tier.read(slot, found).wait()

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -65,24 +66,15 @@ class _OnStream:
         self.kept_alive = None
 
 
-class HostTier:
-    """Keeps tensors in host memory, which is pinned if they come from a GPU, so that copies run beside computation."""
+class Tier(ABC):
+    """A place for tensors outside of the device of training."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self) -> None:
         self.traffic = Traffic()
-        self._on_gpu = torch.device(device).type == "cuda"
-        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if self._on_gpu else None  # out and in
 
+    @abstractmethod
     def slot(self, like: Tensor) -> Slot:
         """Return a new slot for tensors with this shape, these strides and this type; its content is undefined."""
-        try:
-            return Slot(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, pin_memory=self._on_gpu))
-        except RuntimeError as error:
-            raise ToolkitError(
-                f"cannot allocate {format_bytes(like.nbytes)} of {'pinned ' * self._on_gpu}host memory: {first_line(error)}",
-                where="train.offload",
-                fix="request more memory per rank, use more ranks, or set train.offload_to to a folder on a local disk",
-            ) from error
 
     def write(self, slot: Slot, tensor: Tensor) -> "Transfer":
         """Copy a tensor into a slot; do not change the tensor before the transfer has ended."""
@@ -94,8 +86,33 @@ class HostTier:
         self.traffic.read_bytes += tensor.nbytes
         return self._copy(slot, tensor, is_write=False)
 
-    def reached(self) -> AbstractContextManager[None]:
+    @abstractmethod
+    def host_access(self) -> AbstractContextManager[None]:
         """Return a context in which the host may use `Slot.kept`: transfers have ended, and memory is bounded."""
+
+    @abstractmethod
+    def _copy(self, slot: Slot, tensor: Tensor, *, is_write: bool) -> "Transfer": ...
+
+
+class HostTier(Tier):
+    """Keeps tensors in host memory, which is pinned if they come from a GPU, so that copies run beside computation."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._on_gpu = torch.device(device).type == "cuda"
+        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if self._on_gpu else None  # out and in
+
+    def slot(self, like: Tensor) -> Slot:
+        try:
+            return Slot(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, pin_memory=self._on_gpu))
+        except RuntimeError as error:
+            raise ToolkitError(
+                f"cannot allocate {format_bytes(like.nbytes)} of {'pinned ' * self._on_gpu}host memory: {first_line(error)}",
+                where="train.offload",
+                fix="request more memory per rank, use more ranks, or set train.offload_to to a folder on a local disk",
+            ) from error
+
+    def host_access(self) -> AbstractContextManager[None]:
         for stream in self._streams or ():
             stream.synchronize()
         return nullcontext()
@@ -147,11 +164,10 @@ class InThreads:
         self.traffic.waited_s += time.perf_counter() - began
 
 
-class FileTier:
+class FileTier(Tier):
     """Keeps tensors in a file without a name, which disappears with the process, even if that is killed.
 
-    Its methods are those of a `HostTier`. `Slot.kept` is mapped from the file: its pages use memory only while a reader,
-    such as a checkpoint, needs them.
+    `Slot.kept` is mapped from the file: its pages use memory only while a reader, such as a checkpoint, needs them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,7 +176,8 @@ class FileTier:
         Raises:
             ToolkitError: the folder does not exist, or is not writable.
         """
-        self.traffic, self._folder = Traffic(), folder
+        super().__init__()
+        self._folder = folder
         name = (
             folder / f"offload-{uuid4().hex}"
         )  # process numbers repeat in containers and on nodes that share the folder
@@ -195,7 +212,7 @@ class FileTier:
         return descriptor
 
     def slot(self, like: Tensor) -> Slot:
-        length = -(-max(1, like.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        length = _aligned(max(1, like.nbytes))
         try:
             if self._segment is None or self._size + length > self._mapped:
                 self._map(max(_SEGMENT_BYTES, length))
@@ -222,20 +239,12 @@ class FileTier:
         self._size = self._segment_at = self._mapped
         self._mapped += length
 
-    def write(self, slot: Slot, tensor: Tensor) -> "Transfer":
-        self.traffic.written_bytes += tensor.nbytes
-        return self._moved(slot, tensor, self._write_piece)
-
-    def read(self, slot: Slot, tensor: Tensor) -> "Transfer":
-        self.traffic.read_bytes += tensor.nbytes
-        return self._moved(slot, tensor, self._read_piece)
-
     def has_mapped(self, tensor: Tensor) -> bool:
         """Return whether the memory of a tensor is mapped from the file, as that of `Slot.kept` is."""
         return tensor.untyped_storage()._cdata in self._storages
 
     @contextmanager
-    def reached(self) -> Iterator[None]:
+    def host_access(self) -> Iterator[None]:
         ended = threading.Event()
         thread = threading.Thread(target=self._forget_pages, args=(ended,), name="offload pages", daemon=True)
         thread.start()
@@ -254,42 +263,32 @@ class FileTier:
                 segment.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _moved(
-        self, slot: Slot, tensor: Tensor, move: Callable[[int, Tensor, "torch.cuda.Event | None"], None]
-    ) -> "Transfer":
+    def _copy(self, slot: Slot, tensor: Tensor, *, is_write: bool) -> "Transfer":
         if slot.last is not None:
             slot.last.wait()
         content = bytes_in_memory(tensor)
         ready = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
         pieces = [
-            self._threads.submit(move, slot.first_byte + start, content[start : start + _PIECE_BYTES], ready)
-            for start in range(0, len(content), _PIECE_BYTES)
+            self._threads.submit(self._move, slot.first_byte + at, content[at : at + _PIECE_BYTES], ready, is_write)
+            for at in range(0, len(content), _PIECE_BYTES)
         ]
         slot.last = InThreads(pieces, self.traffic, self._folder, tensor)
         return slot.last
 
-    def _write_piece(self, first_byte: int, piece: Tensor, ready: "torch.cuda.Event | None") -> None:
+    def _move(self, first_byte: int, piece: Tensor, ready: torch.cuda.Event | None, is_write: bool) -> None:
         if ready is not None:
             ready.synchronize()
         buffer, memory = self._buffer()
-        buffer[: len(piece)].copy_(piece)
-        length = _aligned(len(piece))
-        done = 0
+        if is_write:
+            buffer[: len(piece)].copy_(piece)
+        length, done, call = _aligned(len(piece)), 0, os.pwritev if is_write else os.preadv
         while done < length:
-            done += os.pwritev(self._file, [memory[done:length]], first_byte + done)
-
-    def _read_piece(self, first_byte: int, piece: Tensor, ready: "torch.cuda.Event | None") -> None:
-        if ready is not None:
-            ready.synchronize()
-        buffer, memory = self._buffer()
-        length = _aligned(len(piece))
-        done = 0
-        while done < length:
-            count = os.preadv(self._file, [memory[done:length]], first_byte + done)
+            count = call(self._file, [memory[done:length]], first_byte + done)
             if count == 0:
                 raise OSError(errno.EIO, "the file is shorter than its slots")
             done += count
-        piece.copy_(buffer[: len(piece)])
+        if not is_write:
+            piece.copy_(buffer[: len(piece)])
 
     def _buffer(self) -> tuple[Tensor, memoryview]:
         """Return this thread's buffer, whose address O_DIRECT accepts."""
@@ -299,7 +298,6 @@ class FileTier:
         return self._own.buffer
 
 
-Tier = HostTier | FileTier
 Transfer = _Done | _OnStream | InThreads  # under way; `wait` returns when later work on the device has the new content
 
 

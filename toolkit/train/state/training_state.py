@@ -89,7 +89,7 @@ class TrainingState:
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
         """Save on all ranks. Each rank adds its own random streams; the other values must be the same on all ranks."""
-        with self._reached():
+        with self._host_access():
             return checkpointer.save(self.step, *self._to_save(world))
 
     def save_in_background(
@@ -102,11 +102,11 @@ class TrainingState:
     ) -> bool:
         """Copy the state and save it in the background (`Checkpointer.save_in_background`); return False if skipped."""
         tensors, state = self._to_save(world)
-        with self._reached():
+        with self._host_access():
             return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
 
-    def _reached(self) -> AbstractContextManager[None]:
-        return self.offload.tier.reached() if self.offload is not None else nullcontext()
+    def _host_access(self) -> AbstractContextManager[None]:
+        return self.offload.tier.host_access() if self.offload is not None else nullcontext()
 
     def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = self._tensors() | {"random": {self._stream_key(world): self._streams(world).states()}}
@@ -164,7 +164,7 @@ class TrainingState:
         drawn = self._streams(world).states()
         tensors = self._tensors() | {"random": {self._stream_key(world): drawn}}
         otherwise = source if take == "all" else None
-        with self._reached():
+        with self._host_access():
             loaded = checkpointer.load(tensors, newer_than=source, otherwise=otherwise, optional=_OPTIONAL)
         if loaded is None:
             self.optimizer.state.clear()
