@@ -20,6 +20,8 @@ def lines_of_memory(report: Mapping[str, Any]) -> Iterator[str]:
         for before, table in (("peak", {"": rank["peak"]}), ("peak in ", rank["phases"]), ("", rank["parts"])):
             for name, size in table.items():
                 predicted, measured = size["predicted"], size["measured"]
+                if predicted is None and measured is None:
+                    continue
                 error = f"{100 * (predicted / measured - 1):+7.1f} %" if predicted is not None and measured else ""
                 yield f"  {before + name:34}{_mib(predicted)}{_mib(measured)}{error:>9}".rstrip()
         if rank["why_not"]:

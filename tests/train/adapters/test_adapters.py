@@ -26,6 +26,7 @@ from toolkit.site.load import load_site
 from toolkit.train.adapters.adapt import Adapters
 from toolkit.train.adapters.files import Adapter, merge, read_adapter, unmerge, use_adapters
 from toolkit.train.adapters.layers import AdaptedLinear, Quantised, Scale
+from toolkit.train.memory.out_of_memory import memory_parts
 from toolkit.train.memory.recompute import recompute
 
 ROOT = Path(__file__).parents[3]
@@ -157,6 +158,16 @@ def test_half_of_an_adapter_and_too_few_weights_are_refused(tmp_path):
         read_adapter(tmp_path)
     with pytest.raises(ToolkitError, match="expected a weight for each of 2 adapters, got 1"):
         use_adapters(Model(), [random_adapter(1, 2), random_adapter(2, 3)], weights=[0.5])
+
+
+def test_quantised_weights_are_a_part_of_the_memory():
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    assert "quantised weights" not in memory_parts(model, optimizer)
+    layer = AdaptedLinear.of(model.blocks[0])
+    layer.quantised = Quantised(layer.weight, "int8", double=False)
+    layer.quantised.pack(layer.weight)
+    assert memory_parts(model, optimizer)["quantised weights"] == 64
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])

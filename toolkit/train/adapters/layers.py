@@ -52,7 +52,7 @@ class Quantised:
     def __init__(self, weight: Tensor, kind: str, double: bool) -> None:
         self.weight = weight.detach()
         self._kind, self._double = kind, double
-        self._packed: Tensor | None = None
+        self.packed: Tensor | None = None
         self._scales: Any = None
         if kind != "int8":
             _library()
@@ -61,18 +61,18 @@ class Quantised:
         """Keep this rank's part of the weight in packed form."""
         if self._kind == "int8":
             self._scales = own.abs().amax(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny) / _LARGEST_INT8
-            self._packed = (own / self._scales).round().to(torch.int8)
+            self.packed = (own / self._scales).round().to(torch.int8)
         else:
             packed = _library().quantize_4bit(own, compress_statistics=self._double, quant_type=self._kind)
-            self._packed, self._scales = packed
+            self.packed, self._scales = packed
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return this rank's part of the weight as numbers."""
-        if self._packed is None:  # a trial on shapes alone
+        if self.packed is None:  # a trial on shapes alone
             return torch.empty_like(local_of(self.weight), dtype=dtype, device=device)
         if self._kind == "int8":
-            return (self._packed * self._scales).to(dtype)
-        numbers: Tensor = _library().dequantize_4bit(self._packed, self._scales)
+            return (self.packed * self._scales).to(dtype)
+        numbers: Tensor = _library().dequantize_4bit(self.packed, self._scales)
         return numbers.to(dtype)
 
     @torch.compiler.disable

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from toolkit.config.train import ParallelTable, TrainTable, no_micro_batches
 from toolkit.errors import first_line
+from toolkit.train.adapters.layers import adapted_layers
 from toolkit.train.memory.local_parts import bytes_on, local_of
 from toolkit.train.memory.tier import FileTier, Tier
 from toolkit.units import format_bytes
@@ -47,6 +48,9 @@ def memory_parts(model: nn.Module, optimizer: torch.optim.Optimizer, tier: Tier 
         "optimizer state": state,
         "buffers": list(model.buffers()),
     }
+    quantised = [layer.quantised.packed for _, layer in adapted_layers(model) if layer.quantised is not None]
+    if quantised:
+        kinds["quantised weights"] = [packed for packed in quantised if packed is not None]
     parts = {name: bytes_on(device, tensors) for name, tensors in kinds.items()}
     return parts | {"activations, libraries and the rest": max(0, _used_bytes(device) - sum(parts.values()))}
 

@@ -24,7 +24,7 @@ from toolkit.world.facts import World
 
 __all__ = ["MemoryProbe"]
 
-_STATIC = ("parameters", "optimizer state", "buffers")
+_STATIC = ("parameters", "quantised weights", "optimizer state", "buffers")
 _PARTS = (*_STATIC, "gradients", "activations", "communication", "temporary", "fragmentation")
 
 
