@@ -42,7 +42,9 @@ def train(world, config) -> None:
 
 
 def test_the_commands_fine_tune_a_folder_and_merge_it(toolkit, tmp_path):
-    copy, run, export = re.findall(r"^toolkit (?:jobs copy|run finetune_lora|ckpt export last merged).*$", PAGE, re.MULTILINE)
+    copy, run, export = re.findall(
+        r"^toolkit (?:jobs copy|run finetune_lora|ckpt export last merged).*$", PAGE, re.MULTILINE
+    )
     (line,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert json.loads(line)["messages"][1]["role"] == "assistant"
     (tmp_path / "chat.jsonl").write_text(line * 8)

@@ -225,7 +225,7 @@ class Trainer:
     def _laid_out(self, mesh: Mesh, topology: Topology) -> DistributedModel:
         task, train = self._task, self._config.train
         trial = Trial(self._trial[0], autocast(self._world.device, train.precision))
-        self._trial_targets = own_tokens(self._trial[1], mesh.place["cp"], mesh.sizes["cp"]).to("meta")
+        self._trial_targets = own_tokens(self._trial[1], mesh.place["cp"], mesh.sizes["cp"])
         design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial, task.read)
         meter = self._probe.meter if self._probe else None
         model = distribute(design, self._world, mesh, self._config, topology, meter)
