@@ -63,7 +63,7 @@ def forecast(
     twin, share = copy.deepcopy(part.module), train.batch // mesh.data_size
     for module in twin.modules():
         module._compiled_call_impl = None
-    data = mesh.among("replicate", "shard")
+    data = mesh.parameter_mesh("replicate", "shard")
     between: Between = nullcontext
     are_copies = all(sizes[name] == 1 for name in ("shard", "tp", "pp"))
     if data is not None and not are_copies:
@@ -85,7 +85,7 @@ def forecast(
         if train.average_decay:
             kept += [torch.empty_like(local_of(one), dtype=torch.float32) for one in twin.parameters()]
         buckets = _Buckets(twin, meter, exist=are_copies and world.size > 1)
-        inner: Any = PassesInTurn(twin, float(mesh.data_size), buckets.no_sync if buckets.own else between, meter)
+        inner: Any = PassesInTurn(twin, float(mesh.gradient_size), buckets.no_sync if buckets.own else between, meter)
         if sizes["pp"] > 1:
             inner = _Stage(part, twin, config.parallel.schedule, sizes["pp"] - mesh.place["pp"], meter)
 

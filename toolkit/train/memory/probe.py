@@ -57,7 +57,8 @@ class MemoryProbe:
         """Drop what the first step of this attempt showed, in which the optimizer creates its state."""
         if self._static:
             return
-        in_buckets = self._mesh.sizes["replicate"] == self._world.size > 1  # DDP keeps them between steps
+        copies = self._mesh.sizes["replicate"] * self._mesh.sizes["cp"]
+        in_buckets = copies == self._world.size > 1  # DDP keeps them between steps
         kept = self.meter.gradients if in_buckets else 0
         self.meter.begin()
         self._static = {name: size for name, size in parts().items() if name in _STATIC}
