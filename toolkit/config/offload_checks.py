@@ -47,7 +47,9 @@ def check_offload(train: TrainTable, parallel: ParallelTable, ranks: int | None 
                 )
     if train.offload_to and not chosen:
         raise ToolkitError(
-            "offload_to has no effect without train.offload", where="train.offload_to", fix="set train.offload"
+            "offload_to has no effect without train.offload",
+            where="train.offload_to",
+            fix='set train.offload, or offload_to = ""',
         )
     if train.offload_activations_as != "as_is" and "activations" not in chosen:
         raise ToolkitError(

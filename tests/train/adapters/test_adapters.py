@@ -228,6 +228,7 @@ def test_dropout_applies_to_the_adapter_alone():
         ({"targets": ["blocks.7"]}, "'blocks.7' matches no linear layer"),
         ({"modules_to_save": ["lost"]}, "'lost' matches no module"),
         ({"modules_to_save": ["blocks.1"], "targets": ["blocks.1"]}, "matches no linear layer"),
+        ({"modules_to_save": ["blocks"]}, "expected nn.Linear layers to adapt in blocks, got none"),
         ({"base": "missing"}, "missing"),
         ({"source": "missing"}, "not found"),
     ],

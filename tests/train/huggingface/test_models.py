@@ -150,6 +150,12 @@ def pickles(folder: Path) -> None:
     (folder / "pytorch_model-00001-of-00002.bin").touch()
 
 
+def whole_numbers(folder: Path) -> None:
+    """Weights of somebody's own quantisation, of which the configuration says nothing."""
+    for file in folder.glob("*.safetensors"):
+        save_file({name: one.mul(100).to(torch.int8) for name, one in load_file(file).items()}, file, {"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("change", "where", "message"),
     [
@@ -165,6 +171,7 @@ def pickles(folder: Path) -> None:
         (edit("config.json", device_map="auto"), "config.json", "device_map places layers on devices"),
         (edit("config.json", hidden_size=32, head_dim=16), "", r"other shapes: lm_head.weight \(saved: \[264, 64\]"),
         (edit("config.json", num_hidden_layers=3), "", r"model\.layers\.2\.input_layernorm\.weight"),
+        (whole_numbers, "", r"expected weights in float64, .* got int8 in model\.embed_tokens\.weight"),
         (edit("config.json", model_type="lost"), "", "cannot open it"),
         (edit("config.json", model_type="t5"), "", "cannot open it"),
     ],

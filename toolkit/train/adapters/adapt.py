@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.checkpoint.convert.adapters import BaseWeights
+from toolkit.checkpoint.convert.export_safetensors import CONVERTIBLE
 from toolkit.checkpoint.loading.planner import both_shapes, difference
 from toolkit.config.adapters import check_adapters
 from toolkit.config.resolved import ResolvedJob
@@ -46,6 +47,12 @@ class Adapters:
         # Only the exact class: a subclass may never call `forward`, such as the projection of nn.MultiheadAttention.
         linear = [name for name, module in modules.items() if type(module) is nn.Linear]
         linear = [name for name in linear if not is_below(name, self._saved)]
+        if not given.targets and not any(fnmatchcase(name, blocks) for name in linear):
+            raise ToolkitError(
+                f"expected nn.Linear layers to adapt in {outline.blocks}, got none",
+                where="adapters.rank",
+                fix="set adapters.rank = 0 to train all weights, or name other layers in adapters.targets",
+            )
         self._targets = _matching(given.targets or [blocks], linear, "adapters.targets")
         self._quantised = [name for name in linear if name in self._targets or fnmatchcase(name, blocks)]
         if given.quantize == "none":
@@ -178,6 +185,12 @@ def reader_of(base: BaseWeights, model: nn.Module, fix: str, without: Collection
     known |= {one for one in records if one.endswith(_ANGLES) or is_below(one, without)}
     found |= {one: records[one].shape for one in records if one not in known}
     _compare(wanted, found, str(base.source), fix, without)
+    if strange := [one for one in names.values() if records[one].dtype not in CONVERTIBLE]:
+        raise ToolkitError(
+            f"expected weights in {', '.join(CONVERTIBLE)}, got {records[strange[0]].dtype} in {strange[0]}",
+            where=str(base.source),
+            fix="use unquantised weights, with adapters.quantize",
+        )
 
     def read(name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor | None:
         return torch.from_numpy(base.numbers(names[name], offset, shape)) if name in names else None
@@ -201,7 +214,7 @@ def _matching(patterns: Sequence[str], names: Sequence[str], where: str) -> list
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
         if not matched:
-            ends = {name.rpartition(".")[2] for name in names}
+            ends = {end for name in names if not (end := name.rpartition(".")[2]).isdigit()}
             message = f"{pattern!r} matches no {'linear layer' if where.endswith('targets') else 'module'} of the model"
             fix = f"use {' or '.join(nearest(pattern, ends) or sorted(ends)[:8])}"
             raise ToolkitError(message, where=where, fix=fix)
