@@ -133,6 +133,12 @@ class TrainTable(Table):
     guard_window: int = key(64, "With `guard`: number of recent steps over which the median is computed.", ge=8)
     guard_limit: int = key(10, "With `guard`: maximum number of bad steps per run; one more fails it.", ge=0)
     log_every: int = key(1, "Steps between lines in metrics/train.jsonl.", ge=1)
+    check_replicas_every: int = key(
+        0,
+        "Steps between comparisons of the parameters of replicas, to the last bit; 0 is never. A difference ends the run, and "
+        "names the rank and its node.",
+        ge=0,
+    )
     measure_memory: bool = key(
         False,
         "Forecast the memory of a step by part, and measure it from the second step on; the result is in metrics/memory.json.",

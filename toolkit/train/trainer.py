@@ -191,7 +191,7 @@ class Trainer:
                 f"early stopping has already ended this run: {self._early_stop.why}; to continue it, set "
                 f"train.early_stop_patience = {more} or more"
             )
-        counts = self.model.counts_loss and place["pp"] == 0
+        counts = place["pp"] == place["cp"] == place["tp"] == 0  # one rank of those that read the same samples
         broken = BrokenShare(world, loader.skips, self._config.data.broken_limit, counts=counts)
         return training_steps(
             world, self._config.train, state, self.step, loader.take_samples, self.saves, self.validations, broken

@@ -11,6 +11,7 @@ from torch import Tensor
 from toolkit.errors import ToolkitError
 from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
+from toolkit.parallel.replica_check import check_replicas, replica_group
 from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import share, split
 from toolkit.train.guard import StepDecision
@@ -34,6 +35,7 @@ class LoopSettings(ProfileSettings, Protocol):
 
     steps: int
     log_every: int
+    check_replicas_every: int
     compile: bool
 
 
@@ -55,12 +57,13 @@ def training_steps(
     every step that a checkpoint contains.
 
     Raises:
-        ToolkitError: the guard's limit is exceeded, there is no checkpoint to roll back to, or `broken` exceeds its
-            limit.
+        ToolkitError: the guard's limit is exceeded, there is no checkpoint to roll back to, `broken` exceeds its
+            limit, or replicas differ.
     """
     mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
     profiled, kernels = ProfiledSteps(world, settings, step), KernelSteps(world)
     recorded = RecordedSteps(world.device, profile, profiled.steps, is_compiled=settings.compile)
+    replicas = replica_group(mesh) if settings.check_replicas_every else None
     while state.step < settings.steps and not _is_over(step.schedule, validations):
         recorded.begin(state.step + 1)
         profiled.begin(state.step + 1)
@@ -85,6 +88,8 @@ def training_steps(
             continue
         state.step += 1
         state.samples += settings.batch
+        if replicas is not None and state.step % settings.check_replicas_every == 0:
+            check_replicas(step.model.module, replicas, state.step)
         last = state.step == settings.steps or _is_finished(step.schedule)
         if last or state.step % settings.log_every == 0:
             record = _record(world, settings, state, stepped, tokens, mark)
