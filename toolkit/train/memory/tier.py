@@ -178,9 +178,8 @@ class FileTier(Tier):
         """
         super().__init__()
         self._folder = folder
-        name = (
-            folder / f"offload-{uuid4().hex}"
-        )  # process numbers repeat in containers and on nodes that share the folder
+        # No process number: it repeats in containers, and on nodes that share the folder.
+        name = folder / f"offload-{uuid4().hex}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._file = self._opened(name, flags)
