@@ -17,6 +17,14 @@ def test_a_resume_on_another_shape(resolve, site):
     assert amend_job(recorded, site=site) == recorded
 
 
+def test_tables_that_were_set_as_one_stay(resolve, site):
+    recorded = resolve('account = "a"', site=site)
+    whole = amend_job(recorded, site=site, settings=['env.vars={A="1", B="2"}'])
+    again = amend_job(whole, site=site, settings=["env.vars.B=3"])
+    assert again.env.vars == {"A": "1", "B": "3"}
+    assert amend_job(again, site=site).env.vars == again.env.vars
+
+
 def test_what_followed_from_the_partition_follows_anew(resolve, site):
     recorded = resolve('account = "a"', site=site)
     assert (recorded.job.qos, recorded.job.ranks_per_node) == ("regular", 4)

@@ -132,10 +132,16 @@ def _with(table: Mapping[str, Any], path: KeyPath, value: Any) -> dict[str, Any]
 def _what_was_set(recorded: ResolvedJob) -> list[Setting]:
     content = recorded.model_dump(by_alias=True, include=set(JobFile.model_fields))
     return [
-        Setting(path, value, recorded.origin(".".join(path)))
+        Setting(path, value, recorded.origin(key))
         for path, value in leaves(content)
-        if _was_set(".".join(path), recorded)
+        if _was_set(key := _key_of_origin(path, recorded), recorded)
     ]
+
+
+def _key_of_origin(path: KeyPath, recorded: ResolvedJob) -> str:
+    """Return the key whose origin is that of a value; `--set env.vars={A="1"}` sets a table as one."""
+    key, table = ".".join(path), ".".join(path[:2])
+    return table if key not in recorded.origins and table in recorded.origins else key
 
 
 def _lay_out(recorded: ResolvedJob, values: Mapping[str, Any], origins: dict[str, Origin], site: Site) -> ResolvedJob:
