@@ -5,7 +5,7 @@
 
 FOLDER is on the disk to measure. The model, the samples of a step and the number of threads are those of
 `offload_limit.py`, recomputation too. Prints the time of each step and the peak of the process's memory (VmHWM). The
-first start compiles DeepSpeed's extensions for minutes. There is no limit of memory: DeepSpeed does not run below it.
+first start compiles DeepSpeed's extensions for minutes. Memory is not limited: DeepSpeed does not run below that limit.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def main(world: World, config: ResolvedJob) -> None:
     folder = config.job_directory / args.model
     if not folder.is_dir():
         fix = "pass an absolute path; a relative one starts at the folder of the job file"
-        raise ToolkitError(f"there is no folder {folder}", where="args.model", fix=fix)
+        raise ToolkitError(f"folder not found: {folder}", where="args.model", fix=fix)
     model = open_folder(folder) if args.model else tiny_model()
     model.check(config, args.context, is_packed=args.packed)
     check_template(model.tokenizer, args.model)

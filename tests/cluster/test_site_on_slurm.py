@@ -16,10 +16,10 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 def findings(here, file, *words):
     # Four minutes: beside other tests, the two nodes of one machine can need more than the default of one.
-    said = here.toolkit("site", "check", file, "--partition", "main", "-t", "4", "--json", *words, timeout_s=400)
-    assert said.stdout, said
-    (found,) = json.loads(said.stdout)["partitions"].values()
-    return said, {one["check"]: (one["state"], one["detail"]) for one in found}
+    result = here.toolkit("site", "check", file, "--partition", "main", "-t", "4", "--json", *words, timeout_s=400)
+    assert result.stdout, result
+    (found,) = json.loads(result.stdout)["partitions"].values()
+    return result, {one["check"]: (one["state"], one["detail"]) for one in found}
 
 
 def test_a_file_from_the_live_cluster_is_proved(here):
@@ -34,8 +34,8 @@ def test_a_file_from_the_live_cluster_is_proved(here):
     site = load_site(str(file), {})
     assert set(site.partitions) == {"main", "debug", "short", "low", "high"} and site.default_partition == "main"
     assert site.partitions["main"].gpus_per_node == 4 and site.launcher.mpi == mpi
-    said, found = findings(here, file)
-    assert said.returncode == 0, found
+    result, found = findings(here, file)
+    assert result.returncode == 0, found
     states = {check: state for check, (state, _) in found.items()}
     assert states == dict.fromkeys(
         ("limits", "ranks", "mpi", "libmpi", "gpus", "network", "shared_path", "clocks"), "passed"
@@ -53,8 +53,8 @@ def test_what_is_broken_on_purpose_is_found(here):
         f'name = "broken"\nextends = "{here.file}"\n[launcher]\nmpi = "none"\n[network]\ninterface = "ib0"\n'
         "[partitions.main]\nmax_nodes = 99\ngpus_per_node = 2\n"
     )
-    said, found = findings(here, file)
-    assert said.returncode == 1
+    result, found = findings(here, file)
+    assert result.returncode == 1
     assert found["limits"] == ("failed", "max_nodes = 99, but Slurm has 4")
     assert found["ranks"][0] == "failed"
 

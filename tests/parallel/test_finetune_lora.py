@@ -167,7 +167,7 @@ def test_a_relative_path_of_a_model_starts_at_the_job_file_and_the_error_names_a
     with pytest.raises(AssertionError):
         run(tmp_path / "run", 1, **{"args.model": Path(folders("llama")).name})
     wanted = shipped_jobs()["finetune_lora"].parent / Path(folders("llama")).name
-    assert f"args.model: there is no folder {wanted}. Fix: pass an absolute path" in said_by(tmp_path / "run", 0)
+    assert f"args.model: folder not found: {wanted}. Fix: pass an absolute path" in said_by(tmp_path / "run", 0)
 
 
 @pytest.mark.parametrize(

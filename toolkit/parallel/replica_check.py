@@ -26,7 +26,7 @@ def replica_group(mesh: Mesh) -> dist.ProcessGroup:
     """Return the ranks that have the same parameters as this one.
 
     Raises:
-        ToolkitError: there is no other such rank.
+        ToolkitError: no other rank has them.
     """
     group = mesh.group("replicate") if mesh.sizes["shard"] > 1 else mesh.group("replicate", "cp")
     if group is None:

@@ -77,18 +77,18 @@ def test_exchanged_heads_compute_it_to_the_last_bit(tmp_path):
 
 
 def refusals(world: World) -> dict[str, str]:
-    """What attention says, and the positions of this rank."""
+    """Return the errors of attention, and the positions of this rank."""
     assert dist.group.WORLD is not None
     model = nn.ModuleList([Attention(), Positions()])
     query = torch.zeros(1, 3, 4, WIDTH)
-    said: dict[str, Any] = {}
+    refused: dict[str, Any] = {}
     for name, method, dropout in (("heads", "heads", 0.0), ("dropout", "auto", 0.5)):
         split_context(model, dist.group.WORLD, method)
         try:
             model[0](query, query, query, dropout=dropout)
         except ToolkitError as error:
-            said[name] = str(error)
-    return said | {"positions": model[1](torch.zeros(1, 4)).tolist()}
+            refused[name] = str(error)
+    return refused | {"positions": model[1](torch.zeros(1, 4)).tolist()}
 
 
 def test_what_ranks_cannot_do_is_refused(tmp_path):

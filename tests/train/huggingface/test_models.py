@@ -151,7 +151,7 @@ def pickles(folder: Path) -> None:
 
 
 def whole_numbers(folder: Path) -> None:
-    """Weights of somebody's own quantisation, of which the configuration says nothing."""
+    """Quantise the weights without a quantization_config."""
     for file in folder.glob("*.safetensors"):
         save_file({name: one.mul(100).to(torch.int8) for name, one in load_file(file).items()}, file, {"format": "pt"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import weakref
@@ -86,21 +87,16 @@ def test_a_missing_folder_is_named():
         FileTier(Path("/nowhere"))
 
 
-def test_a_full_disk_is_named_before_training_uses_it(tmp_path, monkeypatch):
-    def full(*_: int) -> None:
-        raise OSError(28, os.strerror(28))
+@pytest.mark.parametrize(
+    ("call", "code", "message"),
+    [("posix_fallocate", errno.ENOSPC, "No space left on device"), ("ftruncate", errno.EFBIG, "File too large")],
+)
+def test_a_full_disk_or_a_limit_of_file_sizes_is_named(tmp_path, monkeypatch, call, code, message):
+    def refuse(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ToolkitError, match=r"cannot reserve 3\.\d+ MiB .*No space left on device.*free space"):
-        FileTier(tmp_path).slot(torch.zeros(1_000_000))
-
-
-def test_a_limit_of_file_sizes_is_named(tmp_path, monkeypatch):
-    def too_large(*_: int) -> None:
-        raise OSError(27, os.strerror(27))
-
-    monkeypatch.setattr(os, "ftruncate", too_large)
-    with pytest.raises(ToolkitError, match=r"cannot reserve 3\.\d+ MiB .*File too large"):
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(ToolkitError, match=rf"cannot reserve 3\.\d+ MiB .*{message}.*free space"):
         FileTier(tmp_path).slot(torch.zeros(1_000_000))
 
 
