@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,18 @@ from on_slurm import Site, make_site
 from session_cluster import RunningCluster
 
 from toolkit.devcluster.layout import ClusterSpec
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what Slurm and the runs say beside a failure: the cluster is gone when someone reads of it."""
+    report = yield
+    site = getattr(item, "funcargs", {}).get("here")
+    if report.failed and call.when == "call" and site is not None:
+        report.sections.append(("the cluster when the test failed", site.describe()))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -104,6 +104,14 @@ class Site:
         """For a test that needs every node: an earlier one's job may still be ending, within KillWait."""
         wait_for(lambda: not self.command(["squeue", "--noheader"]).stdout)
 
+    def describe(self) -> str:
+        """The queue, the nodes, and the last lines of slurmctld and of every run."""
+        asked = (["sinfo", "-N", "-l"], ["squeue", "--states=all"], ["scontrol", "--oneliner", "show", "jobs"])
+        parts = [f"$ {' '.join(argv)}\n{self.command(argv).stdout}" for argv in asked]
+        logs = [self.cluster.layout.logs / "slurmctld.log", *self.folder.glob("runs/*/*/slurm-*.out")]
+        parts += [f"{log}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]) for log in logs]
+        return "\n\n".join(parts)
+
     def wait(self, run: RunDirectory) -> subprocess.CompletedProcess[str]:
         return self.toolkit("wait", run.run_id)
 

@@ -172,30 +172,12 @@ def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
     end = json.loads(run.attempt(0).exit_file.read_text())
     assert (end["cause"], end["next"], end["final"]) == ("walltime", "requeue", False)
     assert "stopped at" in run.attempt(0).log_file(0).read_text()
-    # A requeued job waits for some seconds before it is eligible; it does not have to here.
-    release_soon(here, job_id)
     assert here.status(run)["state"] in ("pending", "running")
     wait_for(is_stepping(run, 1))
     enough.touch()
     assert here.wait(run).returncode == 0
     status = here.status(run)
     assert (status["state"], status["starts"], status["attempts"], status["job_id"]) == ("completed", 2, 2, job_id)
-
-
-def release_soon(here: Site, job_id: str) -> None:
-    """Slurm begins a requeued job two minutes later; root may tell it to wait less.
-
-    A node tells the lives of a job apart by the second: one that comes to the same node in the second in which the last
-    one ended there is killed ("Killing non-startable batch job: Job credential revoked"), and Slurm calls the job failed.
-    """
-
-    def eligible() -> bool:
-        shown = here.command(["scontrol", "show", "job", job_id]).stdout
-        if "JobState=PENDING" not in shown:
-            return "JobState=RUNNING" in shown and "Restarts=1" in shown
-        return here.command(["scontrol", "update", f"JobId={job_id}", "StartTime=now+2seconds"]).returncode == 0
-
-    wait_for(eligible)
 
 
 def test_preemption_requeues_and_goes_on(here: Site) -> None:
@@ -210,7 +192,6 @@ def test_preemption_requeues_and_goes_on(here: Site) -> None:
     wait_for(run.attempt(0).exit_file.exists)
     end = json.loads(run.attempt(0).exit_file.read_text())
     assert (end["cause"], end["next"]) == ("preempted", "await_slurm")
-    release_soon(here, job_id)
     wait_for(is_stepping(run, 1))
     assert "COMPLETED" in here.command(["squeue", "-h", "--states=all", "-j", urgent, "-o", "%T"]).stdout
     enough.touch()
