@@ -6,6 +6,7 @@ of Python's standard library; `[data] paths` selects your own text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -80,13 +81,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Maps tokens (batch, context) to logits of each next token (batch, context, vocabulary)."""
 
-    def __init__(self, args: Arguments, vocabulary: int = BYTES) -> None:
+    def __init__(self, args: Arguments, vocabulary: int = BYTES, block: Callable[..., nn.Module] = Block) -> None:
         super().__init__()
         self.dropout = args.dropout
         self.token_embedding = nn.Embedding(vocabulary, args.width)
         self.positions = Positions()
         self.place_embedding = nn.Embedding(args.context, args.width)
-        self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
+        self.blocks = nn.ModuleList(block(args) for _ in range(args.layers))
         self.norm = nn.LayerNorm(args.width)
         self.head = nn.Linear(args.width, vocabulary, bias=False)
         if args.tied:
@@ -162,13 +163,25 @@ def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSour
 def main(world: World, config: ResolvedJob) -> None:
     """Train until `train.steps` or a stop request, and save the last step."""
     args = read_arguments(Arguments, config.args)
+    train(world, config, args, lambda vocabulary: GPT(args, vocabulary), initialise, OUTLINE)
+
+
+def train(
+    world: World,
+    config: ResolvedJob,
+    args: Arguments,
+    build: Callable[[int], nn.Module],
+    initialise: Callable[[str, Tensor], None],
+    outline: Outline,
+) -> None:
+    """Train the model that `build` returns for a size of the vocabulary."""
     text, vocabulary = read_text(args, config)
     check_same_text(text.digest)
     learned, held_out = hold_out(text, args.held_out)
     task = Task(
-        build=lambda: GPT(args, vocabulary),
+        build=lambda: build(vocabulary),
         initialise=initialise,
-        outline=OUTLINE,
+        outline=outline,
         loss_of=loss_of,
         source=learned,
         data={"windows": learned.count, "text": text.digest},

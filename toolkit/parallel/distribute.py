@@ -20,6 +20,7 @@ from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
 from toolkit.parallel.context.attention import check_context, split_context
 from toolkit.parallel.context.order import own_tokens
+from toolkit.parallel.experts.sharding import check_experts, split_experts
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, Read, materialise, parameters_on_meta
 from toolkit.parallel.mesh import Mesh
@@ -157,7 +158,7 @@ def distribute(
     whole = design.on_meta()
     design.outline.blocks_of(whole)
     check_context(whole, mesh.sizes["cp"])
-    _refuse_unbuilt(mesh)
+    check_experts(whole, mesh, is_sequence_split=config.parallel.sequence)
     if design.trial is not None:
         inputs = own_tokens(design.trial.inputs, mesh.place["cp"], mesh.sizes["cp"])
         design = replace(design, trial=replace(design.trial, inputs=inputs))
@@ -172,7 +173,7 @@ def distribute(
         passes = pipeline
     else:
         model, between = whole, parts.lay(whole, world, design.trial_on_meta)
-        if parts.are_copies and world.size > 1:  # one rank has nothing to reduce, and DDP would copy its gradients
+        if mesh.are_copies and world.size > 1:  # one rank has nothing to reduce, and DDP would copy its gradients
             passes = replicate(model, mesh, world, config, topology, profile)
         else:
             passes = PassesInTurn(model, float(mesh.gradient_size), between, profile)
@@ -198,11 +199,6 @@ class _Parts:
     def tensor(self) -> DeviceMesh | None:
         return self.mesh.parameter_mesh("tp")
 
-    @property
-    def are_copies(self) -> bool:
-        """True if each rank has a whole copy of the model."""
-        return all(self.mesh.sizes[name] == 1 for name in ("shard", "tp", "pp"))
-
     def lay(
         self,
         part: nn.Module,
@@ -216,6 +212,7 @@ class _Parts:
         design, settings = self.design, self.config.parallel
         if (context := self.mesh.group("cp")) is not None:
             split_context(part, context, settings.context)
+        split_experts(part, self.mesh)
         splits: AbstractContextManager[None] = nullcontext()
         if self.tensor is not None:
             split_tensors(part, design.outline, self.plan, self.tensor, settings.sequence)
@@ -224,8 +221,8 @@ class _Parts:
             design.prepare(Part(part, inputs, is_last))
         data = self.mesh.parameter_mesh("replicate", "shard")
         between: Between = nullcontext
-        if data is not None and not self.are_copies:
-            between = shard(part, design.outline, data, settings)
+        if data is not None and not self.mesh.are_copies:
+            between = shard(part, design.outline, data, settings, self.mesh)
         materialise(part, design.initialise, self.config.train.seed, world.device, known_as, design.read)
         convert_buffers(part, settings)
         return between
@@ -258,15 +255,6 @@ def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Modu
     return model, passes
 
 
-def _refuse_unbuilt(mesh: Mesh) -> None:
-    if mesh.sizes["ep"] > 1:
-        raise ToolkitError(
-            f"ep = {mesh.sizes['ep']}, but `distribute` cannot split experts; only the mesh supports it",
-            where="parallel.ep",
-            fix="set ep = 1, or split the experts in the model, over mesh.group('ep')",
-        )
-
-
 def describe(mesh: Mesh, settings: ParallelTable) -> str:
     """Return "4 copies" or "2 copies, each sharded over 4 ranks (zero 3), matrices split over 2, ..."."""
     copies = mesh.sizes["replicate"]
@@ -277,6 +265,8 @@ def describe(mesh: Mesh, settings: ParallelTable) -> str:
         said += f", matrices {'and the sequence ' if settings.sequence else ''}split over {mesh.sizes['tp']}"
     if mesh.sizes["cp"] > 1:
         said += f", sequences split over {mesh.sizes['cp']} ({settings.context})"
+    if mesh.sizes["ep"] > 1:
+        said += f", experts split over {mesh.sizes['ep']}"
     if mesh.sizes["pp"] > 1:
         said += f", a pipeline of {mesh.sizes['pp']} ranks ({settings.schedule})"
     return said

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from toolkit.world.facts import World
 __all__ = ["Mesh", "make_mesh"]
 
 # torch 2.13 can keep the given order of the ranks in a group, torch 2.11 cannot.
+_OF_EXPERTS = (("ep",), ("expert_shard",))  # dimensions that divide shard x cp
 _KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
@@ -110,6 +112,29 @@ class Mesh:
         return self._parameter_mesh[wanted] if wanted else None
 
     @property
+    def are_copies(self) -> bool:
+        """True if each rank has a whole copy of the model."""
+        return all(self.sizes[name] == 1 for name in ("shard", "tp", "pp", "ep"))
+
+    @property
+    def expert_copies(self) -> int:
+        """The number of ranks of shard x cp that have the same experts."""
+        return self.sizes["shard"] * self.sizes["cp"] // self.sizes["ep"]
+
+    @cached_property
+    def expert_mesh(self) -> DeviceMesh:
+        """The mesh of experts, with "replicate", "expert_shard" and "ep", also of size 1, and "tp" if it is larger.
+
+        The first access is collective.
+        """
+        axes = {"replicate": self.sizes["replicate"], "expert_shard": self.expert_copies, "ep": self.sizes["ep"]}
+        names = [*(("pp",) if self.sizes["pp"] > 1 else ()), *axes, *(("tp",) if self.sizes["tp"] > 1 else ())]
+        groups = [self.group(name) or self._alone() for name in names]
+        shape = [{**self.sizes, **axes}[name] for name in names]
+        ranks = torch.from_numpy(self.placement.mesh).reshape(shape)
+        return DeviceMesh.from_group(groups, self._device_type, ranks, mesh_dim_names=tuple(names))
+
+    @property
     def data_size(self) -> int:
         """The number of parts of a batch: the ranks of replicate x shard."""
         return self.sizes["replicate"] * self.sizes["shard"]
@@ -126,12 +151,12 @@ class Mesh:
         return self.device_mesh[wanted] if wanted else None
 
     def group(self, *dimensions: str) -> dist.ProcessGroup | None:
-        """Return the group of ranks that differ from this one only in these dimensions, or in "ep".
+        """Return the group of ranks that differ from this one only in these dimensions, in "ep" or in "expert_shard".
 
         Returns None if this rank would be alone. The ranks are in mesh order: the last dimension varies fastest. The
         first call for several dimensions, or for "ep", is collective; all ranks must make such calls in the same order.
         """
-        if dimensions != ("ep",):
+        if dimensions not in _OF_EXPERTS:
             _check_names(dimensions)
             dimensions = tuple(name for name in dimensions if self.sizes[name] > 1)
         if dimensions not in self._groups:
@@ -158,9 +183,20 @@ class Mesh:
             groups, self._device_type, ranks, mesh_dim_names=tuple("_".join(axis) for axis in kept)
         )
 
+    def _alone(self) -> dist.ProcessGroup:
+        """Return a group of this rank only. Collective."""
+        if ("alone",) not in self._groups:
+            for rank in self.placement.mesh.flatten().tolist():
+                made = dist.new_group([rank], timeout=self._timeout, group_desc="mesh_alone")
+                if rank == self._rank:
+                    self._groups["alone",] = made
+        alone = self._groups["alone",]
+        assert alone is not None
+        return alone
+
     def _make_group(self, dimensions: tuple[str, ...]) -> dist.ProcessGroup | None:
         name = "_".join(dimensions)
-        groups = groups_of(self.placement.mesh, name if name == "ep" else dimensions, self.sizes["ep"])
+        groups = groups_of(self.placement.mesh, name if dimensions in _OF_EXPERTS else dimensions, self.sizes["ep"])
         if groups.shape[1] == 1:
             return None
         if np.array_equal(groups, np.arange(groups.size)[None]):

@@ -134,9 +134,16 @@ def as_launched(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Tr
 
 
 def groups_of(mesh: np.ndarray, dimensions: str | Sequence[str], ep: int = 1) -> np.ndarray:
-    """Return the groups of one dimension, of several joined dimensions, or of "ep": (groups, members), in mesh order."""
+    """Return the groups of one dimension, of several joined dimensions, or of "ep": (groups, members), in mesh order.
+
+    Ranks of "expert_shard" have the same experts, but data of their own.
+    """
     if dimensions == "ep":
         return groups_of(mesh, ("shard", "cp")).reshape(-1, ep)
+    if dimensions == "expert_shard":
+        joined = groups_of(mesh, ("shard", "cp"))
+        copies = joined.shape[1] // ep
+        return joined.reshape(-1, copies, ep).transpose(0, 2, 1).reshape(-1, copies)
     named = (dimensions,) if isinstance(dimensions, str) else tuple(dimensions)
     axes = [DIMENSIONS.index(name) for name in named]
     assert axes == sorted(axes), f"expected the order of {DIMENSIONS}, got {named}"

@@ -65,9 +65,8 @@ def forecast(
         module._compiled_call_impl = None
     data = mesh.parameter_mesh("replicate", "shard")
     between: Between = nullcontext
-    are_copies = all(sizes[name] == 1 for name in ("shard", "tp", "pp"))
-    if data is not None and not are_copies:
-        between = shard(twin, outline, data, config.parallel)
+    if data is not None and not mesh.are_copies:
+        between = shard(twin, outline, data, config.parallel, mesh)
     meter = TensorMeter(device.type)
     with FakeTensorMode(allow_non_fake_inputs=True), meter.counting:
         allocate(twin, world.device)
@@ -84,7 +83,7 @@ def forecast(
             kept.append(torch.empty(file_buffer_bytes(twin.parameters()), dtype=torch.uint8))
         if train.average_decay:
             kept += [torch.empty_like(local_of(one), dtype=torch.float32) for one in twin.parameters()]
-        buckets = _Buckets(twin, meter, exist=are_copies and world.size > 1)
+        buckets = _Buckets(twin, meter, exist=mesh.are_copies and world.size > 1)
         inner: Any = PassesInTurn(twin, float(mesh.gradient_size), buckets.no_sync if buckets.own else between, meter)
         if sizes["pp"] > 1:
             inner = _Stage(part, twin, config.parallel.schedule, sizes["pp"] - mesh.place["pp"], meter)
