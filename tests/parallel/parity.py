@@ -35,14 +35,19 @@ TRAIN = {
 BOUND, BOUND_BF16 = 2e-5, 2e-2
 
 
+# Of train_moe, in addition.
+EXPERTS = {"experts": 8, "expert_hidden": 32, "z_loss": 0.01}
+
+
 @dataclass(frozen=True)
 class Layout:
-    """So many ranks, and their table [parallel]."""
+    """So many ranks, and their table [parallel]. With `has_experts`, the job is train_moe, not train_lm."""
 
     name: str
     ranks: int
     parallel: dict[str, Any] = field(default_factory=dict)
     args: dict[str, Any] = field(default_factory=dict)
+    has_experts: bool = False
 
 
 LAYOUTS = {
@@ -159,19 +164,19 @@ class Difference:
 def job_of(layout: Layout, **train: Any) -> ResolvedJob:
     tables = {
         "train": TRAIN | train,
-        "args": MODEL | layout.args,
+        "args": MODEL | (EXPERTS if layout.has_experts else {}) | layout.args,
         "parallel": layout.parallel,
         "checkpoint": {"every_steps": 100, "keep_last": 10},
     }
     flags = {f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()}
     flags["job.ranks_per_node"] = Flag(layout.ranks, "test")
-    return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, flags=flags)
+    return resolve_job(shipped_jobs()["train_moe" if layout.has_experts else "train_lm"], site=None, environ={}, flags=flags)
 
 
 def train(world: Any, config: ResolvedJob) -> None:
-    from toolkit.jobs import train_lm
+    from toolkit.jobs import train_lm, train_moe
 
-    train_lm.main(world, config)
+    (train_moe if "experts" in config.args else train_lm).main(world, config)
 
 
 def run(layout: Layout, run_dir: Path, attempt: int = 0, **settings: Any) -> Path:

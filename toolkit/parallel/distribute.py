@@ -20,6 +20,7 @@ from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
 from toolkit.parallel.context.attention import check_context, split_context
 from toolkit.parallel.context.order import own_tokens
+from toolkit.parallel.experts.balancing import Balancing, named_layers
 from toolkit.parallel.experts.sharding import check_experts, split_experts
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, Read, materialise, parameters_on_meta
@@ -48,7 +49,7 @@ class DistributedModel:
     enters the sum over all ranks; it is false on ranks that repeat another rank's loss. `parameters` is the number
     of parameters of the whole model; `counted_elsewhere` lists those that another pipeline stage includes in the
     gradient norm. `pipeline` runs samples through all stages if `module` has only those of this rank. `profile`
-    records the phases of a step; a module may add its own.
+    records the phases of a step; a module may add its own. `experts` balances those of a model that has some.
     """
 
     module: nn.Module
@@ -58,6 +59,7 @@ class DistributedModel:
     counted_elsewhere: tuple[nn.Parameter, ...] = ()
     profile: Profile = field(default_factory=Profile)
     pipeline: PipelinePasses | None = None
+    experts: Balancing | None = None
 
     @property
     def counts_loss(self) -> bool:
@@ -158,11 +160,11 @@ def distribute(
     whole = design.on_meta()
     design.outline.blocks_of(whole)
     check_context(whole, mesh.sizes["cp"])
-    check_experts(whole, mesh, is_sequence_split=config.parallel.sequence)
+    check_experts(whole, mesh, config.parallel)
     if design.trial is not None:
         inputs = own_tokens(design.trial.inputs, mesh.place["cp"], mesh.sizes["cp"])
         design = replace(design, trial=replace(design.trial, inputs=inputs))
-    parameters = sum(parameter.numel() for parameter in whole.parameters())
+    parameters, layers = sum(parameter.numel() for parameter in whole.parameters()), list(named_layers(whole))
     parts = _Parts(design, tensor_plan(whole, design.outline, config.parallel, world.size), mesh, config)
     twice: tuple[nn.Parameter, ...] = ()
     passes: Passes
@@ -183,7 +185,8 @@ def distribute(
         passes = TensorPasses(passes, model, parts.tensor.get_group())
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, config.parallel)}\n")
-    return DistributedModel(model, mesh, passes, parameters, twice, profile, pipeline)
+    experts = Balancing(named_layers(model), layers, mesh.sizes["tp"]) if layers else None
+    return DistributedModel(model, mesh, passes, parameters, twice, profile, pipeline, experts)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ class Balance:
 class LayerBalance(nn.Module):
     """Counts the tokens of each expert in training passes, and adds the gradients of the two losses to those of the gate.
 
-    `shares` is the share of each expert in the last step, and `places` its place in the weights of `Experts`. `chosen` and
-    `dropped` count the tokens of this rank since `begin`, and `loss` is its part of the two losses, without their scale.
+    `shares` is the share of each expert in the last step, and `places` its place in the weights of `Experts`.
     """
 
     shares: Tensor
@@ -47,20 +46,26 @@ class LayerBalance(nn.Module):
         self.settings = settings
         self.register_buffer("shares", torch.full((experts,), 1 / experts))
         self.register_buffer("places", torch.arange(experts))
-        self.samples, self.scale = 0.0, 1.0
-        self.begin(self.samples, self.scale)
+        self.begin(samples=0, scale=1.0, passes=1)
 
-    def begin(self, samples: float, scale: float) -> None:
+    def begin(self, samples: float, scale: float, passes: int) -> None:
         """Begin a step. Without it, the losses are means over the tokens of each micro-batch.
 
         Args:
             samples: the global batch; on ranks that share sequences, times their number.
             scale: the factor of the loss in the backward passes of this step.
+            passes: the number of micro-batches.
         """
-        self.samples, self.scale = samples, scale
-        self.chosen = torch.zeros_like(self.places)
-        self.dropped = torch.zeros((), dtype=torch.long, device=self.places.device)
-        self.loss = torch.zeros((), device=self.places.device)
+        self._samples, self._scale, self._passes = samples, scale, passes
+        self._heard: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def heard(self) -> Tensor:
+        """Return (experts + 2,), float64, of this rank's tokens since `begin`: those that wanted each expert, those that no
+        expert took, and their part of the losses.
+        """
+        # Before its first step, a pipeline of torch runs one more pass, without data, to get shapes.
+        each = [torch.cat([chosen, torch.stack([dropped, part])]) for chosen, dropped, part in self._heard[-self._passes :]]
+        return torch.stack(each).sum(0) if each else self.shares.new_zeros(len(self.shares) + 2, dtype=torch.float64)
 
     def hear(self, routed: Routed, tokens: int) -> Tensor:
         """Return the weights of the assignments, with the losses in their graph.
@@ -70,7 +75,7 @@ class LayerBalance(nn.Module):
         """
         if not (self.training and torch.is_grad_enabled()):
             return routed.weights
-        per_token = 1 / (self.samples * tokens) if self.samples else 1 / max(1, len(routed.logits))
+        per_token = 1 / (self._samples * tokens) if self._samples else 1 / max(1, len(routed.logits))
         part = self.settings.loss * len(self.shares) * (routed.probabilities.sum(0) * self.shares).sum()
         part = part + self.settings.z_loss * routed.logits.logsumexp(1).square().sum()
         return cast(Tensor, _Hear.apply(routed.weights, part * per_token, self, routed))
@@ -81,14 +86,11 @@ class _Hear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, part: Tensor, balance: LayerBalance, routed: Routed) -> Tensor:
-        ctx.balance, ctx.routed = balance, (part.detach(), routed.chosen, routed.dropped)
+        ctx.balance, ctx.heard = balance, (routed.chosen.double(), routed.dropped.double(), part.detach().double())
         return weights.view_as(weights)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         balance: LayerBalance = ctx.balance
-        part, chosen, dropped = ctx.routed
-        balance.chosen += chosen
-        balance.dropped += dropped
-        balance.loss += part
-        return gradient, torch.full_like(part, balance.scale), None, None
+        balance._heard.append(ctx.heard)
+        return gradient, gradient.new_full((), balance._scale, dtype=torch.float32), None, None

@@ -17,7 +17,7 @@ from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.balance import Balance, LayerBalance
 from toolkit.parallel.experts.exchange import exchange_tokens
 from toolkit.parallel.experts.router import Routed, Router, Routing
-from toolkit.parallel.experts.splits import copy_to, sum_over
+from toolkit.parallel.experts.splits import copy_to, mean_gradient, sum_over
 
 __all__ = ["Experts", "MoE"]
 
@@ -56,6 +56,7 @@ class Experts(nn.Module):
                     fix=f"use {-(-size // _ALIGNED) * _ALIGNED}",
                 )
         self.expert_dropout = expert_dropout
+        self.ranks = ExpertRanks()
         self.gate = nn.Parameter(torch.empty(experts, hidden, width))
         self.up = nn.Parameter(torch.empty(experts, hidden, width))
         self.down = nn.Parameter(torch.empty(experts, width, hidden))
@@ -69,7 +70,7 @@ class Experts(nn.Module):
             rows: (rows, width), ordered by expert.
             counts: (experts of this rank,), the rows of each expert; None computes shapes alone, with the first expert.
         """
-        gate, up, down = (_local(weight) for weight in (self.gate, self.up, self.down))
+        gate, up, down = (self._local(weight) for weight in (self.gate, self.up, self.down))
         if not rows.is_meta and torch.is_autocast_enabled(rows.device.type):
             dtype = torch.get_autocast_dtype(rows.device.type)
             rows, gate, up, down = (tensor.to(dtype) for tensor in (rows, gate, up, down))
@@ -77,9 +78,10 @@ class Experts(nn.Module):
         hidden = silu(_product(rows, gate, ends)) * _product(rows, up, ends)
         return _product(dropout(hidden, self.expert_dropout, self.training), down, ends)
 
-
-def _local(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    def _local(self, weight: Tensor) -> Tensor:
+        """Return this rank's part; its gradient is a mean over the ranks of the experts, whose losses it comes from."""
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        return local if self.ranks.experts is None else mean_gradient(local, dist.get_world_size(self.ranks.experts))
 
 
 def _product(rows: Tensor, weights: Tensor, ends: Tensor | None) -> Tensor:
@@ -115,7 +117,6 @@ class MoE(nn.Module):
         self.experts = Experts(routing.experts, width, hidden, expert_dropout)
         self.shared = shared
         self.balance = LayerBalance(routing.experts, balance or Balance())
-        self.ranks = ExpertRanks()
 
     def forward(self, stream: Tensor) -> Tensor:
         """Return the outputs of tokens (batch, tokens, width), in the same shape. Collective over the ranks of `ep`."""
@@ -130,10 +131,10 @@ class MoE(nn.Module):
             if self.shared is not None:
                 shared.append(self.shared(tokens))
 
-        rows = copy_to(tokens, self.ranks.tensor).index_select(0, routed.tokens)
+        rows = copy_to(tokens, self.experts.ranks.tensor).index_select(0, routed.tokens)
         slots = self.balance.places[routed.experts]
-        outputs = exchange_tokens(rows, slots, self.routing.experts, self.ranks.experts, self.experts, meanwhile)
-        outputs = sum_over(outputs, self.ranks.tensor)
+        outputs = exchange_tokens(rows, slots, self.routing.experts, self.experts.ranks.experts, self.experts, meanwhile)
+        outputs = sum_over(outputs, self.experts.ranks.tensor)
         mixed = torch.zeros_like(tokens, dtype=torch.float32)
         mixed = mixed.index_add(0, routed.tokens, outputs.float() * weights[:, None])
         if routed.passed is not None:

@@ -6,6 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.layer import ExpertRanks, Experts, MoE
 from toolkit.parallel.mesh import Mesh
@@ -23,7 +24,7 @@ def layers_of(module: nn.Module) -> list[MoE]:
     return [layer for layer in module.modules() if isinstance(layer, MoE)]
 
 
-def check_experts(model: nn.Module, mesh: Mesh, *, is_sequence_split: bool) -> None:
+def check_experts(model: nn.Module, mesh: Mesh, settings: ParallelTable) -> None:
     """Reject a model whose experts cannot be split over this mesh.
 
     Raises:
@@ -37,7 +38,13 @@ def check_experts(model: nn.Module, mesh: Mesh, *, is_sequence_split: bool) -> N
             where="parallel.ep",
             fix="set ep = 1, or use toolkit.parallel.experts.layer.MoE in the model",
         )
-    if layers and is_sequence_split and tp > 1:
+    if layers and mesh.sizes["pp"] > 1 and settings.schedule == "zero_bubble":
+        raise ToolkitError(
+            "zero_bubble computes the gradients of weights in passes of their own, in which experts would exchange tokens again",
+            where="parallel.schedule",
+            fix='set schedule = "interleaved"',
+        )
+    if layers and settings.sequence and tp > 1:
         raise ToolkitError(
             "the ranks of tp have different tokens with parallel.sequence, but each of them has a part of every expert",
             where="parallel.sequence",
@@ -65,7 +72,7 @@ def split_experts(part: nn.Module, mesh: Mesh) -> None:
     device_mesh = mesh.expert_mesh[names] if ep is not None else mesh.among("tp")
     assert device_mesh is not None
     for layer in layers_of(part):
-        layer.ranks = ExpertRanks(ep, tp)
+        layer.experts.ranks = ExpertRanks(ep, tp)
         for name, hidden in _HIDDEN.items():
             _split(layer.experts, name, device_mesh, [Shard(0 if axis == "ep" else hidden) for axis in names])
 
@@ -83,15 +90,13 @@ def _split(experts: Experts, name: str, mesh: DeviceMesh, placements: list[Shard
 def shard_experts(part: nn.Module, mesh: Mesh, policy: MixedPrecisionPolicy, *, reshard: bool) -> None:
     """Shard split experts over the ranks that have the same ones; call it before the modules around them are sharded.
 
-    Their gradients, which come from the tokens of all ranks, are divided by the same number as those of other parameters.
+    FSDP2 averages their gradients over these ranks, and the layer over those of `ep`, whose tokens they come from.
     """
     if mesh.sizes["ep"] == 1:
         return
     for layer in layers_of(part):
         dims = {id(parameter): _WIDTH[name] for name, parameter in layer.experts.named_parameters()}
-        unit = fully_shard(
+        fully_shard(
             layer.experts, mesh=mesh.expert_mesh["replicate", "expert_shard"], mp_policy=policy, reshard_after_forward=reshard,
             shard_placement_fn=lambda parameter, dims=dims: Shard(dims[id(parameter)]),
         )  # fmt: skip
-        unit.set_gradient_divide_factor(float(mesh.gradient_size))
-        unit.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums

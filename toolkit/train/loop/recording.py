@@ -11,7 +11,8 @@ from toolkit.comm.waits import waits_noted
 from toolkit.metrics.phases import HostClock, PhaseSum, Profile, sums_of
 from toolkit.metrics.recorder import PhaseSampling, Recorder
 from toolkit.metrics.windows import COLUMNS, GRAD_NORM, LOSS, SAVE, TOKENS
-from toolkit.world.record import recorder_of_rank
+from toolkit.parallel.experts.balancing import ExpertLoad
+from toolkit.world.record import record, recorder_of_rank
 
 _MARKS = 32
 _TOKENS, _LOSS, _GRAD_NORM, _SAVE = map(COLUMNS.index, (TOKENS, LOSS, GRAD_NORM, SAVE))
@@ -79,6 +80,13 @@ class RecordedSteps:
         if self._recorder is not None:
             noted = self._recorder.noted
             noted[_TOKENS], noted[_LOSS], noted[_GRAD_NORM] = tokens, loss, grad_norm
+
+    def balanced(self, load: ExpertLoad) -> None:
+        """Record the load of the experts in this step."""
+        record("expert_imbalance", load.imbalance)
+        record("expert_load", load.own)
+        record("expert_dropped", load.dropped)
+        record("expert_balance_loss", load.loss)
 
     def saved(self, seconds: float) -> None:
         """Record the duration of a save in this step."""

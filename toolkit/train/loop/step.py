@@ -29,7 +29,8 @@ class Stepped:
 
     `loss` is the mean over the global batch, `grad_norm` the 2-norm of the gradient before clipping, `rate` the
     learning rate. `asked` is the sum of the ranks' stop requests (`World.stop_asked`), `skipped` the sum of replaced
-    samples. `decision` comes from the guard; unless it is "go_on", the weights are unchanged.
+    samples. `decision` comes from the guard; unless it is "go_on", the weights are unchanged. `experts` is the result of
+    `Balancing.end`.
     """
 
     loss: Tensor
@@ -38,6 +39,7 @@ class Stepped:
     grad_norm: Tensor
     rate: float
     decision: StepDecision = GO_ON
+    experts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class OptimizerStep:
             self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
-        return Stepped(sums[0], sums[1], sums[2], norm, rate, decision)
+        experts = self.model.experts.end() if self.model.experts and decision is GO_ON else None
+        return Stepped(sums[0], sums[1], sums[2], norm, rate, decision, experts)
 
     def _clipped(self) -> Tensor:
         """Clip the gradient of the step; return its norm before clipping, without the loss scale."""
@@ -174,6 +177,10 @@ class OptimizerStep:
         if self.scaler is not None:  # a rank without a loss needs the scale, too
             self.scaler.scale(torch.zeros((), device=device))
 
+        if self.model.experts:
+            scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+            mesh = self.model.mesh
+            self.model.experts.begin(self.batch * mesh.sizes["cp"], scale * mesh.gradient_size, len(micro_batches))
         total = self._total_weight(micro_batches)
 
         def part_of(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -94,6 +94,8 @@ def training_steps(
         if last or state.step % settings.log_every == 0:
             record = _record(world, settings, state, stepped, tokens, mark)
             recorded.logged(len(samples) * tokens, record.loss, record.grad_norm)
+            if stepped.experts is not None and step.model.experts is not None:
+                recorded.balanced(step.model.experts.load(stepped.experts))
             yield record
             mark = _Mark(state.step)
         if validations and validations.is_due(state.step):
