@@ -32,7 +32,9 @@ class Arguments(train_lm.Arguments):
     experts: Annotated[Count, DividedBy("parallel.ep")] = 8
     experts_per_token: Count = 2
     expert_hidden: Annotated[Count, DividedBy("parallel.tp", times=8)] = 128
-    shared_hidden: Annotated[int, DividedBy("parallel.tp"), Field(ge=0)] = 0  # of an expert that every token uses; 0: none
+    shared_hidden: Annotated[int, DividedBy("parallel.tp"), Field(ge=0)] = (
+        0  # of an expert that every token uses; 0: none
+    )
     score: Literal["softmax", "sigmoid"] = "softmax"
     expert_groups: Count = 1  # a token uses only experts of its best groups
     groups_per_token: Count = 1

@@ -170,7 +170,9 @@ def job_of(layout: Layout, **train: Any) -> ResolvedJob:
     }
     flags = {f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()}
     flags["job.ranks_per_node"] = Flag(layout.ranks, "test")
-    return resolve_job(shipped_jobs()["train_moe" if layout.has_experts else "train_lm"], site=None, environ={}, flags=flags)
+    return resolve_job(
+        shipped_jobs()["train_moe" if layout.has_experts else "train_lm"], site=None, environ={}, flags=flags
+    )
 
 
 def train(world: Any, config: ResolvedJob) -> None:

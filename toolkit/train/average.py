@@ -59,6 +59,11 @@ class WeightAverage(nn.Module):
                 kept.copy_(value)
         self.updates += 1
 
+    def of(self, model: nn.Module, tensor: Tensor) -> list[Tensor]:
+        """Return the average of a tensor of the model, in a list."""
+        place = local_of(tensor).data_ptr()
+        return [kept for kept, value in self._pairs(model) if local_of(value).data_ptr() == place]
+
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """Copy the averaged weights into the model within this context, and restore its own weights on exit."""

@@ -23,6 +23,7 @@ from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.metrics.validation import in_words
 from toolkit.parallel.context.order import own_tokens
 from toolkit.parallel.distribute import Design, DistributedModel, Part, distribute
+from toolkit.parallel.experts.migration import Migration
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, Read, parameters_on_meta
 from toolkit.parallel.mesh import Mesh, make_mesh
@@ -137,6 +138,7 @@ class Trainer:
         scaler = gradient_scaler(world.device, train.precision)
         self._scaler = scaler if scaler.is_enabled() else None
         self.step = self._made_step()
+        self._migration = self._made_migration()
         # Data-parallel ranks need different dropout, ranks with parts of the same model need equal dropout. The
         # rehearsal draws random numbers, so seed again before the first step.
         seed_rank(train.seed, 0, self.model.stream[0])
@@ -194,8 +196,9 @@ class Trainer:
         counts = place["pp"] == place["cp"] == place["tp"] == 0  # one rank of those that read the same samples
         broken = BrokenShare(world, loader.skips, self._config.data.broken_limit, counts=counts)
         return training_steps(
-            world, self._config.train, state, self.step, loader.take_samples, self.saves, self.validations, broken
-        )
+            world, self._config.train, state, self.step, loader.take_samples, self.saves, self.validations, broken,
+            self._migration,
+        )  # fmt: skip
 
     def _with_smaller_micro_batch(self, mesh: Mesh) -> TrainTable:
         train, halvings = self._config.train, self._world.halvings
@@ -244,6 +247,24 @@ class Trainer:
             train.batch, train.clip_norm, self._scaler, self.average, self._guard, parts,
             self._offload.gradients if self._offload else None, self._task.weight_of,
         )  # fmt: skip
+
+    def _made_migration(self) -> Migration | None:
+        parallel, train = self._config.parallel, self._config.train
+        if self.model.experts is None or not parallel.expert_migration:
+            return None
+        if parallel.ep == 1 or train.offloaded - {"activations"}:
+            raise ToolkitError(
+                "experts move only between several ranks, and not with offloaded state",
+                where="parallel.expert_migration",
+                fix="set it to 0, or ep = 2 without train.offload",
+            )
+
+        def companions(parameter: nn.Parameter) -> list[Tensor]:
+            of_optimizer = self.optimizer.state.get(parameter, {}).values()
+            moved = [one for one in of_optimizer if isinstance(one, Tensor) and one.shape == parameter.shape]
+            return moved + (self.average.of(self.model.module, parameter) if self.average else [])
+
+        return Migration(self.model.experts.layers, parallel, companions)
 
     def _count_flops(self) -> float | None:
         """Return the model FLOPs of a sample, forward and backward; None if shapes do not determine them."""

@@ -35,17 +35,23 @@ class Balance:
 class LayerBalance(nn.Module):
     """Counts the tokens of each expert in training passes, and adds the gradients of the two losses to those of the gate.
 
-    `shares` is the share of each expert in the last step, and `places` its place in the weights of `Experts`.
+    `shares` is the share of each expert in the last step, `history` their moving average, and `places` the place of each
+    expert in the weights of `Experts`. `trigger` has the number of checks in a row that found an imbalance, and the step in
+    which experts last moved, or -1.
     """
 
     shares: Tensor
+    history: Tensor
     places: Tensor
+    trigger: Tensor
 
     def __init__(self, experts: int, settings: Balance) -> None:
         super().__init__()
         self.settings = settings
         self.register_buffer("shares", torch.full((experts,), 1 / experts))
+        self.register_buffer("history", torch.full((experts,), 1 / experts))
         self.register_buffer("places", torch.arange(experts))
+        self.register_buffer("trigger", torch.tensor([0, -1]))
         self.begin(samples=0, scale=1.0, passes=1)
 
     def begin(self, samples: float, scale: float, passes: int) -> None:
@@ -64,7 +70,9 @@ class LayerBalance(nn.Module):
         expert took, and their part of the losses.
         """
         # Before its first step, a pipeline of torch runs one more pass, without data, to get shapes.
-        each = [torch.cat([chosen, torch.stack([dropped, part])]) for chosen, dropped, part in self._heard[-self._passes :]]
+        each = [
+            torch.cat([chosen, torch.stack([dropped, part])]) for chosen, dropped, part in self._heard[-self._passes :]
+        ]
         return torch.stack(each).sum(0) if each else self.shares.new_zeros(len(self.shares) + 2, dtype=torch.float64)
 
     def hear(self, routed: Routed, tokens: int) -> Tensor:

@@ -11,6 +11,8 @@ from toolkit.parallel.experts.layer import MoE
 
 __all__ = ["Balancing", "ExpertLoad", "named_layers"]
 
+_KEPT = 0.9  # of the moving average of the shares, per step
+
 
 @dataclass(frozen=True)
 class ExpertLoad:
@@ -88,5 +90,6 @@ class Balancing:
 def _update(layer: MoE, chosen: Tensor) -> None:
     balance = layer.balance
     balance.shares.copy_(chosen / chosen.sum().clamp_min(1))
+    balance.history.lerp_(balance.shares, 1 - _KEPT)
     if balance.settings.bias_rate:
         layer.router.bias += balance.settings.bias_rate * (chosen.mean() - chosen).sign().to(layer.router.bias.dtype)

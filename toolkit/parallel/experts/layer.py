@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, grouped_mm, silu
 from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.balance import Balance, LayerBalance
 from toolkit.parallel.experts.exchange import exchange_tokens
-from toolkit.parallel.experts.router import Routed, Router, Routing
+from toolkit.parallel.experts.router import Router, Routing
 from toolkit.parallel.experts.splits import copy_to, mean_gradient, sum_over
 
 __all__ = ["Experts", "MoE"]
@@ -133,7 +133,9 @@ class MoE(nn.Module):
 
         rows = copy_to(tokens, self.experts.ranks.tensor).index_select(0, routed.tokens)
         slots = self.balance.places[routed.experts]
-        outputs = exchange_tokens(rows, slots, self.routing.experts, self.experts.ranks.experts, self.experts, meanwhile)
+        outputs = exchange_tokens(
+            rows, slots, self.routing.experts, self.experts.ranks.experts, self.experts, meanwhile
+        )
         outputs = sum_over(outputs, self.experts.ranks.tensor)
         mixed = torch.zeros_like(tokens, dtype=torch.float32)
         mixed = mixed.index_add(0, routed.tokens, outputs.float() * weights[:, None])

@@ -103,7 +103,9 @@ class Router(nn.Module):
                 tokens = tokens * torch.empty_like(tokens).uniform_(1 - given.jitter, 1 + given.jitter)
             logits = nn.functional.linear(tokens, self.gate.weight.float())
             scores = logits.softmax(-1) if given.score == "softmax" else logits.sigmoid()
-            probabilities = scores if given.score == "softmax" else scores / scores.sum(1, keepdim=True).clamp_min(1e-20)
+            probabilities = (
+                scores if given.score == "softmax" else scores / scores.sum(1, keepdim=True).clamp_min(1e-20)
+            )
             ranked = scores.detach() + self.bias
             choose = self._by_tokens if given.chosen_by == "tokens" else self._by_experts
             return choose(ranked, scores, logits, probabilities)
@@ -133,18 +135,16 @@ class Router(nn.Module):
             # Gradients reach the gate through the expert that a token uses, at the weight that it gave the full one.
             weights = weights * (scores.gather(1, experts) / scores.gather(1, experts).detach().clamp_min(1e-20))
         passed = (weights * ~kept).sum(1) if given.overflow == "pass" else None
-        return Routed(
-            numbers[kept], experts[kept], weights[kept], passed, chosen, (~kept).sum(), logits, probabilities
-        )
+        return Routed(numbers[kept], experts[kept], weights[kept], passed, chosen, (~kept).sum(), logits, probabilities)
 
     def _by_experts(self, ranked: Tensor, scores: Tensor, logits: Tensor, probabilities: Tensor) -> Routed:
-        taken = ranked.argsort(dim=0, descending=True, stable=True)[: self.capacity_of(len(scores))]  # (capacity, experts)
+        taken = ranked.argsort(dim=0, descending=True, stable=True)[
+            : self.capacity_of(len(scores))
+        ]  # (capacity, experts)
         is_taken = torch.zeros_like(ranked, dtype=torch.bool).scatter_(0, taken, True)
         tokens, experts = is_taken.nonzero(as_tuple=True)
         chosen = is_taken.sum(0)
-        return Routed(
-            tokens, experts, scores[is_taken], None, chosen, (~is_taken.any(1)).sum(), logits, probabilities
-        )
+        return Routed(tokens, experts, scores[is_taken], None, chosen, (~is_taken.any(1)).sum(), logits, probabilities)
 
     def _best(self, ranked: Tensor) -> Tensor:
         """Return the best experts of each token, (tokens, top); among equal ones the first, in every layout of ranks."""

@@ -60,7 +60,9 @@ def check_experts(model: nn.Module, mesh: Mesh, settings: ParallelTable) -> None
 
 def _check_divisible(number: int, what: str, ranks: int, of: str, where: str) -> None:
     if number % ranks:
-        raise ToolkitError(f"expected {what} divisible by {of} = {ranks}, got {number}", where=where, fix="change one of them")
+        raise ToolkitError(
+            f"expected {what} divisible by {of} = {ranks}, got {number}", where=where, fix="change one of them"
+        )
 
 
 def split_experts(part: nn.Module, mesh: Mesh) -> None:
@@ -95,8 +97,12 @@ def shard_experts(part: nn.Module, mesh: Mesh, policy: MixedPrecisionPolicy, *, 
     if mesh.sizes["ep"] == 1:
         return
     for layer in layers_of(part):
-        dims = {id(parameter): _WIDTH[name] for name, parameter in layer.experts.named_parameters()}
+        dims = {id(parameter): Shard(_WIDTH[name]) for name, parameter in layer.experts.named_parameters()}
+
+        def placement_of(parameter: nn.Parameter, dims: dict[int, Shard] = dims) -> Shard:
+            return dims[id(parameter)]
+
         fully_shard(
             layer.experts, mesh=mesh.expert_mesh["replicate", "expert_shard"], mp_policy=policy, reshard_after_forward=reshard,
-            shard_placement_fn=lambda parameter, dims=dims: Shard(dims[id(parameter)]),
+            shard_placement_fn=placement_of,
         )  # fmt: skip

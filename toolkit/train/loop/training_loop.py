@@ -11,6 +11,7 @@ from torch import Tensor
 from toolkit.errors import ToolkitError
 from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
+from toolkit.parallel.experts.migration import Migration
 from toolkit.parallel.replica_check import check_replicas, replica_group
 from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import share, split
@@ -48,6 +49,7 @@ def training_steps(
     saves: Saves | None,
     validations: Validations | None = None,
     broken: BrokenShare | None = None,
+    migration: Migration | None = None,
 ) -> Iterator[TrainRecord]:
     """Run optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` steps.
 
@@ -88,6 +90,9 @@ def training_steps(
             continue
         state.step += 1
         state.samples += settings.batch
+        for line in migration.after_step(state.step) if migration else ():
+            if mesh.data_rank == mesh.place["cp"] == mesh.place["tp"] == 0:
+                sys.stderr.write(f"step {state.step}: {line}\n")
         if replicas is not None and state.step % settings.check_replicas_every == 0:
             check_replicas(step.model.module, replicas, state.step)
         last = state.step == settings.steps or _is_finished(step.schedule)
