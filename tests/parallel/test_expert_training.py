@@ -1,0 +1,87 @@
+"""train_moe trains on ranks that share experts as one process does; its experts move, and a run resumes at another `ep`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import parity
+import pytest
+from launch import said_by
+from parity import Layout
+from sampling import sampled
+
+from toolkit.errors import ToolkitError
+
+EP = {"shard": 2, "ep": 2}
+STEPS = parity.SAMPLED_STEPS
+
+
+def layout(ranks: int, parallel: dict[str, object], **args: object) -> Layout:
+    return Layout("experts", ranks, dict(parallel), dict(args), has_experts=True)
+
+
+def run(folder: Path, ranks: int, parallel: dict[str, object], args: dict[str, object] | None = None, **train: object):
+    return parity.run(layout(ranks, parallel, **(args or {})), folder, **{"steps": STEPS} | train)
+
+
+GATED = {"shared_hidden": 32, "score": "sigmoid", "expert_groups": 4, "groups_per_token": 2, "bias_rate": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "args", "train"),
+    sampled(
+        [
+            (2, EP, {}, {"clip_norm": 0.05}),
+            (4, {"shard": 4, "ep": 2}, GATED, {}),
+            (4, {"shard": 4, "ep": 4, "zero": 1}, {}, {}),
+            (4, {"cp": 2, "ep": 2, "context": "ring"}, {}, {}),
+            (4, {"shard": 2, "ep": 2, "tp": 2}, GATED, {}),
+            (4, {"shard": 2, "ep": 2, "pp": 2}, {"capacity": 8.0}, {}),
+            (2, EP, {}, {"recompute": "every"}),
+            (2, EP, {}, {"recompute": "selective"}),
+            (2, EP, {}, {"recompute": "budget", "activation_budget_gb": 0.0005}),
+        ],
+        lambda case: case[3] == {"clip_norm": 0.05} or "tp" in case[1] or "pp" in case[1],
+    ),
+)
+def test_ranks_that_share_experts_train_as_one_process(tmp_path, ranks, parallel, args, train):
+    found = run(tmp_path / "ranks", ranks, parallel, args, **train)
+    alone = run(tmp_path / "alone", 1, {}, args, **{k: v for k, v in train.items() if k == "clip_norm"})
+    assert parity.difference(found, alone, STEPS).largest <= parity.BOUND
+
+
+MIGRATION = {"expert_migration": 1.01, "expert_check_every": 1, "expert_checks": 1, "expert_cooldown": 0}
+
+
+def test_moved_experts_change_nothing_and_a_run_resumes_at_another_ep(tmp_path):
+    """Without clipping: the norm of the gradient sums experts in the order of their places."""
+    settled = run(tmp_path / "settled", 2, EP, average_decay=0.5)
+    moved = run(tmp_path / "moved", 2, EP | MIGRATION, average_decay=0.5, steps=2)
+    assert "experts moved; the busiest rank has" in said_by(moved, 0)
+    records = [
+        [json.loads(line) for line in (folder / "metrics" / "train.jsonl").open()] for folder in (settled, moved)
+    ]
+    assert [record["loss_hex"] for record in records[0][:2]] == [record["loss_hex"] for record in records[1]]
+    parity.run(layout(4, {"shard": 4, "ep": 4} | MIGRATION), moved, attempt=1, steps=STEPS, average_decay=0.5)
+    losses = [json.loads(line)["loss"] for line in (moved / "metrics" / "train.jsonl").open()]
+    assert losses == pytest.approx([record["loss"] for record in records[0]], rel=parity.BOUND)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "args", "message"),
+    [
+        (2, {"shard": 2, "ep": 2}, {"experts": 7}, "7.*not divisible by parallel.ep|7 is rejected|divisible"),
+        (2, {"pp": 2, "schedule": "zero_bubble"}, {}, "zero_bubble computes the gradients of weights in passes of their own"),
+        (2, {"tp": 2, "sequence": True}, {}, "the ranks of tp have different tokens with parallel.sequence"),
+        (1, {"expert_migration": 1.3}, {}, "experts move only between several ranks"),
+    ],
+)  # fmt: skip
+def test_layouts_that_experts_do_not_support_are_refused(tmp_path, ranks, parallel, args, message):
+    with pytest.raises((AssertionError, ToolkitError), match=message):
+        run(tmp_path, ranks, parallel, args, steps=1)
+
+
+def test_a_dense_model_has_no_experts_to_split(tmp_path):
+    with pytest.raises(AssertionError, match="ep = 2 splits experts, but GPT has no module MoE"):
+        parity.run(Layout("dense", 2, EP), tmp_path, steps=1)
