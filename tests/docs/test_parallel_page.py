@@ -17,7 +17,7 @@ from toolkit.config.shipped import shipped_jobs
 from toolkit.metrics.training import read_train_log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
-COMMANDS = [line.split("#")[0].split() for line in re.findall(r"^toolkit run .*$", PAGE, re.MULTILINE)]
+COMMANDS = [line.split("#")[0].split() for line in re.findall(r"^toolkit run train_lm .*$", PAGE, re.MULTILINE)]
 LITTLE = [
     "--set",
     "train.steps=2",

@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.supervise.launchers import find_mpirun
-from toolkit.world.discover import discover, expand_tasks_per_node, in_slurm_step
+from toolkit.world.discover import discover, expand_tasks_per_node, in_slurm_step, pin_library
 
 JOBS = Path(__file__).parents[2] / "jobs"
 MPIRUN = find_mpirun("", {})
@@ -123,6 +123,24 @@ class TestUnderMpirun:
         assert "reports 1 rank, but the launcher has 2" in done.stderr
         assert "Fix: " in done.stderr and "MPI4PY_LIBMPI" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("own", [None, "0"])
+def test_open_mpi_waits_only_when_it_can_receive(monkeypatch, own):
+    """Otherwise an early message of another rank kills a rank in MPI_Init. A user's own setting stays."""
+    name = "OMPI_MCA_pmix_base_async_modex"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MPI4PY_LIBMPI", "libmpi.so.40")
+    pin_library()
+    assert name not in os.environ, "other launchers are left alone"
+    monkeypatch.setenv("PMIX_RANK", "0")
+    if own is not None:
+        monkeypatch.setenv(name, own)
+    else:
+        monkeypatch.setenv(name, "")  # so that monkeypatch removes what pin_library sets
+        monkeypatch.delenv(name)
+    pin_library()
+    assert os.environ[name] == (own or "1")
 
 
 def test_torchrun_starts_the_same_program():

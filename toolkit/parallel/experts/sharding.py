@@ -55,13 +55,15 @@ def check_experts(model: nn.Module, mesh: Mesh, settings: ParallelTable) -> None
         _check_divisible(experts, "experts", ep, "ep", "parallel.ep")
         _check_divisible(hidden, "hidden units of an expert", tp * (8 if tp > 1 else 1), "tp * 8", "parallel.tp")
         if ep > 1:
-            _check_divisible(width, "elements of width", mesh.expert_copies, "shard * cp / ep", "parallel.ep")
+            _check_divisible(width, "elements per token", mesh.expert_copies, "shard * cp / ep", "parallel.ep")
 
 
 def _check_divisible(number: int, what: str, ranks: int, of: str, where: str) -> None:
     if number % ranks:
         raise ToolkitError(
-            f"expected {what} divisible by {of} = {ranks}, got {number}", where=where, fix="change one of them"
+            f"expected a number of {what} divisible by {of} = {ranks}, got {number}",
+            where=where,
+            fix=f"use {-(-number // ranks) * ranks} {what}, or another {where}",
         )
 
 
