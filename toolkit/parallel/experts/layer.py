@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import dropout, grouped_mm, silu
+from torch.utils._python_dispatch import _disable_current_modes
 
 from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.balance import Balance, LayerBalance
@@ -134,7 +135,7 @@ class MoE(nn.Module):
         rows = copy_to(tokens, self.experts.ranks.tensor).index_select(0, routed.tokens)
         slots = self.balance.places[routed.experts]
         outputs = exchange_tokens(
-            rows, slots, self.routing.experts, self.experts.ranks.experts, self.experts, meanwhile
+            rows, slots, self.routing.experts, self.experts.ranks.experts, self._compute, meanwhile
         )
         outputs = sum_over(outputs, self.experts.ranks.tensor)
         mixed = torch.zeros_like(tokens, dtype=torch.float32)
@@ -145,6 +146,13 @@ class MoE(nn.Module):
         for output in shared:
             mixed = mixed + output
         return mixed.view(*stream.shape[:-1], -1)
+
+    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+        # When a pass is repeated, FSDP2 gathers weights by other operations than the first time. Selective recomputation,
+        # which compares the operations of both passes, must not see them.
+        with _disable_current_modes():
+            outputs: Tensor = self.experts(rows, counts)
+        return outputs
 
     def _shapes(self, tokens: Tensor) -> Tensor:
         """Return outputs of the right shape with the operations of a token: values, which it lacks, decide no shape here."""
