@@ -12,6 +12,7 @@ from toolkit.comm import reductions
 from toolkit.comm.algorithms import find_algorithm
 from toolkit.comm.buckets import Buckets
 from toolkit.comm.compat import all_gather_single
+from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.cost.choice import Choice
 from toolkit.comm.handle import Handle
 from toolkit.comm.issuer import Issuer
@@ -19,6 +20,7 @@ from toolkit.comm.one_hop import direct_reduce_scatter
 from toolkit.comm.peers import Peers, as_bytes
 from toolkit.comm.reductions import plain
 from toolkit.comm.tree import tree_broadcast, tree_reduce
+from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
 from toolkit.errors import ToolkitError
 
 T = TypeVar("T")
@@ -34,10 +36,19 @@ class AsynchronousCollectives:
         self._issuer = issuer
         self._backend = backend
         self.choice: Choice | None = None  # the algorithms that "fastest" selects
+        self._compressed_calls = 0
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> Handle[torch.Tensor]:
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: str = "sum",
+        algorithm: str = "flat",
+        compression: str | GradientCompressionTable | None = None,
+    ) -> Handle[torch.Tensor]:
         """Reduce `tensor` in place; the handle returns `tensor`."""
         reductions.check_reducible(tensor.dtype, op, self._backend(tensor.device))
+        if compression is not None:
+            return self._all_reduce_compressed(tensor, op, compression)
         if algorithm == "fastest":
             algorithm = self._fastest(tensor)
         run = find_algorithm(algorithm, self._peers).run
@@ -53,6 +64,31 @@ class AsynchronousCollectives:
             return tensor
 
         return self._issuer.start(f"all-reduce ({algorithm})", [tensor], work)
+
+    def _all_reduce_compressed(
+        self, tensor: torch.Tensor, op: str, compression: str | GradientCompressionTable
+    ) -> Handle[torch.Tensor]:
+        if op not in ("sum", "avg") or not tensor.is_floating_point():
+            raise ToolkitError(
+                f"expected a sum or an average of floats to compress, got {op!r} of {tensor.dtype}",
+                fix="use op 'avg' or 'sum' with a float type, or compression=None",
+            )
+        settings = _table_of(compression)
+        self._compressed_calls += 1
+        reducer = GradientCompression(settings, {"tensor": tensor}, seed=self._compressed_calls)
+
+        def work() -> torch.Tensor:
+            reducer.reduce(["tensor"], [tensor.detach()], self._peers)
+            return tensor.mul_(self._peers.size) if op == "sum" else tensor
+
+        return self._issuer.start(f"all-reduce ({settings.algorithm})", [tensor], work)
+
+    def reduce_compressed(
+        self, compression: GradientCompression, names: Sequence[str], gradients: Sequence[torch.Tensor]
+    ) -> Handle[None]:
+        """Average gradients in place, by `compression`, which keeps residuals from call to call."""
+        kind = f"gradient reduction ({compression.settings.algorithm})"
+        return self._issuer.start(kind, gradients, lambda: compression.reduce(names, gradients, self._peers))
 
     def _fastest(self, tensor: torch.Tensor) -> str:
         if self.choice is None:
@@ -326,6 +362,16 @@ class AsynchronousCollectives:
         self._check_rank(rank)
         if rank == self._peers.place:
             raise ToolkitError(f"rank {rank} cannot send to or receive from itself", fix="copy the tensor instead")
+
+
+def _table_of(compression: str | GradientCompressionTable) -> GradientCompressionTable:
+    if isinstance(compression, GradientCompressionTable):
+        return compression
+    if compression not in ALGORITHMS:
+        raise ToolkitError(f"unknown compression {compression!r}", fix=f"use one of {', '.join(ALGORITHMS)}")
+    feedback = "auto" if ALGORITHMS[compression].feedback is None else "off"  # one call has no next one
+    table = {"algorithm": compression, "error_feedback": feedback, "min_elements": 1}
+    return GradientCompressionTable.model_validate(table)
 
 
 def _left(op: str) -> str:

@@ -22,6 +22,7 @@ from toolkit.comm.hierarchical import HierarchicalReducer
 from toolkit.comm.issuer import Issuer
 from toolkit.comm.peers import Peers
 from toolkit.comm.presence import BEAT_S, Presence, new_board
+from toolkit.config.gradient_compression import GradientCompressionTable
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.topology.facts import Topology
@@ -144,18 +145,26 @@ class Communicator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> torch.Tensor:
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: str = "sum",
+        algorithm: str = "flat",
+        compression: str | GradientCompressionTable | None = None,
+    ) -> torch.Tensor:
         """Reduce `tensor` in place over all ranks and return it; all ranks get bitwise the same result.
 
         Args:
             op: "sum", "avg", "min", "max" or "product". A NaN on any rank gives NaN. 8 and 16 bit integers never
                 wrap: an overflow raises an error on every rank and leaves the tensor unchanged.
             algorithm: one of `self.algorithms`, or "fastest" after `choose_by_measurement`.
+            compression: an algorithm of `[gradient_compression]`, such as "int8", or a table of its keys, without error
+                feedback; for sums and averages of floats, whose result is then an approximation.
 
         Raises:
             ToolkitError: the type does not support the op, the layout does not allow the algorithm, or the result overflows.
         """
-        return self.start.all_reduce(tensor, op, algorithm).wait()
+        return self.start.all_reduce(tensor, op, algorithm, compression).wait()
 
     def all_reduce_many(
         self, tensors: Sequence[torch.Tensor], op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None

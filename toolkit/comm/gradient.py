@@ -14,6 +14,7 @@ The order of events in one backward pass on the CPU:
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.comm.communicator import Communicator
 from toolkit.comm.compat import after_backward, world_timeout
+from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.counters import Counters
 from toolkit.comm.handle import Handle
 from toolkit.comm.hierarchical import HierarchicalReducer
@@ -59,11 +61,13 @@ def find_reduction(
     *,
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
+    compression: GradientCompression | None = None,
 ) -> Reduction:
     """Choose the reduction that averages gradients over `group`; rank 0 prints it to stderr. Collective.
 
     `setting` is "auto" or "hierarchical" (two tiers if the layout has them), "flat" (DDP's own), or "measured": toolkit
-    measures the links between the ranks for some seconds and reduces each bucket with its fastest algorithm.
+    measures the links between the ranks for some seconds and reduces each bucket with its fastest algorithm. With
+    `compression`, all ranks exchange compressed gradients directly, whatever `setting` is.
 
     A backward pass that waits longer than `timeout_s` for a rank (None: the timeout of the default process group), or
     loses one, raises a CollectiveError that names the rank. `beat_s` is the interval of the ranks' heartbeats.
@@ -73,8 +77,15 @@ def find_reduction(
         ToolkitError: `setting` is "hierarchical" and the layout, or the model's group, does not allow it, or "measured"
             and toolkit cannot measure the links.
     """
-    if setting == "measured":
-        return _by_measurement(group, world, topology, counters, timeout_s, beat_s)
+    if compression is not None or setting == "measured":
+        patience_s = world_timeout().total_seconds() if timeout_s is None else timeout_s
+        communicator = Communicator(
+            world, group, topology=topology, counters=counters, timeout_s=patience_s, beat_s=beat_s
+        )
+        if compression is None:
+            return _by_measurement(communicator, world)
+        line = say(world, f"{GRADIENTS}: {compression.describe(communicator.size)}")
+        return Reduction(compressed_hook(communicator, compression), line)
     plan, line = choose_tiers(GRADIENTS, group.size(), world, setting, topology)
     if not plan.hierarchical:
         return Reduction(None, line)
@@ -84,16 +95,7 @@ def find_reduction(
     return Reduction(hierarchical_hook(reducer, calls), line)
 
 
-def _by_measurement(
-    group: dist.ProcessGroup,
-    world: World,
-    topology: Topology,
-    counters: Counters | None,
-    timeout_s: float | None,
-    beat_s: float,
-) -> Reduction:
-    patience_s = world_timeout().total_seconds() if timeout_s is None else timeout_s
-    communicator = Communicator(world, group, topology=topology, counters=counters, timeout_s=patience_s, beat_s=beat_s)
+def _by_measurement(communicator: Communicator, world: World) -> Reduction:
     if not communicator.can_measure:
         raise ToolkitError(
             "measuring links requires two or more CPU ranks with known nodes",
@@ -104,19 +106,40 @@ def _by_measurement(
     return Reduction(measured_hook(communicator), say(world, f"{GRADIENTS}: chosen by measurement: {choice.line}"))
 
 
+def compressed_hook(communicator: Communicator, compression: GradientCompression) -> Hook:
+    """Return a communication hook that averages each bucket by `compression`; on a GPU, `backward` waits for each."""
+    compression.kept.peers = communicator.peers
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer()
+        names = compression.names_of(bucket.parameters())
+        reduced = communicator.start.reduce_compressed(compression, names, bucket.gradients())
+        if gradients.device.type != "cpu":
+            reduced.wait()
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[gradients.device])
+            done.set_result(gradients)
+            return done
+        return _future_of(reduced, gradients)
+
+    return hook
+
+
 def measured_hook(communicator: Communicator) -> Hook:
     """Return a communication hook that averages each bucket with its fastest measured algorithm."""
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        reduced = communicator.start.all_reduce(gradients, "avg", "fastest")
-        # As in `hierarchical_hook`: `backward` raises the original error.
-        reduced.when_done(lambda: future.set_result(gradients))
-        after_backward(lambda: _raise_failure_of(reduced))
-        return future
+        return _future_of(communicator.start.all_reduce(gradients, "avg", "fastest"), gradients)
 
     return hook
+
+
+def _future_of(reduced: Handle[Any], gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Return the future that DDP waits for; as in `hierarchical_hook`, `backward` raises the original error."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    reduced.when_done(lambda: future.set_result(gradients))
+    after_backward(lambda: _raise_failure_of(reduced))
+    return future
 
 
 def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None = None) -> Hook:
@@ -154,5 +177,5 @@ def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None =
     return hook
 
 
-def _raise_failure_of(done: Future[torch.Tensor] | Handle[torch.Tensor]) -> None:
+def _raise_failure_of(done: Future[torch.Tensor] | Handle[Any]) -> None:
     done.wait() if isinstance(done, Handle) else done.result()

@@ -20,6 +20,8 @@ def layout_of(job: ResolvedJob) -> dict[str, Any]:
     train = job.train.model_dump(mode="json")
     tables = {"parallel": job.parallel.model_dump(mode="json"), "train": {name: train[name] for name in _OF_MEMORY}}
     others = {"args": job.args, "adapters": job.adapters.model_dump(mode="json")}
+    if job.gradient_compression.algorithm != "none":
+        others["gradient_compression"] = job.gradient_compression.model_dump(mode="json")
     return {"ranks": list(job.rank_counts), **tables, **others}
 
 

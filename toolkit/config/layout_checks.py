@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from toolkit.config.adapters import check_adapters
 from toolkit.config.checkpoint import CheckpointTable
+from toolkit.config.gradient_compression import check_gradient_compression
 from toolkit.config.offload_checks import check_offload
 from toolkit.config.refusal import refuse
 from toolkit.config.resolved import ResolvedJob
@@ -28,6 +29,10 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_profile(resolved)
     _check_pipeline(resolved)
     _check_combinations(resolved)
+    try:
+        check_gradient_compression(resolved)
+    except ToolkitError as error:
+        raise resolved.placed(error) from None
     if resolved.adapters.model_fields_set:
         check_adapters(resolved)
     if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # the script may ignore defaults

@@ -19,6 +19,7 @@ from toolkit.config.container import ContainerTable, JobContainerTable
 from toolkit.config.data import DataTable
 from toolkit.config.document import DEEPEST, Origin, OriginInComponent, leaves, no_json, parts
 from toolkit.config.env import EnvTable, NotifyTable, RestartTable
+from toolkit.config.gradient_compression import GradientCompressionTable
 from toolkit.config.job import JobTable, check_sbatch_options
 from toolkit.config.memory_presets import preset_values
 from toolkit.config.observe import ObserveTable
@@ -64,6 +65,9 @@ class JobFile(Table):
     data: DataTable = key(None, "The input data of the job.", default_factory=DataTable)
     train: TrainTable = key(None, "Hyperparameters and options of the training loop.", default_factory=TrainTable)
     parallel: ParallelTable = key(None, "How the model is distributed over the ranks.", default_factory=ParallelTable)
+    gradient_compression: GradientCompressionTable = key(
+        None, "Compression of exchanged gradients.", default_factory=GradientCompressionTable
+    )
     adapters: AdaptersTable = key(None, "Low-rank adapters on a frozen base.", default_factory=AdaptersTable)
     args: dict[str, Any] = key(
         None, "Arguments for the job script; any keys are allowed.", form="any values", default_factory=dict
@@ -114,6 +118,7 @@ class ResolvedJob(BaseModel):
     data: DataTable
     train: TrainTable
     parallel: ParallelTable
+    gradient_compression: GradientCompressionTable = GradientCompressionTable()
     adapters: AdaptersTable = AdaptersTable()
     args: dict[str, Any] = {}
 

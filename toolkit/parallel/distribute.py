@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 
+from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.sharding import choose_sharding_collectives
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import ParallelTable
@@ -50,6 +51,7 @@ class DistributedModel:
     of parameters of the whole model; `counted_elsewhere` lists those that another pipeline stage includes in the
     gradient norm. `pipeline` runs samples through all stages if `module` has only those of this rank. `profile`
     records the phases of a step; a module may add its own. `experts` balances those of a model that has some.
+    `compression` is that of the gradients, if there is one.
     """
 
     module: nn.Module
@@ -60,6 +62,7 @@ class DistributedModel:
     profile: Profile = field(default_factory=Profile)
     pipeline: PipelinePasses | None = None
     experts: Balancing | None = None
+    compression: GradientCompression | None = None
 
     @property
     def counts_loss(self) -> bool:
@@ -169,6 +172,7 @@ def distribute(
     twice: tuple[nn.Parameter, ...] = ()
     passes: Passes
     pipeline: PipelinePasses | None = None
+    compression: GradientCompression | None = None
     if mesh.sizes["pp"] > 1:
         model, pipeline = _in_pipeline(parts, world, profile)
         twice = tuple(tie.parameter for tie in pipeline.ties if not tie.counts)
@@ -177,6 +181,7 @@ def distribute(
         model, between = whole, parts.lay(whole, world, design.trial_on_meta)
         if mesh.are_copies and world.size > 1:  # one rank has nothing to reduce, and DDP would copy its gradients
             passes = replicate(model, mesh, world, config, topology, profile)
+            compression = passes.compression
         else:
             passes = PassesInTurn(model, float(mesh.gradient_size), between, profile)
             if isinstance(model, FSDPModule) and mesh.sizes["shard"] == world.size:
@@ -186,7 +191,7 @@ def distribute(
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, config.parallel)}\n")
     experts = Balancing(named_layers(model), layers, mesh.sizes["tp"]) if layers else None
-    return DistributedModel(model, mesh, passes, parameters, twice, profile, pipeline, experts)
+    return DistributedModel(model, mesh, passes, parameters, twice, profile, pipeline, experts, compression)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.gradient import find_reduction
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import DDP_BUCKET_MB
@@ -30,7 +31,12 @@ class ReplicatedPasses:
     """Runs passes through a model that is replicated by DDP; gradients are reduced with the last micro-batch."""
 
     def __init__(
-        self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int, profile: Profile
+        self,
+        wrap: Callable[[float], DistributedDataParallel],
+        bucket_mb: float | None,
+        ranks: int,
+        profile: Profile,
+        compression: GradientCompression | None = None,
     ) -> None:
         """Wrap the model. Collective.
 
@@ -38,7 +44,9 @@ class ReplicatedPasses:
             wrap: wraps the model in DDP with the given bucket size in MiB.
             bucket_mb: the bucket size; None chooses it by a measurement in `prepare`.
             profile: records the phases of the passes.
+            compression: the compression of the gradients.
         """
+        self.compression = compression
         self._wrap, self._ranks, self._profile = wrap, ranks, profile
         self._measures = bucket_mb is None
         self._passes = self._with_buckets(bucket_mb or DDP_BUCKET_MB)
@@ -63,6 +71,8 @@ class ReplicatedPasses:
                 sys.stderr.write(f"gradient buckets: {best:g} MiB (a pass took: {found})\n")
             self._passes = self._with_buckets(best)
         once()
+        if self.compression is not None:
+            self.compression.kept.reset()
 
     def _with_buckets(self, size_mb: float) -> PassesInTurn:
         parallel = self._wrap(size_mb)
@@ -99,7 +109,10 @@ def replicate(
     settings = config.parallel
     group = mesh.group("replicate", "cp") or dist.group.WORLD
     assert group is not None, "initialize the default process group before distributing a model"
-    reduction = find_reduction(group, world, settings.reduction, topology)
+    compression = None
+    if config.gradient_compression.algorithm != "none":
+        compression = _compression(model, world, config)
+    reduction = find_reduction(group, world, settings.reduction, topology, compression=compression)
 
     def wrap(bucket_mb: float) -> DistributedDataParallel:
         parallel = DistributedDataParallel(
@@ -113,4 +126,13 @@ def replicate(
         return parallel
 
     bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)
-    return ReplicatedPasses(wrap, bucket_mb, mesh.gradient_size, profile)
+    return ReplicatedPasses(wrap, bucket_mb, mesh.gradient_size, profile, compression)
+
+
+def _compression(model: nn.Module, world: World, config: ResolvedJob) -> GradientCompression:
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    compression = GradientCompression(config.gradient_compression, trained, config.train.seed)
+    for warning in compression.warnings(config.train.optimizer, config.train.steps):
+        if world.rank == 0:
+            sys.stderr.write(f"gradient compression: {warning} (docs/compression.md)\n")
+    return compression

@@ -15,6 +15,7 @@ from toolkit.checkpoint.folder.retention import Retention
 from toolkit.comm.agreement import from_rank_zero
 from toolkit.config.entry import VALIDATION_LOSS
 from toolkit.config.found_micro_batch import with_found_micro_batch
+from toolkit.config.gradient_compression import check_gradient_compression
 from toolkit.config.layout_checks import check_combinations, check_roll_back
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import TrainTable
@@ -103,6 +104,7 @@ class Trainer:
         config = with_found_micro_batch(config, run.micro_batch if run else None)
         train = config.train
         check_combinations(train, config.parallel, world.size)
+        check_gradient_compression(config)
         if train.deterministic:
             use_deterministic_kernels()
         self._adapters = None
@@ -137,6 +139,8 @@ class Trainer:
         self._early_stop = _early_stop_of(train)
         scaler = gradient_scaler(world.device, train.precision)
         self._scaler = scaler if scaler.is_enabled() else None
+        if self.model.compression is not None and self._scaler is not None:
+            self.model.compression.scale = self._scaler.get_scale
         self.step = self._made_step()
         self._migration = self._made_migration()
         # Data-parallel ranks need different dropout, ranks with parts of the same model need equal dropout. The
@@ -317,12 +321,16 @@ class Trainer:
 
     def _training_state(self) -> TrainingState:
         train = self._config.train
-        own = {"guard": self._guard, "early_stop": self._early_stop, "adapters": self._adapters}
+        own = {
+            "guard": self._guard, "early_stop": self._early_stop, "adapters": self._adapters,
+            "gradient_compression": self.model.compression,
+        }  # fmt: skip
         return TrainingState(
             self.model.module, self.optimizer, self.schedule, train.seed, {"seed": train.seed, **self._task.data},
             scaler=self._scaler, modules={"average": self.average} if self.average is not None else {},
             extra=self._task.extra | {name: one for name, one in own.items() if one is not None},
             stream=self.model.stream, offload=self._offload, without_frozen=self._adapters is not None,
+            compression=self.model.compression,
         )  # fmt: skip
 
     def _made_validations(self) -> Validations | None:

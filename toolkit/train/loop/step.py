@@ -16,7 +16,7 @@ from toolkit.train.average import WeightAverage
 from toolkit.train.guard import GO_ON, LossGuard, StepDecision
 from toolkit.train.memory.offload_gradients import OffloadedGradients
 from toolkit.train.optim.adascale import AdaScale, PartGradients
-from toolkit.train.optim.precision import agree_found_inf
+from toolkit.train.optim.precision import agree_found_inf, found_inf_of
 from toolkit.train.optim.rate_scaling import LearningRate
 
 # Mean loss of the samples of one micro-batch, a scalar with a gradient, from the model's outputs and the targets.
@@ -138,6 +138,10 @@ class OptimizerStep:
         """Update the weights if the guard accepts the step (`keep`)."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if (compression := self.model.compression) is not None:
+            overflowed = self.scaler is not None and bool(found_inf_of(self.scaler, self.optimizer))
+            if overflowed or not keep:
+                compression.kept.discard()
         if keep:
             if self.scaler is None:
                 self.optimizer.step()

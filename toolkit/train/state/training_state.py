@@ -14,6 +14,7 @@ from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
 from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.comm.agreement import from_rank_zero
+from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.errors import ToolkitError
 from toolkit.train.gather_names import of_all_ranks
 from toolkit.train.memory.offload import Offload
@@ -38,7 +39,7 @@ from toolkit.train.state.stateful import Stateful, take_extra, take_state, value
 from toolkit.world.facts import World
 
 # A checkpoint may lack tensors below these keys: the states of new ranks and streams, and of parameters without state.
-_OPTIONAL = ("random", "optimizer")
+_OPTIONAL = ("random", "optimizer", "gradient_compression")
 
 
 @dataclass
@@ -62,6 +63,7 @@ class TrainingState:
         stream: index of this rank's random stream and number of streams (`DistributedModel.stream`); ranks that must
             draw the same numbers have the same index. By default, each rank has its own stream.
         offload: what is outside of the memory of the device.
+        compression: the compression of the gradients, whose residuals belong to the state.
         without_frozen: leave parameters that are not trained out of checkpoints; the job sets them before a resume.
     """
 
@@ -81,6 +83,7 @@ class TrainingState:
     stream: tuple[int, int] | None = None
     offload: Offload | None = None
     without_frozen: bool = False
+    compression: GradientCompression | None = None
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -110,6 +113,8 @@ class TrainingState:
 
     def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = self._tensors() | {"random": {self._stream_key(world): self._streams(world).states()}}
+        if self.compression is not None:
+            tensors["gradient_compression"] = self.compression.kept.saved()
         if self.offload is not None:
             tensors["model"] = {name: self.offload.kept(value) for name, value in tensors["model"].items()}
         state = {
@@ -163,6 +168,8 @@ class TrainingState:
         make_room(self.optimizer)
         drawn = self._streams(world).states()
         tensors = self._tensors() | {"random": {self._stream_key(world): drawn}}
+        if self.compression is not None:
+            tensors["gradient_compression"] = self.compression.kept.room()
         otherwise = source if take == "all" else None
         with self._host_access():
             loaded = checkpointer.load(tensors, newer_than=source, otherwise=otherwise, optional=_OPTIONAL)
@@ -223,6 +230,7 @@ class TrainingState:
         self.samples, self.epoch = saved["cursor"]["samples"], saved["cursor"].get("epoch", 0)
         changes = [
             self._settings.take_over(saved.get("groups", [{}] * len(self.optimizer.param_groups))),
+            self._take_residuals(tensors, loaded),
             *self._take_values(saved),
             *self._go_on_drawing(tensors["random"][self._stream_key(world)], loaded, stored, world),
         ]
@@ -235,6 +243,13 @@ class TrainingState:
         if differing:
             changes.append(f"the data has changed ({', '.join(differing)}): samples may repeat")
         return [change for change in changes if change]
+
+    def _take_residuals(self, tensors: dict[str, Any], loaded: LoadedCheckpoint) -> str:
+        if self.compression is None:
+            return ""
+        above = "gradient_compression."
+        missing = [name.removeprefix(above) for name in loaded.missing if name.startswith(above)]
+        return self.compression.kept.take(tensors["gradient_compression"], missing, loaded.world_size)
 
     def _take_values(self, saved: dict[str, Any]) -> list[str]:
         """Restore schedule, scaler and extras; return a message for everything that could not be restored."""

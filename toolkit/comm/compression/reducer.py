@@ -1,0 +1,197 @@
+"""Average gradients over ranks in compressed form; one object serves DDP's hook and `Communicator.all_reduce`."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.comm.compression import low_rank
+from toolkit.comm.compression.algorithms import BUILD
+from toolkit.comm.compression.exchange import Exchanged, Seeds, exchange, sent_bytes
+from toolkit.comm.compression.feedback import KeptState, Kind
+from toolkit.comm.peers import Peers
+from toolkit.comm.reductions import backend_all_reduce
+from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
+
+__all__ = ["GradientCompression"]
+
+
+class GradientCompression:
+    """The compression of the gradients of some parameters, with what it keeps from step to step.
+
+    A step is one `reduce` of each parameter. Call `kept.discard` after one whose gradients the optimizer does not use.
+    `scale` is the current scale of the loss, which residuals do not contain.
+    """
+
+    def __init__(self, settings: GradientCompressionTable, parameters: Mapping[str, Tensor], seed: int = 0) -> None:
+        """Compress the gradients of `parameters`. All ranks pass the same names, shapes, settings and seed."""
+        self.settings = settings
+        self.scale: Callable[[], float] = lambda: 1.0
+        self._seed = seed
+        self._compressor = BUILD[settings.algorithm](settings) if settings.algorithm in BUILD else None
+        self._parameters = dict(parameters)
+        self._names = {id(one): name for name, one in parameters.items()}
+        self.compressed = {name: one.shape for name, one in parameters.items() if self._is_compressed(one)}
+        device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
+        self.kept = KeptState(self._kinds(), device, saves_own=settings.residual_saved == "exact")
+
+    def _is_compressed(self, parameter: Tensor) -> bool:
+        if not parameter.is_floating_point() or parameter.numel() < self.settings.min_elements:
+            return False
+        return self._compressor is not None or low_rank.is_worth(parameter.shape, self.settings.rank)
+
+    def _kinds(self) -> dict[str, Kind]:
+        settings, shapes = self.settings, self.compressed
+        residual = Kind(torch.bfloat16 if settings.residual_type == "bf16" else torch.float32, shapes)
+        kinds = {"residual": residual} if settings.has_feedback else {}
+        if kinds and self._compressor is not None and self._compressor.exchange == "two_phase":
+            kinds["second"] = residual
+        if self._compressor is None:
+            factors = {name: (settings.rank, low_rank.as_matrix(shape)[1]) for name, shape in shapes.items()}
+            kinds[f"factor_{settings.rank}"] = Kind(torch.float32, factors)
+        others = (("shift", "mean_shift") if settings.algorithm == "ef21" else ()) + ("momentum",) * bool(
+            settings.momentum
+        )
+        return kinds | dict.fromkeys(others, Kind(torch.float32, shapes))
+
+    def names_of(self, parameters: Iterable[Tensor]) -> list[str]:
+        return [self._names[id(one)] for one in parameters]
+
+    def describe(self, ranks: int) -> str:
+        """Return a log line with the algorithm and its traffic relative to that of dense gradients."""
+        total = max(1, sum(one.numel() for one in self._parameters.values()))
+        few = sum(shape.numel() for shape in self.compressed.values())
+        per_number = 8 * (ranks - 1) / ranks  # bytes that a rank sends in a dense ring
+        if self._compressor is None:
+            sent = (
+                per_number * self.settings.rank * sum(sum(low_rank.as_matrix(one)) for one in self.compressed.values())
+            )
+        else:
+            sent = sent_bytes(few, self._compressor, ranks)
+        share = (sent / per_number + total - few) / total
+        unbiased = ", unbiased" if self._compressor is not None and self._compressor.is_unbiased else ""
+        feedback = ", with error feedback" if self.settings.has_feedback else ""
+        return (
+            f"{self.settings.algorithm}{unbiased}{feedback}: {share:.1%} of the bytes of dense gradients; "
+            f"{len(self.compressed)} of {len(self._parameters)} parameters compressed"
+        )
+
+    def warnings(self, optimizer: str, steps: int) -> list[str]:
+        """Return messages about combinations that are known to give a worse loss."""
+        found, name, compressor = [], self.settings.algorithm, self._compressor
+        if not (self.settings.has_feedback or name == "ef21"):
+            return []
+        suits_adam = ALGORITHMS[name].suits_adam and not (name == "powersgd" and self.settings.rank < 4)
+        if optimizer != "sgd" and not suits_adam:
+            found.append(
+                f"bursts of error feedback enter the second moment of {optimizer}; expect a worse loss than with sgd"
+            )
+        if compressor is not None and compressor.contraction is not None:
+            sample = torch.randn(1, 64 * compressor.block, generator=torch.Generator().manual_seed(0))
+            delay = round(1 / compressor.contraction(sample))
+            if 10 * delay > steps:
+                found.append(f"about {delay} steps pass until a gradient is sent, but the run has only {steps}")
+        return found
+
+    def reduce(self, names: Sequence[str], gradients: Sequence[Tensor], peers: Peers) -> None:
+        """Average these gradients over the ranks, in place. Collective, in the same order on all ranks."""
+        if peers.size == 1:
+            return
+        self.kept.begin(names)
+        is_dense = self.kept.step < self.settings.dense_steps
+        together = list(zip(names, gradients, strict=True))
+        dense = [gradient for name, gradient in together if is_dense or name not in self.compressed]
+        if dense:
+            flat = _flat(dense).div_(peers.size)
+            backend_all_reduce(flat, "sum", peers.group)
+            _spread(flat, dense)
+        those = {} if is_dense else {name: gradient for name, gradient in together if name in self.compressed}
+        if those:
+            scale = self.scale()
+            mean = self._averaged(list(those), _flat(one.float() for one in those.values()).div_(scale), peers)
+            _spread(mean * scale, list(those.values()))
+
+    def _averaged(self, names: list[str], gradient: Tensor, peers: Peers) -> Tensor:
+        """Return the mean over the ranks of gradients, fp32 in one tensor."""
+        kept, settings = self.kept, self.settings
+        # One number that is not finite makes all NaN, so that every algorithm sends it.
+        x = gradient.add_(gradient.sum() * 0)
+        if settings.algorithm == "ef21":
+            return self._shifted(names, x, peers)
+        before = velocity = None
+        if settings.momentum:
+            x = velocity = kept.read("momentum", names).mul_(settings.momentum).add_(x)
+        if settings.has_feedback:
+            x = kept.read("residual", names).mul_(settings.residual_decay).add_(x)
+        if "second" in kept.kinds:
+            before = kept.read("second", names).mul_(settings.residual_decay)
+        if self._compressor is None:
+            found = self._factorised(names, x, peers)
+        else:
+            found = exchange(x, self._compressor, peers, self._seeds(names, peers.place), before)
+        if before is not None and found.lost is not None:
+            # Ranges of ranks change with the buckets: what this rank lost elsewhere is now part of its residual.
+            owned, lost = found.lost
+            before[owned] = 0
+            x.add_(before, alpha=peers.size)
+            before.zero_()[owned] = lost
+            kept.write("second", names, before, found.mean)
+        if settings.has_feedback:
+            kept.write("residual", names, x.sub_(found.own), found.mean)
+        if velocity is not None:
+            kept.write("momentum", names, velocity.mul_(found.own == 0), found.mean)
+        return found.mean
+
+    def _shifted(self, names: list[str], x: Tensor, peers: Peers) -> Tensor:
+        """EF21 (arXiv:2106.05203): ranks send compressed differences to shifts, whose mean is the result.
+
+        With momentum, shifts follow the moving average of the gradients (arXiv:2305.15155).
+        """
+        kept, momentum = self.kept, self.settings.momentum
+        if momentum:
+            x = kept.read("momentum", names).mul_(momentum).add_(x, alpha=1 - momentum)
+        shift, mean = kept.read("shift", names), kept.read("mean_shift", names)
+        assert self._compressor is not None
+        found = exchange(x - shift, self._compressor, peers, self._seeds(names, peers.place))
+        mean += found.mean
+        written = {"shift": shift.add_(found.own), "mean_shift": mean} | ({"momentum": x} if momentum else {})
+        for kind, values in written.items():
+            kept.write(kind, names, values, mean)
+        return mean
+
+    def _factorised(self, names: list[str], x: Tensor, peers: Peers) -> Exchanged:
+        kind = f"factor_{self.settings.rank}"
+        shapes = [low_rank.as_matrix(self.compressed[name]) for name in names]
+        matrices = [one.view(shape) for one, shape in zip(x.split([a * b for a, b in shapes]), shapes, strict=True)]
+        factors = [self.kept.read(kind, [name]).view(self.settings.rank, -1) for name in names]
+        means, factors = low_rank.average(matrices, factors, peers, self._seeds(names, 0).shared)
+        mean = _flat(means)
+        self.kept.write(kind, names, _flat(factors), mean)
+        return Exchanged(mean, mean)
+
+    def _seeds(self, names: list[str], place: int) -> Seeds:
+        def seed(what: str) -> int:
+            words = f"{self._seed}/{self.kept.step}/{names[0]}/{len(names)}/{what}"
+            return int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "little")
+
+        return Seeds(seed("shared"), seed(f"first/{place}"), seed(f"second/{place}"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps, which selects random numbers and ends `dense_steps`."""
+        self.kept.settle()
+        return {"step": self.kept.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept.discard()
+        self.kept.step = int(state["step"])
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([one.reshape(-1) for one in tensors])
+
+
+def _spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    for tensor, part in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

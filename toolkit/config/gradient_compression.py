@@ -1,0 +1,156 @@
+"""The table [gradient_compression]: how ranks compress the gradients that they exchange, and what that excludes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from toolkit.config.table import Table, key
+from toolkit.config.train import ParallelTable, TrainTable
+from toolkit.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.config.resolved import ResolvedJob
+
+__all__ = ["ALGORITHMS", "GradientCompressionTable", "check_gradient_compression"]
+
+
+@dataclass(frozen=True)
+class AlgorithmFacts:
+    """The keys that an algorithm uses, and whether it uses error feedback by default; None if it cannot.
+
+    `suits_adam` is False if its error feedback makes the results of Adam worse.
+    """
+
+    keys: tuple[str, ...] = ()
+    feedback: bool | None = False
+    suits_adam: bool = True
+
+
+ALGORITHMS = {
+    "bf16": AlgorithmFacts(),
+    "fp16": AlgorithmFacts(),
+    "int8": AlgorithmFacts(("block", "rounding")),
+    "int4": AlgorithmFacts(("block", "rounding")),
+    "qsgd": AlgorithmFacts(("block", "levels"), feedback=None),
+    "terngrad": AlgorithmFacts(("block",), feedback=None),
+    "natural": AlgorithmFacts(),
+    "sign": AlgorithmFacts(feedback=None),
+    "ef_sign": AlgorithmFacts(("block",), feedback=True, suits_adam=False),
+    "one_bit": AlgorithmFacts(("block",), feedback=True, suits_adam=False),
+    "top_k": AlgorithmFacts(("density", "momentum"), feedback=True, suits_adam=False),
+    "threshold": AlgorithmFacts(("density", "threshold"), feedback=True, suits_adam=False),
+    "gaussian_k": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
+    "random_k": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
+    "bernoulli": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
+    "powersgd": AlgorithmFacts(("rank",), feedback=True),
+    "ef21": AlgorithmFacts(("density", "momentum"), feedback=None, suits_adam=False),
+}
+_OF_SOME = ("block", "rounding", "levels", "density", "threshold", "rank", "momentum")
+_OF_FEEDBACK = ("residual_type", "residual_decay")
+
+
+class GradientCompressionTable(Table):
+    """Compression of the gradients that replicas exchange (docs/compression.md)."""
+
+    algorithm: Literal[
+        "none", "bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural", "sign", "ef_sign", "one_bit", "top_k",
+        "threshold", "gaussian_k", "random_k", "bernoulli", "powersgd", "ef21"
+    ] = key("none", "How to compress gradients; `none` sends them as they are.")  # fmt: skip
+    dense_steps: int = key(0, "Number of first steps without compression.", ge=0)
+    min_elements: int = key(4096, "Parameters with fewer elements are not compressed.", ge=1)
+    block: int = key(
+        256,
+        "Numbers that share one scale, for `int8`, `int4`, `qsgd`, `terngrad`, `ef_sign` and `one_bit`.",
+        ge=8,
+        multiple_of=8,
+    )
+    rounding: Literal["nearest", "stochastic"] = key(
+        "nearest", "Rounding of `int8` and `int4`; `stochastic` makes the mean of the rounded numbers exact."
+    )
+    levels: int = key(7, "Levels of `qsgd` on each side of zero; up to 7 need 4 bits, more need 8.", ge=1, le=127)
+    density: float = key(
+        0.01,
+        "Share of the numbers that sparse algorithms send; for `threshold` a limit.",
+        gt=0,
+        le=1,
+    )
+    threshold: float = key(1e-3, "Smallest magnitude that `threshold` sends.", gt=0)
+    rank: int = key(4, "Rank of the factors of `powersgd`.", ge=1)
+    momentum: float = key(
+        0.0,
+        "Momentum of `ef21`, and momentum correction of `top_k`: each rank applies it before it selects, in place of "
+        "`train.momentum`.",
+        ge=0,
+        lt=1,
+    )
+    error_feedback: Literal["auto", "on", "off"] = key(
+        "auto",
+        "Whether each rank adds to the next gradient what its messages lost; `auto` is off for `bf16`, `fp16`, `natural`, "
+        "`int8` and `int4`, and on for other algorithms that support it.",
+    )
+    residual_type: Literal["fp32", "bf16"] = key("fp32", "Data type in which error feedback keeps what was lost.")
+    residual_decay: float = key(
+        1.0, "Factor of the residual at each step; below 1 it is forgotten gradually.", gt=0, le=1
+    )
+    residual_saved: Literal["mean", "exact"] = key(
+        "mean",
+        "What checkpoints contain: the `mean` of the residuals over the ranks, from which any number of ranks resumes, or "
+        "also each rank's own (`exact`), from which the same number of ranks resumes to the last bit.",
+    )
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether residuals are kept."""
+        default = self.algorithm != "none" and bool(ALGORITHMS[self.algorithm].feedback)
+        return {"auto": default, "on": True, "off": False}[self.error_feedback]
+
+
+def check_gradient_compression(resolved: "ResolvedJob") -> None:
+    """Reject settings that cannot be combined with gradient compression, and keys without an effect.
+
+    Raises:
+        ToolkitError: the message names both settings.
+    """
+    table = resolved.gradient_compression
+    stated = table.model_fields_set - {"algorithm"}
+    if table.algorithm == "none":
+        return
+    facts = ALGORITHMS[table.algorithm]
+    used = {*facts.keys, *(_OF_FEEDBACK if table.has_feedback else ())}
+    for name in (*_OF_SOME, *_OF_FEEDBACK):
+        if name in stated and name not in used and getattr(table, name) != type(table).model_fields[name].default:
+            because = "without error feedback" if name in _OF_FEEDBACK else f'with algorithm = "{table.algorithm}"'
+            raise ToolkitError(f"{name} has no effect {because}", where=f"gradient_compression.{name}", fix="remove it")
+    for key_name, is_met, message, fix in _exclusions(table, resolved.train, resolved.parallel):
+        if is_met:
+            raise ToolkitError(message, where=f"gradient_compression.{key_name}", fix=fix)
+
+
+def _exclusions(
+    table: GradientCompressionTable, train: TrainTable, parallel: ParallelTable
+) -> list[tuple[str, bool, str, str]]:
+    """Return (key, whether the job has the combination, message, fix)."""
+    name, feedback = table.algorithm, table.has_feedback
+    of_copies = "gradient compression exchanges gradients of whole replicas"
+    return [
+        ("algorithm", parallel.shard > 1 and parallel.replicate > 1,
+         f"{of_copies}, but with replicate = {parallel.replicate} and shard = {parallel.shard} each rank has a shard", "set shard = 1"),
+        ("algorithm", parallel.shard > 1, f"{of_copies}, but with shard = {parallel.shard} FSDP2 scatters them", "set shard = 1"),
+        ("algorithm", parallel.tp > 1, f"{of_copies}, but with tp = {parallel.tp} each rank has slices of matrices", "set tp = 1"),
+        ("algorithm", parallel.pp > 1, f"{of_copies}, but with pp = {parallel.pp} each rank has some of the blocks", "set pp = 1"),
+        ("algorithm", parallel.reduction in ("measured", "hierarchical"),
+         f'reduction = "{parallel.reduction}" sums gradients in steps between ranks, but compressed gradients have an exchange of '
+         "their own", 'set parallel.reduction = "auto"'),
+        ("algorithm", train.lr_scaling == "adaptive",
+         "AdaScale compares the gradients of micro-batches with their exact mean", 'use lr_scaling = "linear"'),
+        ("error_feedback", table.error_feedback != "auto" and ALGORITHMS[name].feedback is None,
+         f'"{name}" ' + ("is itself a form of error feedback" if name == "ef21" else
+                         "loses more than the gradient has, so that residuals would grow without a limit"), 'use "auto"'),
+        ("error_feedback", feedback and parallel.unused_parameters,
+         "error feedback would keep what belongs to parameters without a gradient, which DDP does not update "
+         "(parallel.unused_parameters)", 'use error_feedback = "off"'),
+        ("momentum", table.momentum > 0 and name == "top_k" and not feedback,
+         "momentum correction accumulates what was not sent, which requires error feedback", "set momentum = 0"),
+        ("momentum", table.momentum > 0 and name == "top_k" and not (train.optimizer == "sgd" and train.momentum == 0),
+         f'momentum correction replaces the momentum of the optimizer, got optimizer = "{train.optimizer}" with momentum '
+         f"{train.momentum}", 'use train.optimizer = "sgd" with train.momentum = 0, or momentum = 0'),
+    ]  # fmt: skip
