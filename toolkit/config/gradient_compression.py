@@ -67,12 +67,7 @@ class GradientCompressionTable(Table):
         "nearest", "Rounding of `int8` and `int4`; `stochastic` makes the mean of the rounded numbers exact."
     )
     levels: int = key(7, "Levels of `qsgd` on each side of zero; up to 7 need 4 bits, more need 8.", ge=1, le=127)
-    density: float = key(
-        0.01,
-        "Share of the numbers that sparse algorithms send; for `threshold` a limit.",
-        gt=0,
-        le=1,
-    )
+    density: float = key(0.01, "Share of the numbers that sparse algorithms send; for `threshold` a limit.", gt=0, le=1)
     threshold: float = key(1e-3, "Smallest magnitude that `threshold` sends.", gt=0)
     rank: int = key(4, "Rank of the factors of `powersgd`.", ge=1)
     momentum: float = key(

@@ -33,7 +33,9 @@ def normal(n=N, seed=0):
 
 
 def kept_share(compressor, values, seed=3):
-    return 1 - float((through(compressor, values, seed) - values).double().square().sum() / values.double().square().sum())
+    return 1 - float(
+        (through(compressor, values, seed) - values).double().square().sum() / values.double().square().sum()
+    )
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -277,7 +279,10 @@ def test_small_and_large_numbers_stay_finite(algorithm, scale):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_arrive(algorithm, value):
     """All of a gradient is NaN when a part of it is not finite; a single infinity arrives where it is sent."""
-    assert not through(build(algorithm), torch.full((2048,), math.nan)).isfinite().any() or build(algorithm).exchange != "two_phase"
+    assert (
+        not through(build(algorithm), torch.full((2048,), math.nan)).isfinite().any()
+        or build(algorithm).exchange != "two_phase"
+    )
     assert not through(build(algorithm), torch.full((2048,), math.nan)).isfinite().all()
     if algorithm not in ("sign", "random_k", "bernoulli"):
         values = torch.randn(2048, generator=torch.Generator().manual_seed(5))
