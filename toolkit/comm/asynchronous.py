@@ -365,13 +365,13 @@ class AsynchronousCollectives:
 
 
 def _table_of(compression: str | GradientCompressionTable) -> GradientCompressionTable:
-    if isinstance(compression, GradientCompressionTable):
-        return compression
-    if compression not in ALGORITHMS:
-        raise ToolkitError(f"unknown compression {compression!r}", fix=f"use one of {', '.join(ALGORITHMS)}")
-    feedback = "auto" if ALGORITHMS[compression].feedback is None else "off"  # one call has no next one
-    table = {"algorithm": compression, "error_feedback": feedback, "min_elements": 1}
-    return GradientCompressionTable.model_validate(table)
+    name = compression if isinstance(compression, str) else compression.algorithm
+    if name not in ALGORITHMS:
+        raise ToolkitError(f"unknown compression {name!r}", fix=f"use one of {', '.join(ALGORITHMS)}")
+    if isinstance(compression, str):
+        compression = GradientCompressionTable.model_validate({"algorithm": name, "min_elements": 1})
+    # No later call could add what this one loses.
+    return compression.model_copy(update={"error_feedback": "off"}) if compression.has_feedback else compression
 
 
 def _left(op: str) -> str:

@@ -79,13 +79,9 @@ def find_reduction(
     """
     if compression is not None or setting == "measured":
         patience_s = world_timeout().total_seconds() if timeout_s is None else timeout_s
+        tiers = None if compression else topology
         communicator = Communicator(
-            world,
-            group,
-            topology=None if compression else topology,
-            counters=counters,
-            timeout_s=patience_s,
-            beat_s=beat_s,
+            world, group, topology=tiers, counters=counters, timeout_s=patience_s, beat_s=beat_s
         )
         if compression is None:
             return _by_measurement(communicator, world)

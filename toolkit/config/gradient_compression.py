@@ -58,29 +58,23 @@ class GradientCompressionTable(Table):
     dense_steps: int = key(0, "Number of first steps without compression.", ge=0)
     min_elements: int = key(4096, "Parameters with fewer elements are not compressed.", ge=1)
     block: int = key(
-        256,
-        "Numbers that share one scale, for `int8`, `int4`, `qsgd`, `terngrad`, `ef_sign` and `one_bit`.",
-        ge=8,
-        multiple_of=8,
+        256, "Numbers that share a scale, in algorithms with scales; a multiple of 8.", ge=8, multiple_of=8
     )
     rounding: Literal["nearest", "stochastic"] = key(
         "nearest", "Rounding of `int8` and `int4`; `stochastic` makes the mean of the rounded numbers exact."
     )
     levels: int = key(7, "Levels of `qsgd` on each side of zero; up to 7 need 4 bits, more need 8.", ge=1, le=127)
-    density: float = key(0.01, "Share of the numbers that sparse algorithms send; for `threshold` a limit.", gt=0, le=1)
+    density: float = key(
+        0.01, "Share of the numbers that sparse algorithms send; for `threshold` the limit.", gt=0, le=1
+    )
     threshold: float = key(1e-3, "Smallest magnitude that `threshold` sends.", gt=0)
     rank: int = key(4, "Rank of the factors of `powersgd`.", ge=1)
     momentum: float = key(
-        0.0,
-        "Momentum of `ef21`, and momentum correction of `top_k`: each rank applies it before it selects, in place of "
-        "`train.momentum`.",
-        ge=0,
-        lt=1,
+        0.0, "Momentum of `ef21`, and momentum correction of `top_k` in place of `train.momentum`.", ge=0, lt=1
     )
     error_feedback: Literal["auto", "on", "off"] = key(
         "auto",
-        "Whether each rank adds to the next gradient what its messages lost; `auto` is off for `bf16`, `fp16`, `natural`, "
-        "`int8` and `int4`, and on for other algorithms that support it.",
+        "Whether each rank adds to its next gradient what its messages lost; `auto` as docs/compression.md lists it.",
     )
     residual_type: Literal["fp32", "bf16"] = key("fp32", "Data type in which error feedback keeps what was lost.")
     residual_decay: float = key(
@@ -106,13 +100,12 @@ def check_gradient_compression(resolved: "ResolvedJob") -> None:
         ToolkitError: the message names both settings.
     """
     table = resolved.gradient_compression
-    stated = table.model_fields_set - {"algorithm"}
     if table.algorithm == "none":
         return
     facts = ALGORITHMS[table.algorithm]
     used = {*facts.keys, *(_OF_FEEDBACK if table.has_feedback else ())}
     for name in (*_OF_SOME, *_OF_FEEDBACK):
-        if name in stated and name not in used and getattr(table, name) != type(table).model_fields[name].default:
+        if name not in used and getattr(table, name) != type(table).model_fields[name].default:
             because = "without error feedback" if name in _OF_FEEDBACK else f'with algorithm = "{table.algorithm}"'
             raise ToolkitError(f"{name} has no effect {because}", where=f"gradient_compression.{name}", fix="remove it")
     for key_name, is_met, message, fix in _exclusions(table, resolved.train, resolved.parallel):

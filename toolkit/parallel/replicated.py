@@ -31,12 +31,7 @@ class ReplicatedPasses:
     """Runs passes through a model that is replicated by DDP; gradients are reduced with the last micro-batch."""
 
     def __init__(
-        self,
-        wrap: Callable[[float], DistributedDataParallel],
-        bucket_mb: float | None,
-        ranks: int,
-        profile: Profile,
-        compression: GradientCompression | None = None,
+        self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int, profile: Profile
     ) -> None:
         """Wrap the model. Collective.
 
@@ -44,9 +39,8 @@ class ReplicatedPasses:
             wrap: wraps the model in DDP with the given bucket size in MiB.
             bucket_mb: the bucket size; None chooses it by a measurement in `prepare`.
             profile: records the phases of the passes.
-            compression: the compression of the gradients.
         """
-        self.compression = compression
+        self.compression: GradientCompression | None = None
         self._wrap, self._ranks, self._profile = wrap, ranks, profile
         self._measures = bucket_mb is None
         self._passes = self._with_buckets(bucket_mb or DDP_BUCKET_MB)
@@ -109,9 +103,7 @@ def replicate(
     settings = config.parallel
     group = mesh.group("replicate", "cp") or dist.group.WORLD
     assert group is not None, "initialize the default process group before distributing a model"
-    compression = None
-    if config.gradient_compression.algorithm != "none":
-        compression = _compression(model, world, config)
+    compression = _compression(model, world, config)
     reduction = find_reduction(group, world, settings.reduction, topology, compression=compression)
 
     def wrap(bucket_mb: float) -> DistributedDataParallel:
@@ -126,10 +118,14 @@ def replicate(
         return parallel
 
     bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)
-    return ReplicatedPasses(wrap, bucket_mb, mesh.gradient_size, profile, compression)
+    passes = ReplicatedPasses(wrap, bucket_mb, mesh.gradient_size, profile)
+    passes.compression = compression
+    return passes
 
 
-def _compression(model: nn.Module, world: World, config: ResolvedJob) -> GradientCompression:
+def _compression(model: nn.Module, world: World, config: ResolvedJob) -> GradientCompression | None:
+    if config.gradient_compression.algorithm == "none":
+        return None
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     compression = GradientCompression(config.gradient_compression, trained, config.train.seed)
     for warning in compression.warnings(config.train.optimizer, config.train.steps):

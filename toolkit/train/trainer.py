@@ -321,10 +321,8 @@ class Trainer:
 
     def _training_state(self) -> TrainingState:
         train = self._config.train
-        own = {
-            "guard": self._guard, "early_stop": self._early_stop, "adapters": self._adapters,
-            "gradient_compression": self.model.compression,
-        }  # fmt: skip
+        own: dict[str, Any] = {"guard": self._guard, "early_stop": self._early_stop, "adapters": self._adapters}
+        own["gradient_compression"] = self.model.compression
         return TrainingState(
             self.model.module, self.optimizer, self.schedule, train.seed, {"seed": train.seed, **self._task.data},
             scaler=self._scaler, modules={"average": self.average} if self.average is not None else {},

@@ -24,37 +24,18 @@ class Exchanged:
     lost: tuple[slice, Tensor] | None = None
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """Random seeds of one exchange: `shared` is equal on all ranks, `first` and `second` differ between ranks."""
-
-    shared: int
-    first: int
-    second: int
-
-
-def exchange(x: Tensor, compressor: Compressor, peers: Peers, seeds: Seeds, before: Tensor | None = None) -> Exchanged:
+def exchange(x: Tensor, compressor: Compressor, peers: Peers, seed: int, before: Tensor | None = None) -> Exchanged:
     """Average x, fp32 of shape (n,), over the ranks. Collective.
 
     Args:
+        seed: the same on all ranks; ranks that encode for themselves add their number to it.
         before: for two phases, numbers of shape (n,) that this rank adds to the mean of its range.
     """
     if compressor.exchange == "sum":
-        return _sum(x, compressor, peers, seeds.shared)
+        return _sum(x, compressor, peers, seed)
     if compressor.exchange == "gather":
-        return _gather(x, compressor, peers, seeds.first)
-    return _two_phase(x, compressor, peers, seeds, before)
-
-
-def owned_range(n: int, block: int, peers: Peers) -> slice:
-    """Return the range of n numbers that this rank averages in two phases."""
-    length = part_length(n, block, peers.size)
-    return slice(min(n, peers.place * length), min(n, (peers.place + 1) * length))
-
-
-def part_length(n: int, block: int, ranks: int) -> int:
-    """Return the numbers per rank in two phases: whole blocks, the same on all ranks."""
-    return -(-n // (ranks * block)) * block
+        return _gather(x, compressor, peers, seed + peers.place)
+    return _two_phase(x, compressor, peers, seed + peers.place, before)
 
 
 def sent_bytes(n: int, compressor: Compressor, ranks: int) -> float:
@@ -63,7 +44,12 @@ def sent_bytes(n: int, compressor: Compressor, ranks: int) -> float:
         return 2 * (ranks - 1) / ranks * compressor.wire_bytes(n)
     if compressor.exchange == "gather":
         return (ranks - 1) * compressor.wire_bytes(n)
-    return 2 * (ranks - 1) * compressor.wire_bytes(part_length(n, compressor.block, ranks))
+    return 2 * (ranks - 1) * compressor.wire_bytes(_part_length(n, compressor.block, ranks))
+
+
+def _part_length(n: int, block: int, ranks: int) -> int:
+    """Return the numbers per rank in two phases: whole blocks, the same on all ranks."""
+    return -(-n // (ranks * block)) * block
 
 
 def _sum(x: Tensor, compressor: Compressor, peers: Peers, seed: int) -> Exchanged:
@@ -74,22 +60,21 @@ def _sum(x: Tensor, compressor: Compressor, peers: Peers, seed: int) -> Exchange
     return Exchanged(compressor.decode(message, len(x), seed)[0], own)
 
 
-def _two_phase(x: Tensor, compressor: Compressor, peers: Peers, seeds: Seeds, before: Tensor | None) -> Exchanged:
+def _two_phase(x: Tensor, compressor: Compressor, peers: Peers, seed: int, before: Tensor | None) -> Exchanged:
     ranks, n = peers.size, len(x)
-    length = part_length(n, compressor.block, ranks)
+    length = _part_length(n, compressor.block, ranks)
+    owned = slice(min(n, peers.place * length), min(n, (peers.place + 1) * length))
     rows = torch.nn.functional.pad(x, (0, ranks * length - n)).view(ranks, length)
-    sent = compressor.encode(rows, seeds.first)
-    own = compressor.decode(sent, length, seeds.first).view(-1)[:n]
+    sent = compressor.encode(rows, seed)
+    own = compressor.decode(sent, length, seed).view(-1)[:n]
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=peers.group)
-    part = compressor.decode(received, length, seeds.first).sum(0).div_(ranks)
-    owned = owned_range(n, compressor.block, peers)
+    part = compressor.decode(received, length, seed).sum(0).div_(ranks)
     if before is not None:
         part[: owned.stop - owned.start] += before[owned]
-    message = compressor.encode(part[None], seeds.second)
-    gathered = _all_gathered(message, peers)
+    gathered = _all_gathered(compressor.encode(part[None], seed + ranks), peers)
     # The owner, too, decodes the message, so that it has the bits of the other ranks.
-    mean = compressor.decode(gathered, length, seeds.second).view(-1)[:n]
+    mean = compressor.decode(gathered, length, seed).view(-1)[:n]
     return Exchanged(mean, own, (owned, part[: owned.stop - owned.start] - mean[owned]))
 
 

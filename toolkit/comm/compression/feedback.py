@@ -62,11 +62,14 @@ class KeptState:
         """Return a copy of the tensors of these parameters, fp32 in one tensor."""
         return torch.cat([self._kept[kind, name] for name in names]).float()
 
-    def write(self, kind: str, names: Sequence[str], values: Tensor, result: Tensor) -> None:
-        """Keep `values` from the next step on, unless a number of `result`, which is equal on all ranks, is not finite."""
+    def check(self, result: Tensor) -> None:
+        """Keep nothing of this step if a number of `result`, which is equal on all ranks, is not finite."""
+        self._finite.append(torch.isfinite(result).all())
+
+    def write(self, kind: str, names: Sequence[str], values: Tensor) -> None:
+        """Keep `values` from the next step on."""
         parts = values.to(self.kinds[kind].dtype).split([self._kept[kind, name].numel() for name in names])
         self._pending |= {(kind, name): part for name, part in zip(names, parts, strict=True)}
-        self._finite.append(torch.isfinite(result).all())
 
     def settle(self) -> None:
         """End the step and keep what it wrote; waits for a GPU."""

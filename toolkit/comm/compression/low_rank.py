@@ -1,6 +1,7 @@
 """PowerSGD (arXiv:1905.13727): matrices as products of two thin ones, with one power iteration per step."""
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,10 +14,7 @@ from toolkit.comm.reductions import backend_all_reduce
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
     """Return the rows and columns of a tensor as a matrix: a convolution has one row per output channel."""
     rows = shape[0] if len(shape) > 1 else 1
-    columns = 1
-    for size in shape[1:] if len(shape) > 1 else shape:
-        columns *= size
-    return rows, columns
+    return rows, prod(shape) // max(rows, 1)
 
 
 def is_worth(shape: Sequence[int], rank: int) -> bool:

@@ -65,15 +65,10 @@ def quantiser(
             error = torch.minimum(error, squares - largest.square())
         return 1 - float(error.sum() / squares.sum())
 
-    return Compressor(
-        "two_phase",
-        encode,
-        decode,
-        wire_bytes=lambda n: n * bits // 8 + 4 * (n // block),
-        contraction=contraction,
-        is_unbiased=is_stochastic,
-        block=block,
-    )
+    def wire_bytes(n: int) -> int:
+        return n * bits // 8 + 4 * (n // block)
+
+    return Compressor("two_phase", encode, decode, wire_bytes, contraction, is_stochastic, block)
 
 
 def _norms(x: Tensor, norm: str) -> Tensor:
@@ -102,11 +97,5 @@ def natural() -> Compressor:
         return magnitude.view(torch.float32) * (1 - 2 * signs.float())
 
     return Compressor(
-        "two_phase",
-        encode,
-        decode,
-        wire_bytes=lambda n: n + n // 8,
-        contraction=lambda values: 7 / 8,
-        is_unbiased=True,
-        block=8,
+        "two_phase", encode, decode, lambda n: n + n // 8, lambda values: 7 / 8, is_unbiased=True, block=8
     )

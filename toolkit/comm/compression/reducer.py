@@ -9,11 +9,13 @@ from torch import Tensor
 
 from toolkit.comm.compression import low_rank
 from toolkit.comm.compression.algorithms import BUILD
-from toolkit.comm.compression.exchange import Exchanged, Seeds, exchange, sent_bytes
+from toolkit.comm.compression.compressor import uniform
+from toolkit.comm.compression.exchange import Exchanged, exchange, sent_bytes
 from toolkit.comm.compression.feedback import KeptState, Kind
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
+from toolkit.errors import ToolkitError
 
 __all__ = ["GradientCompression"]
 
@@ -51,10 +53,12 @@ class GradientCompression:
         if self._compressor is None:
             factors = {name: (settings.rank, low_rank.as_matrix(shape)[1]) for name, shape in shapes.items()}
             kinds[f"factor_{settings.rank}"] = Kind(torch.float32, factors)
-        others = (("shift", "mean_shift") if settings.algorithm == "ef21" else ()) + ("momentum",) * bool(
-            settings.momentum
-        )
-        return kinds | dict.fromkeys(others, Kind(torch.float32, shapes))
+        others = {
+            "shift": settings.algorithm == "ef21",
+            "mean_shift": settings.algorithm == "ef21",
+            "momentum": settings.momentum,
+        }
+        return kinds | {kind: Kind(torch.float32, shapes) for kind, is_kept in others.items() if is_kept}
 
     def names_of(self, parameters: Iterable[Tensor]) -> list[str]:
         return [self._names[id(one)] for one in parameters]
@@ -65,9 +69,8 @@ class GradientCompression:
         few = sum(shape.numel() for shape in self.compressed.values())
         per_number = 8 * (ranks - 1) / ranks  # bytes that a rank sends in a dense ring
         if self._compressor is None:
-            sent = (
-                per_number * self.settings.rank * sum(sum(low_rank.as_matrix(one)) for one in self.compressed.values())
-            )
+            sides = (sum(low_rank.as_matrix(shape)) for shape in self.compressed.values())
+            sent = per_number * self.settings.rank * sum(sides)
         else:
             sent = sent_bytes(few, self._compressor, ranks)
         share = (sent / per_number + total - few) / total
@@ -85,11 +88,9 @@ class GradientCompression:
             return []
         suits_adam = ALGORITHMS[name].suits_adam and not (name == "powersgd" and self.settings.rank < 4)
         if optimizer != "sgd" and not suits_adam:
-            found.append(
-                f"bursts of error feedback enter the second moment of {optimizer}; expect a worse loss than with sgd"
-            )
+            found.append(f"bursts of error feedback disturb {optimizer}; expect a worse loss than with sgd")
         if compressor is not None and compressor.contraction is not None:
-            sample = torch.randn(1, 64 * compressor.block, generator=torch.Generator().manual_seed(0))
+            sample = uniform((1, compressor.block * -(-10_000 // compressor.block)), torch.device("cpu"), 0) - 0.5
             delay = round(1 / compressor.contraction(sample))
             if 10 * delay > steps:
                 found.append(f"about {delay} steps pass until a gradient is sent, but the run has only {steps}")
@@ -99,19 +100,29 @@ class GradientCompression:
         """Average these gradients over the ranks, in place. Collective, in the same order on all ranks."""
         if peers.size == 1:
             return
+        if sparse := [name for name, one in zip(names, gradients, strict=True) if one.is_sparse]:
+            raise ToolkitError(
+                f"gradient compression requires dense gradients, but that of {sparse[0]} is sparse",
+                where="gradient_compression.algorithm",
+                fix='create the embedding with sparse=False, or set algorithm = "none"',
+            )
         self.kept.begin(names)
-        is_dense = self.kept.step < self.settings.dense_steps
-        together = list(zip(names, gradients, strict=True))
-        dense = [gradient for name, gradient in together if is_dense or name not in self.compressed]
+        chosen = self.compressed if self.kept.step >= self.settings.dense_steps else {}
+        dense = [one for name, one in zip(names, gradients, strict=True) if name not in chosen]
         if dense:
             flat = _flat(dense).div_(peers.size)
             backend_all_reduce(flat, "sum", peers.group)
-            _spread(flat, dense)
-        those = {} if is_dense else {name: gradient for name, gradient in together if name in self.compressed}
+            self._finish(flat, dense)
+        those = {name: one for name, one in zip(names, gradients, strict=True) if name in chosen}
         if those:
             scale = self.scale()
             mean = self._averaged(list(those), _flat(one.float() for one in those.values()).div_(scale), peers)
-            _spread(mean * scale, list(those.values()))
+            self._finish(mean * scale, list(those.values()))
+
+    def _finish(self, mean: Tensor, gradients: Sequence[Tensor]) -> None:
+        self.kept.check(mean)
+        for gradient, part in zip(gradients, mean.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(part.view(gradient.shape))
 
     def _averaged(self, names: list[str], gradient: Tensor, peers: Peers) -> Tensor:
         """Return the mean over the ranks of gradients, fp32 in one tensor."""
@@ -130,18 +141,18 @@ class GradientCompression:
         if self._compressor is None:
             found = self._factorised(names, x, peers)
         else:
-            found = exchange(x, self._compressor, peers, self._seeds(names, peers.place), before)
+            found = exchange(x, self._compressor, peers, self._seed_of(names), before)
         if before is not None and found.lost is not None:
             # Ranges of ranks change with the buckets: what this rank lost elsewhere is now part of its residual.
             owned, lost = found.lost
             before[owned] = 0
             x.add_(before, alpha=peers.size)
             before.zero_()[owned] = lost
-            kept.write("second", names, before, found.mean)
+            kept.write("second", names, before)
         if settings.has_feedback:
-            kept.write("residual", names, x.sub_(found.own), found.mean)
+            kept.write("residual", names, x.sub_(found.own))
         if velocity is not None:
-            kept.write("momentum", names, velocity.mul_(found.own == 0), found.mean)
+            kept.write("momentum", names, velocity.mul_(found.own == 0))
         return found.mean
 
     def _shifted(self, names: list[str], x: Tensor, peers: Peers) -> Tensor:
@@ -154,11 +165,11 @@ class GradientCompression:
             x = kept.read("momentum", names).mul_(momentum).add_(x, alpha=1 - momentum)
         shift, mean = kept.read("shift", names), kept.read("mean_shift", names)
         assert self._compressor is not None
-        found = exchange(x - shift, self._compressor, peers, self._seeds(names, peers.place))
+        found = exchange(x - shift, self._compressor, peers, self._seed_of(names))
         mean += found.mean
         written = {"shift": shift.add_(found.own), "mean_shift": mean} | ({"momentum": x} if momentum else {})
         for kind, values in written.items():
-            kept.write(kind, names, values, mean)
+            kept.write(kind, names, values)
         return mean
 
     def _factorised(self, names: list[str], x: Tensor, peers: Peers) -> Exchanged:
@@ -166,17 +177,14 @@ class GradientCompression:
         shapes = [low_rank.as_matrix(self.compressed[name]) for name in names]
         matrices = [one.view(shape) for one, shape in zip(x.split([a * b for a, b in shapes]), shapes, strict=True)]
         factors = [self.kept.read(kind, [name]).view(self.settings.rank, -1) for name in names]
-        means, factors = low_rank.average(matrices, factors, peers, self._seeds(names, 0).shared)
+        means, factors = low_rank.average(matrices, factors, peers, self._seed_of(names))
         mean = _flat(means)
-        self.kept.write(kind, names, _flat(factors), mean)
+        self.kept.write(kind, names, _flat(factors))
         return Exchanged(mean, mean)
 
-    def _seeds(self, names: list[str], place: int) -> Seeds:
-        def seed(what: str) -> int:
-            words = f"{self._seed}/{self.kept.step}/{names[0]}/{len(names)}/{what}"
-            return int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "little")
-
-        return Seeds(seed("shared"), seed(f"first/{place}"), seed(f"second/{place}"))
+    def _seed_of(self, names: list[str]) -> int:
+        words = f"{self._seed}/{self.kept.step}/{len(names)}/{names[0]}"
+        return int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "little")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, which selects random numbers and ends `dense_steps`."""
@@ -190,8 +198,3 @@ class GradientCompression:
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([one.reshape(-1) for one in tensors])
-
-
-def _spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    for tensor, part in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
-        tensor.copy_(part.view(tensor.shape))

@@ -31,7 +31,6 @@ def one_bit(block: int, *, values_per_block: int) -> Compressor:
     One is EF-signSGD (arXiv:1901.09847); two are the means of the numbers from 0 on and of those below, as in 1-bit SGD
     (Seide et al., Interspeech 2014).
     """
-    scales = 4 * values_per_block
 
     def encode(values: Tensor, seed: int) -> Tensor:
         x = blocks_of(values, block)
@@ -56,15 +55,9 @@ def one_bit(block: int, *, values_per_block: int) -> Compressor:
         return torch.where(upper, kept[..., :1] + nothing, below + nothing).flatten(1)
 
     def contraction(values: Tensor) -> float:
-        x = blocks_of(values, block).double()
-        kept = x.abs().sum(-1).square() / block
-        return float(kept.sum() / x.square().sum())
+        return float((blocks_of(values, block).abs().sum(-1).square() / block).sum() / values.square().sum())
 
-    return Compressor(
-        "two_phase",
-        encode,
-        decode,
-        wire_bytes=lambda n: n // 8 + scales * (n // block),
-        contraction=contraction,
-        block=block,
-    )
+    def wire_bytes(n: int) -> int:
+        return n // 8 + 4 * values_per_block * (n // block)
+
+    return Compressor("two_phase", encode, decode, wire_bytes, contraction, block=block)

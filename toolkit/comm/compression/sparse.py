@@ -66,8 +66,7 @@ def gaussian_k(density: float) -> Compressor:
 def random_k(density: float, *, is_scaled: bool) -> Compressor:
     """Return the choice of one random number in every 1 / density; all ranks choose the same.
 
-    Args:
-        is_scaled: multiply the numbers by 1 / density, which makes the mean exact. Error feedback must not.
+    `is_scaled` multiplies the numbers by 1 / density, which makes the mean exact. With error feedback they must not be.
     """
     stride = max(1, round(1 / density))
 
@@ -86,22 +85,12 @@ def random_k(density: float, *, is_scaled: bool) -> Compressor:
         values.scatter_(2, chosen(rows, n, messages.device, seed), messages.unsqueeze(2) * factor)
         return values.flatten(1)[:, :n]
 
-    return Compressor(
-        "sum",
-        encode,
-        decode,
-        wire_bytes=lambda n: 4 * -(-n // stride),
-        contraction=None if is_scaled else lambda values: 1 / stride,
-        is_unbiased=is_scaled,
-    )
+    contraction = None if is_scaled else lambda values: 1 / stride
+    return Compressor("sum", encode, decode, lambda n: 4 * -(-n // stride), contraction, is_scaled)
 
 
 def bernoulli(density: float, *, is_scaled: bool) -> Compressor:
-    """Return the choice of each number with the probability `density`; all ranks choose the same.
-
-    Args:
-        is_scaled: as in `random_k`.
-    """
+    """Return the choice of each number with the probability `density`; all ranks choose the same, as in `random_k`."""
 
     def places(n: int, device: torch.device, seed: int) -> Tensor:
         return (uniform((n,), device, seed) < density).nonzero()[:, 0]
@@ -111,14 +100,11 @@ def bernoulli(density: float, *, is_scaled: bool) -> Compressor:
         values[:, places(n, messages.device, seed)] = messages / density if is_scaled else messages
         return values
 
-    return Compressor(
-        "sum",
-        encode=lambda values, seed: values[:, places(values.shape[1], values.device, seed)],
-        decode=decode,
-        wire_bytes=lambda n: round(4 * density * n),
-        contraction=None if is_scaled else lambda values: density,
-        is_unbiased=is_scaled,
-    )
+    def encode(values: Tensor, seed: int) -> Tensor:
+        return values[:, places(values.shape[1], values.device, seed)]
+
+    contraction = None if is_scaled else lambda values: density
+    return Compressor("sum", encode, decode, lambda n: round(4 * density * n), contraction, is_scaled)
 
 
 def _largest(values: Tensor, k: int) -> Tensor:
