@@ -1,0 +1,73 @@
+"""The table [gradient_compression]: what it excludes is refused by name, with the reason, before a job starts."""
+
+import pytest
+
+from toolkit.config.layout_checks import check_layout
+from toolkit.config.request import resolve_job
+from toolkit.config.shipped import shipped_jobs
+from toolkit.errors import ToolkitError
+
+
+def job(*settings: str, ranks: int = 4):
+    settings = (f"job.ranks_per_node={ranks}", *settings)
+    return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, settings=list(settings))
+
+
+def compressed(algorithm: str, *settings: str, ranks: int = 4):
+    return job(f"gradient_compression.algorithm={algorithm}", *settings, ranks=ranks)
+
+
+REFUSED = [
+    ("int8", ["parallel.shard=4"], "gradient_compression.algorithm",
+     "gradient compression exchanges gradients of whole replicas, but with shard = 4 FSDP2 scatters them"),
+    ("int8", ["parallel.shard=2", "parallel.replicate=2"], "gradient_compression.algorithm",
+     "but with replicate = 2 and shard = 2 each rank has a shard"),
+    ("int8", ["parallel.tp=2"], "gradient_compression.algorithm", "but with tp = 2 each rank has slices of matrices"),
+    ("int8", ["parallel.pp=2", "train.micro_batch=4"], "gradient_compression.algorithm", "but with pp = 2 each rank has some of the blocks"),
+    ("int8", ["parallel.reduction=measured"], "gradient_compression.algorithm", 'reduction = "measured" sums gradients in steps'),
+    ("int8", ["parallel.reduction=hierarchical", "job.nodes=2", "job.ranks_per_node=2"], "gradient_compression.algorithm",
+     'reduction = "hierarchical" sums gradients in steps'),
+    ("int8", ["train.lr_scaling=adaptive", "train.lr_reference_batch=8", "train.micro_batch=4"], "gradient_compression.algorithm",
+     "AdaScale compares the gradients"),
+    ("sign", ["gradient_compression.error_feedback=on"], "gradient_compression.error_feedback", '"sign" loses more than the gradient has'),
+    ("terngrad", ["gradient_compression.error_feedback=on"], "gradient_compression.error_feedback", '"terngrad" loses more'),
+    ("ef21", ["gradient_compression.error_feedback=off"], "gradient_compression.error_feedback", '"ef21" is itself a form of error feedback'),
+    ("top_k", ["parallel.unused_parameters=true"], "gradient_compression.error_feedback", "parameters without a gradient"),
+    ("top_k", ["gradient_compression.momentum=0.9"], "gradient_compression.momentum", 'got optimizer = "adamw" with momentum 0.9'),
+    ("top_k", ["gradient_compression.momentum=0.9", "gradient_compression.error_feedback=off"], "gradient_compression.momentum",
+     "which requires error feedback"),
+    ("int8", ["gradient_compression.rank=2"], "gradient_compression.rank", 'rank has no effect with algorithm = "int8"'),
+    ("int8", ["gradient_compression.residual_type=bf16"], "gradient_compression.residual_type", "residual_type has no effect without error feedback"),
+    ("natural", ["gradient_compression.block=64"], "gradient_compression.block", 'block has no effect with algorithm = "natural"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "settings", "place", "message"), REFUSED)
+def test_combinations_that_cannot_work_are_refused(algorithm, settings, place, message):
+    with pytest.raises(ToolkitError) as caught:
+        check_layout(compressed(algorithm, *settings))
+    assert message in caught.value.message
+    assert place in caught.value.where
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [("int8", []), ("int8", ["parallel.unused_parameters=true"]), ("int4", ["gradient_compression.rounding=stochastic"]),
+     ("int8", ["parallel.cp=2"]), ("powersgd", ["gradient_compression.rank=2"]), ("none", ["parallel.shard=4"]),
+     ("top_k", ["gradient_compression.momentum=0.9", "train.optimizer=sgd", "train.momentum=0"]),
+     ("int8", ["gradient_compression.error_feedback=on", "gradient_compression.residual_type=bf16"])],
+)  # fmt: skip
+def test_other_combinations_are_accepted(algorithm, settings):
+    check_layout(compressed(algorithm, *settings))
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [("algorithm=zip", 'use one of "none", "bf16"'), ("block=12", "a multiple of 8"), ("density=0", "more than 0"), ("levels=200", "at most 127"),
+     ("residual_decay=1.5", "at most 1")],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(setting, fix):
+    with pytest.raises(ToolkitError) as caught:
+        job(f"gradient_compression.{setting}")
+    assert fix in caught.value.fix
