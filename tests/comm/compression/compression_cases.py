@@ -277,3 +277,34 @@ def train_with_ddp(state: Any, settings: GradientCompressionTable, bucket_mb: fl
     residual = compression.kept.saved()["mean"]["residual"]
     differences = [float((total[one] - residual[one]).norm() / total[one].norm()) for one in compression.compressed]
     return {"bits": bits, "largest": max(differences), "line": found.line, "buckets": len(buckets)}
+
+
+def shifted_mean(state: Any, saved: Any) -> float:
+    """The error of a mean by differences that are sent whole, after this rank took the means of other ranks."""
+    peers = state.communicator.peers
+    compression = compression_of(peers, table("ef21", density=1.0))
+    compression.kept.take({"mean": {kind: saved["mean"][kind] for kind in ("shift", "mean_shift")}}, [], 4)
+    found = gradients(peers.place, 9)
+    wanted = mean_over(peers, found)
+    compression.reduce(NAMES, list(found.values()), peers)
+    return max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in NAMES)
+
+
+def reduce_sparse(state: Any) -> None:
+    compression = compression_of(state.communicator.peers, table("int8"))
+    compression.reduce(["third"], [torch.ones(3, 3).to_sparse()], state.communicator.peers)
+
+
+def keep_after_nan_bias(state: Any) -> bool:
+    """Whether the residual is that of the step before, after one with a NaN in a parameter that is not compressed."""
+    peers = state.communicator.peers
+    compression = compression_of(peers, table("top_k"))
+    residuals = []
+    for step in range(2):
+        found = gradients(peers.place, step)
+        if step and peers.place:
+            found["first.bias"][0] = torch.nan
+        compression.reduce(["first.bias"], [found.pop("first.bias")], peers)
+        compression.reduce(list(found), list(found.values()), peers)
+        residuals.append(digest(list(compression.kept.saved()["mean"]["residual"].values())))
+    return residuals[0] == residuals[1]

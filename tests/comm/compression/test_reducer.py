@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compression_cases as cases
 import pytest
+import torch
 from compression_cases import table
 
 from toolkit.comm.compression.algorithms import BUILD
@@ -178,8 +179,6 @@ def zeros_then_numbers(state):
 
 
 def torch_of(shape):
-    import torch
-
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0]))
 
 
@@ -192,8 +191,6 @@ def test_momentum_correction_sends_what_a_dense_momentum_would(ranks):
 
 def momentum_sums(state):
     """The sum of results for a gradient of ones in the first step only, relative to it."""
-    import torch
-
     peers, sums = state.communicator.peers, []
     for density in (1.0, 1 / 128):
         settings = table("top_k", density=density, momentum=0.5)
@@ -255,3 +252,21 @@ def test_one_rank_keeps_its_tensor(ranks):
 def test_other_reductions_are_refused(ranks, op, compression, message):
     for is_well, answer in ranks(2).outcomes(cases.all_reduce, op, compression, (10,), "float32"):
         assert not is_well and message in answer
+
+
+def test_ef21_reaches_the_mean_again_on_another_number_of_ranks(ranks):
+    """The mean of the ranks' shifts is the mean shift, so that messages of all differences give the exact mean."""
+    settings = table("ef21", density=0.1, residual_saved="exact", momentum=0.5)
+    (saved, _), *_ = ranks(4).run(cases.save_residual, settings)
+    assert not torch.equal(saved["mean"]["momentum"]["third"], saved["mean"]["shift"]["third"])
+    for error in ranks(2).run(cases.shifted_mean, saved):
+        assert error < 1e-5
+
+
+def test_sparse_gradients_are_refused(ranks):
+    for is_well, answer in ranks(2).outcomes(cases.reduce_sparse):
+        assert not is_well and "requires dense gradients, but that of third is sparse" in answer
+
+
+def test_a_step_whose_dense_values_are_not_finite_keeps_nothing(ranks):
+    assert ranks(2).run(cases.keep_after_nan_bias) == [True, True]
