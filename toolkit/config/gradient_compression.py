@@ -57,9 +57,7 @@ class GradientCompressionTable(Table):
     ] = key("none", "How to compress gradients; `none` sends them as they are.")  # fmt: skip
     dense_steps: int = key(0, "Number of first steps without compression.", ge=0)
     min_elements: int = key(4096, "Parameters with fewer elements are not compressed.", ge=1)
-    block: int = key(
-        256, "Numbers that share a scale, in algorithms with scales; a multiple of 8.", ge=8, multiple_of=8
-    )
+    block: int = key(256, "Numbers that share a scale; a multiple of 8.", ge=8, multiple_of=8)
     rounding: Literal["nearest", "stochastic"] = key(
         "nearest", "Rounding of `int8` and `int4`; `stochastic` makes the mean of the rounded numbers exact."
     )
@@ -69,17 +67,13 @@ class GradientCompressionTable(Table):
     )
     threshold: float = key(1e-3, "Smallest magnitude that `threshold` sends.", gt=0)
     rank: int = key(4, "Rank of the factors of `powersgd`.", ge=1)
-    momentum: float = key(
-        0.0, "Momentum of `ef21`, and momentum correction of `top_k` in place of `train.momentum`.", ge=0, lt=1
-    )
+    momentum: float = key(0.0, "Momentum of `ef21`, and momentum correction of `top_k`.", ge=0, lt=1)
     error_feedback: Literal["auto", "on", "off"] = key(
         "auto",
         "Whether each rank adds to its next gradient what its messages lost; `auto` as docs/compression.md lists it.",
     )
     residual_type: Literal["fp32", "bf16"] = key("fp32", "Data type in which error feedback keeps what was lost.")
-    residual_decay: float = key(
-        1.0, "Factor of the residual at each step; below 1 it is forgotten gradually.", gt=0, le=1
-    )
+    residual_decay: float = key(1.0, "Factor of the residual at each step, for a gradual decay.", gt=0, le=1)
     residual_saved: Literal["mean", "exact"] = key(
         "mean",
         "What checkpoints contain: the `mean` of the residuals over the ranks, from which any number of ranks resumes, or "

@@ -202,6 +202,12 @@ def test_top_k_selects_the_largest_also_with_an_estimated_threshold():
         places = values.abs().topk(k).indices
         wanted[places] = values[places]
         assert torch.equal(through(build("top_k"), values), wanted)
+    misleading = torch.rand(1 << 18, generator=torch.Generator().manual_seed(1)) * 1e-3
+    misleading[::16] += 1  # all that the sample has
+    k = sparse.count_of(0.1, len(misleading))
+    assert through(build("top_k", density=0.1), misleading).sum() == pytest.approx(
+        float(misleading.topk(k).values.sum())
+    )
     ones = torch.ones(1 << 17)
     assert int((through(build("top_k"), ones) != 0).sum()) == sparse.count_of(0.01, len(ones)), "ties"
 

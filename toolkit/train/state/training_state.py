@@ -230,7 +230,7 @@ class TrainingState:
         self.samples, self.epoch = saved["cursor"]["samples"], saved["cursor"].get("epoch", 0)
         changes = [
             self._settings.take_over(saved.get("groups", [{}] * len(self.optimizer.param_groups))),
-            self._take_residuals(tensors, loaded),
+            *self._take_residuals(tensors, loaded, stored),
             *self._take_values(saved),
             *self._go_on_drawing(tensors["random"][self._stream_key(world)], loaded, stored, world),
         ]
@@ -244,12 +244,14 @@ class TrainingState:
             changes.append(f"the data has changed ({', '.join(differing)}): samples may repeat")
         return [change for change in changes if change]
 
-    def _take_residuals(self, tensors: dict[str, Any], loaded: LoadedCheckpoint) -> str:
+    def _take_residuals(self, tensors: dict[str, Any], loaded: LoadedCheckpoint, stored: Stored) -> list[str]:
         if self.compression is None:
-            return ""
-        above = "gradient_compression."
+            return []
+        above, room = "gradient_compression.", tensors["gradient_compression"]
         missing = [name.removeprefix(above) for name in loaded.missing if name.startswith(above)]
-        return self.compression.kept.take(tensors["gradient_compression"], missing, loaded.world_size)
+        idle = {name.split(".")[0] for name in stored.below("gradient_compression.mean")} - room.get("mean", {}).keys()
+        dropped = [f"gradient compression drops {', '.join(sorted(idle))} of the checkpoint"] if idle else []
+        return [self.compression.kept.take(room, missing, loaded.world_size), *dropped]
 
     def _take_values(self, saved: dict[str, Any]) -> list[str]:
         """Restore schedule, scaler and extras; return a message for everything that could not be restored."""
