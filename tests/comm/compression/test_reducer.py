@@ -184,16 +184,21 @@ def torch_of(shape):
 
 def test_momentum_correction_sends_what_a_dense_momentum_would(ranks):
     """At density 1 nothing remains, so that it is plain SGD; else all of it is sent in the end."""
-    for dense, sparse in ranks(2).run(momentum_sums):
+    for dense, sparse in ranks(2).run(momentum_sums, "top_k", (1.0, 1 / 128)):
         assert dense == pytest.approx(1, abs=1e-5)
         assert sparse == pytest.approx(1 / (1 - 0.5), rel=0.1)
 
 
-def momentum_sums(state):
-    """The sum of results for a gradient of ones in the first step only, relative to it."""
+def test_ef21_with_momentum_follows_the_moving_average(ranks):
+    for (total,) in ranks(2).run(momentum_sums, "ef21", (1.0,)):
+        assert total == pytest.approx(1, abs=1e-5)
+
+
+def momentum_sums(state, algorithm, densities):
+    """The sums of results for a gradient of ones in the first step only, relative to it."""
     peers, sums = state.communicator.peers, []
-    for density in (1.0, 1 / 128):
-        settings = table("top_k", density=density, momentum=0.5)
+    for density in densities:
+        settings = table(algorithm, density=density, momentum=0.5)
         compression = cases.GradientCompression(settings, {"one": torch.zeros(128)})
         total = torch.zeros(128)
         for step in range(300):
@@ -270,3 +275,17 @@ def test_sparse_gradients_are_refused(ranks):
 
 def test_a_step_whose_dense_values_are_not_finite_keeps_nothing(ranks):
     assert ranks(2).run(cases.keep_after_nan_bias) == [True, True]
+
+
+def test_ranks_round_at_random_independently(ranks):
+    """Else the errors of equal gradients would not average out."""
+    first, second = ranks(2).run(own_residual, table("int4", rounding="stochastic", error_feedback="on"))
+    assert first != second
+
+
+def own_residual(state, settings):
+    """A digest of what the first message of this rank lost of a gradient that all ranks have."""
+    compression = cases.compression_of(state.communicator.peers, settings)
+    compression.reduce(cases.NAMES, list(cases.gradients(0, 0).values()), state.communicator.peers)
+    compression.kept.settle()
+    return cases.digest([compression.kept.read("residual", ["third"])])

@@ -61,18 +61,17 @@ def uniform(shape: Sequence[int], device: torch.device, seed: int) -> Tensor:
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack integers from 0 to 2^bits - 1, uint8 of shape (..., n), into shape (..., n * bits / 8)."""
-    per_byte = 8 // bits
-    planes = codes.unflatten(-1, (-1, per_byte))
-    packed = planes[..., 0].clone()
-    for number in range(1, per_byte):
-        packed |= planes[..., number] << (number * bits)
+    planes = codes.unflatten(-1, (-1, 8 // bits)).unbind(-1)
+    packed = planes[0]
+    for number, plane in enumerate(planes[1:], 1):
+        packed = packed | plane << (number * bits)
     return packed
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """Undo `pack`."""
     planes = [(packed >> (number * bits)) & ((1 << bits) - 1) for number in range(8 // bits)]
-    return torch.stack(planes, -1).flatten(-2)
+    return torch.stack(planes, -1).flatten(-2) if bits < 8 else packed
 
 
 def join(*parts: Tensor) -> Tensor:

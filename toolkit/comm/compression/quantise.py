@@ -48,8 +48,9 @@ def quantiser(
         x = blocks_of(values, block)
         scale = _norms(x, norm) / levels
         units = x * inverse(scale)
-        units = units.add_(uniform(units.shape, x.device, seed)).floor_() if is_stochastic else units.round_()
-        codes = units.clamp_(-levels, levels).add_(middle).to(torch.uint8).flatten(1)
+        if is_stochastic:  # 1 - 2^-24 may round up to 1
+            units.add_(uniform(units.shape, x.device, seed)).floor_().clamp_(-levels, levels)
+        codes = units.add_(middle if is_stochastic else middle + 0.5).to(torch.uint8).flatten(1)  # truncates
         return join(pack(codes, bits), scale)
 
     def decode(messages: Tensor, n: int, seed: int) -> Tensor:
