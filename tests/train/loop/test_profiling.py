@@ -105,7 +105,7 @@ def train_over_a_slow_link(world: Any, config: Any) -> None:
         return _delayed(bucket)
 
     slow_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    replicated.find_reduction = lambda *given: Reduction(slow_hook, "")
+    replicated.find_reduction = lambda *given, **named: Reduction(slow_hook, "")
     theirs: list[float] = []
     seconds = OverlapMeter.seconds
 
