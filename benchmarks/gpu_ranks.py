@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import silu
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.comm.communicator import Communicator
@@ -21,6 +23,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.jobs import train_lm
 from toolkit.parallel.context.kernels import attend, attend_backward, merge
 from toolkit.parallel.context.order import own_tokens
+from toolkit.parallel.experts.layer import Experts
 from toolkit.parallel.materialise import materialise, parameters_on_meta
 from toolkit.parallel.sharded import shard
 from toolkit.train.arguments import read_arguments
@@ -235,6 +238,50 @@ def ring_blocks(world: World, config: ResolvedJob) -> dict[str, Any]:
     """
     tokens = 4096 if world.device.startswith("cuda") else 256
     return {name: _ring_error(world.device, tokens, getattr(torch, name)) for name in ("float32", "bfloat16")}
+
+
+def experts_apart(world: World, config: ResolvedJob) -> Values:
+    """A layer with experts in one grouped product, beside a product per expert.
+
+    Returns the largest relative error of outputs and gradients, and the milliseconds of both passes, by type.
+    """
+    device = torch.device(world.device)
+    found: Values = {}
+    tokens, width, hidden = (8192, 1024, 2048) if device.type == "cuda" else (256, 64, 64)
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        torch.manual_seed(0)
+        experts = Experts(8, width, hidden).to(device, dtype)
+        rows = torch.randn(tokens, width, device=device, dtype=dtype)
+        counts = torch.tensor([0, 1, 7, *[tokens // 8] * 4, tokens - 8 - tokens // 8 * 4], device=device)
+        grouped, looped = (
+            partial(_passes_of, experts, rows, counts),
+            partial(_passes_of, _looped(experts), rows, counts),
+        )
+        pairs = zip(grouped(), looped(), strict=True)
+        found[name] = max(_apart(one, other) for one, other in pairs)
+        found[f"{name}_grouped_ms"] = round(1000 * _seconds_of(grouped, device), 2)
+        found[f"{name}_looped_ms"] = round(1000 * _seconds_of(looped, device), 2)
+    return found
+
+
+def _looped(experts: Experts) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def compute(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        parts = zip(rows.split(counts.tolist()), experts.gate, experts.up, experts.down, strict=True)
+        return torch.cat([(silu(part @ gate.T) * (part @ up.T)) @ down.T for part, gate, up, down in parts])
+
+    return compute
+
+
+def _passes_of(
+    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rows: torch.Tensor, counts: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the outputs, and the gradient of the rows."""
+    given = rows.clone().requires_grad_()
+    outputs = compute(given, counts)
+    outputs.square().mean().backward()
+    assert given.grad is not None
+    return [outputs.detach(), given.grad]
 
 
 def _ring_error(device: str, tokens: int, dtype: torch.dtype) -> float:

@@ -347,6 +347,12 @@ def ring_row(place: Place) -> Values:
     return values
 
 
+def experts_row(place: Place) -> Values:
+    values = result_of(place.run("experts_apart"))
+    expect(values["float32"] < 1e-4 and values["bfloat16"] < 3e-2, "the results of a product per expert", values)
+    return values
+
+
 def scaler_row(place: Place) -> Values:
     values = result_of(place.run("overflowing"))
     expect(0 < values["skipped"] < values["steps"], "some skipped steps, and then some that are not", values)
@@ -389,6 +395,7 @@ ROWS = (
     Row("compile", compile_row, 120),
     Row("copies", copies_row, 60),
     Row("ring", ring_row, 60),
+    Row("experts", experts_row, 60),
     Row("offload", offload_row, 150),
     Row("adapters", adapters_row, 90),
 )

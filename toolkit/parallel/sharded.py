@@ -37,10 +37,13 @@ _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "as_is": None}
 Between = Callable[[], AbstractContextManager[None]]
 
 
-def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: ParallelTable, whole: Mesh) -> Between:
+def shard(
+    model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: ParallelTable, whole: Mesh | None = None
+) -> Between:
     """Shard `model` over the ranks of `mesh`, whose dimensions are "replicate", "shard" or both. Collective.
 
-    Either may be merged with "cp", as in "shard_cp". Experts are sharded over their own dimensions of the `whole` mesh.
+    Either may be merged with "cp", as in "shard_cp". With the `whole` mesh, experts are sharded over its own
+    dimensions for them.
 
     Without "shard" in the mesh, FSDP2 replicates the model. Unlike DDP, it accepts models that are split over
     tensor-parallel ranks.
@@ -50,7 +53,8 @@ def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: Parall
     """
     is_sharded = any(name.startswith("shard") for name in mesh.mesh_dim_names or ())
     units = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
-    shard_experts(model, whole, units, reshard=is_sharded and settings.zero == 3)
+    if whole is not None:
+        shard_experts(model, whole, units, reshard=is_sharded and settings.zero == 3)
     for part in (*_wrapped(model, outline, settings), model):
         # Only the model's own outputs: those of inner modules keep the type of the computation.
         precision = replace(units, output_dtype=_TYPES[settings.output_type]) if part is model else units
