@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import parity
@@ -49,6 +50,23 @@ def test_ranks_that_share_experts_train_as_one_process(tmp_path, ranks, parallel
     found = run(tmp_path / "ranks", ranks, parallel, args, **train)
     alone = run(tmp_path / "alone", 1, {}, args, **{k: v for k, v in train.items() if k == "clip_norm"})
     assert parity.difference(found, alone, STEPS).largest <= parity.BOUND
+
+
+# All products of three dimensions on 8 ranks; experts are split where shard x cp allows it.
+PRODUCTS = [
+    {name: 2 for name in names if name != "replicate"} | ({"ep": 2} if {"shard", "cp"} & {*names} else {})
+    for names in combinations(("pp", "replicate", "shard", "cp", "tp"), 3)
+]
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("parallel", PRODUCTS, ids=lambda sizes: " x ".join(sizes))
+def test_products_of_three_dimensions_train_as_one_process(tmp_path, parallel):
+    given = parallel | ({"context": "ring"} if "cp" in parallel else {})
+    found = run(tmp_path / "ranks", 8, given, steps=20)
+    alone = run(tmp_path / "alone", 1, {}, steps=20)
+    assert parity.difference(found, alone, 20).loss <= parity.BOUND
 
 
 MIGRATION = {"expert_migration": 1.01, "expert_check_every": 1, "expert_checks": 1, "expert_cooldown": 0}
