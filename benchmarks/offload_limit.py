@@ -29,7 +29,7 @@ from toolkit.train.memory.tier import _PIECE_BYTES, _THREADS
 
 # 303 million parameters: 4.8 GB of parameters, gradients and AdamW's state.
 SETTINGS = (
-    "args.width=1024", "args.layers=24", "args.heads=16", "args.context=128", "args.dropout=0.0", "train.batch=2",
+    "args.width=1024", "args.layers=24", "args.heads=16", "args.context=128", "args.dropout=0.0", "train.batch=2", "train.clip_norm=0.0",
     'train.recompute="every"', "checkpoint.every_steps=100000",
     'env.vars={MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536", MALLOC_ARENA_MAX="1"}',
 )  # fmt: skip
@@ -172,7 +172,7 @@ def main() -> None:
     print(f"losses equal to the last bit: {sum(equal)} of {len(equal)}, the last one after a resume")
     # The first step has no state to read, and the last one is the first after the resume.
     compute, with_tier = ([one["seconds"] for one in records[1:-1]] for records in (before, after))
-    move_s = PARAMETERS * (8 + 4) / read_rate + PARAMETERS * (8 + 4) / write_rate
+    move_s = PARAMETERS * 8 / read_rate + PARAMETERS * 8 / write_rate  # AdamW's state; gradients do not move
     bound = max(min(compute), move_s)  # type: ignore[type-var]
     print(
         f"step: without a limit {min(compute):.1f} s (median {statistics.median(compute):.1f}), bytes at the disk's rate "  # type: ignore[type-var, arg-type]

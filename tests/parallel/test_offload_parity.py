@@ -56,6 +56,14 @@ def test_every_loss_and_weight_is_that_of_a_run_without(tmp_path, without, layou
     assert not list(tmp_path.glob("offload-*")), "the file has no name that could remain"
 
 
+@pytest.mark.parametrize("layout", sampled([ONE, SHARDS], lambda case: case[0] is ONE), ids=lambda layout: layout.name)
+def test_updates_in_the_backward_pass_are_those_after_it(tmp_path, layout):
+    """Of steps with one micro-batch, and without clipping, which needs the gradients of all parameters first."""
+    settings = {"steps": STEPS, "micro_batch": 0, "clip_norm": 0.0}
+    found = run(layout, tmp_path / "run", **settings, offload=EVERYTHING[:2], offload_to=str(tmp_path))
+    assert difference(found, run(layout, tmp_path / "without", **settings), STEPS).largest == 0
+
+
 def test_a_run_resumes_with_another_tier_and_from_a_layout_without_one(tmp_path, without):
     first = {"steps": STEPS, "offload": EVERYTHING, "offload_to": str(tmp_path)}
     run(ONE, tmp_path / "run", **first | {"steps": CUT})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -60,7 +61,8 @@ def small_chunks(monkeypatch):
     monkeypatch.setitem(streamed_optimizer._CHUNK_BYTES, "cpu", 10_000)
 
 
-def losses_of(kind: str, tier: Tier | None, offload: tuple[str, ...] = ()) -> list[float]:
+def losses_of(kind: str, tier: Tier | None, offload: tuple[str, ...] = (), *, passes: int = 2) -> list[float]:
+    """With one pass per step, and a tier, parameters are updated in the backward pass."""
     torch.manual_seed(0)
     model = Model(kind)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -74,13 +76,15 @@ def losses_of(kind: str, tier: Tier | None, offload: tuple[str, ...] = ()) -> li
             offload_activations(list(model.blocks), tier)
     found = []
     for step in range(4):
-        for part in range(2):
+        for part in range(passes):
             tokens = torch.randint(0, 50, (64, 9), generator=torch.Generator().manual_seed(2 * step + part))
             loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
+            with optimizer.updating() if tier is not None and passes == 1 else nullcontext():
+                loss.backward()
             found.append(loss.item())
-        with torch.no_grad():
-            found.append(model(tokens).sum().item())  # a validation between passes
+        if passes > 1:
+            with torch.no_grad():
+                found.append(model(tokens).sum().item())  # a validation between passes
         optimizer.step()
         optimizer.zero_grad()
     return found
@@ -95,6 +99,14 @@ def test_every_loss_is_that_of_a_model_in_memory(tmp_path, kind, offload):
     tier = FileTier(tmp_path) if len(offload) > 1 else HostTier("cpu")
     offload = tuple(part for part in offload if part != "activations" or kind != "recomputed")
     assert losses_of(kind, tier, offload) == losses_of(kind, None)
+    assert tier.traffic.read_bytes > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("offload", [("gradients",), ("gradients", "parameters")], ids=str)
+def test_updates_in_the_backward_pass_are_those_after_it(tmp_path, kind, offload):
+    tier = FileTier(tmp_path)
+    assert losses_of(kind, tier, offload, passes=1) == losses_of(kind, None, passes=1)
     assert tier.traffic.read_bytes > 0
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from toolkit.parallel.passes import MicroBatch
 from toolkit.train.average import WeightAverage
 from toolkit.train.guard import GO_ON, LossGuard, StepDecision
 from toolkit.train.memory.offload_gradients import OffloadedGradients
+from toolkit.train.memory.streamed_optimizer import StreamedOptimizer
 from toolkit.train.optim.adascale import AdaScale, PartGradients
 from toolkit.train.optim.precision import agree_found_inf, found_inf_of
 from toolkit.train.optim.rate_scaling import LearningRate
@@ -88,7 +90,8 @@ class OptimizerStep:
         Raises:
             ToolkitError: the run exceeds the guard's limit of bad steps.
         """
-        sums, exchange = self._accumulate(micro_batches, asked, skipped)
+        with self._updating(micro_batches):
+            sums, exchange = self._accumulate(micro_batches, asked, skipped)
         with self.model.profile.phase(OPTIMIZER):
             norm = self._clipped()
             decision = GO_ON
@@ -105,6 +108,18 @@ class OptimizerStep:
         exchange.wait()
         experts = self.model.experts.end() if self.model.experts and decision is GO_ON else None
         return Stepped(sums[0], sums[1], sums[2], norm, rate, decision, experts)
+
+    def _updating(self, micro_batches: Sequence[MicroBatch]) -> AbstractContextManager[None]:
+        """Return the context in which offloaded parameters are updated in the backward pass, if nothing must precede that."""
+        waits = self.clip_norm or self.guard is not None or len(micro_batches) > 1
+        if waits or self.gradients is None or not isinstance(self.optimizer, StreamedOptimizer):
+            return nullcontext()
+        self._set_rate(self.schedule.rate())
+        return self.optimizer.updating()
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def _clipped(self) -> Tensor:
         """Clip the gradient of the step; return its norm before clipping, without the loss scale."""
@@ -136,8 +151,7 @@ class OptimizerStep:
 
     def _update(self, rate: float, *, keep: bool) -> None:
         """Update the weights if the guard accepts the step (`keep`)."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self._set_rate(rate)
         if (compression := self.model.compression) is not None:
             overflowed = self.scaler is not None and bool(found_inf_of(self.scaler, self.optimizer))
             if overflowed or not keep:

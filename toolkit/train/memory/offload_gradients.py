@@ -1,7 +1,7 @@
 """Keep the gradients of a step in a tier: a backward pass then needs memory for the newest ones only."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,17 @@ _MOST_WRITES = 2  # of gradients under way
 class OffloadedGradients:
     """Takes each gradient from its parameter as soon as it is complete, and keeps it in a tier.
 
-    With FSDP2 this is the reduced gradient of this rank's shard. Gradients of further micro-batches are added.
+    With FSDP2 this is the reduced gradient of this rank's shard. Gradients of further micro-batches are added. `update`
+    gets each complete gradient instead of the tier, if it is set.
     """
+
+    update: Callable[[nn.Parameter], None] | None = None
 
     def __init__(self, parameters: Iterable[nn.Parameter], tier: Tier) -> None:
         self._tier = tier
         self._slots: dict[nn.Parameter, Slot] = {}
         self._norms: dict[nn.Parameter, Tensor] = {}  # of the gradients in the tier
+        self._updated: set[nn.Parameter] = set()  # those whose gradients `update` got
         self._writes: deque[Transfer] = deque()
         self._clipped_to: tuple[float, Tensor] | None = None
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
@@ -34,6 +38,12 @@ class OffloadedGradients:
 
     def _take(self, parameter: nn.Parameter) -> None:
         gradient = local_of(parameter.grad)
+        if self.update is not None:
+            self._norms[parameter] = part_of_norm(gradient)
+            self._updated.add(parameter)
+            self.update(parameter)
+            parameter.grad = None
+            return
         if parameter not in self._slots:
             self._slots[parameter] = self._tier.slot(gradient)
         slot = self._slots[parameter]
@@ -56,7 +66,7 @@ class OffloadedGradients:
 
     def read(self, parameter: nn.Parameter) -> tuple[Tensor, Transfer] | None:
         """Start to read a gradient; None if the parameter has none in this step."""
-        if parameter not in self._norms:
+        if parameter not in self._norms or parameter in self._updated:
             return None
         gradient = torch.empty_like(local_of(parameter))
         return gradient, self._tier.read(self._slots[parameter], gradient)
@@ -72,6 +82,7 @@ class OffloadedGradients:
         """Drop the gradients of this step."""
         self._await_writes(0)
         self._norms, self._clipped_to = {}, None
+        self._updated.clear()
 
     def _await_writes(self, most: int) -> None:
         while len(self._writes) > most:

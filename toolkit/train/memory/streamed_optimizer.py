@@ -1,12 +1,14 @@
 """An optimizer whose state is in a tier outside of the device: the update fetches it in chunks.
 
 The update runs where the parameters are, with the optimizer of the job, so that its result is the same to the last bit.
-While one chunk is updated, the next one is read and the previous one is written. After S. Rajbhandari et al.,
+While one chunk is updated, the next one is read and the previous one is written. In `updating`, this happens during the
+backward pass: each parameter is updated as soon as its gradient is complete. After S. Rajbhandari et al.,
 "ZeRO-Infinity", SC 2021, arXiv:2104.07857, which updates on the CPU instead.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = ["StreamedOptimizer"]
 
 # Of parameters, by the type of device. Three chunks with state and gradients, three times as large, are in memory at once.
 _CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
+_AHEAD = 2  # parameters whose state is read in a backward pass before their gradients are complete
 _LEAST_ELEMENTS = 1024  # smaller state, such as a step counter, stays where it is
 
 
@@ -62,6 +65,10 @@ class StreamedOptimizer(JointOptimizer):
         self._slots: dict[tuple[nn.Parameter, str], Slot] = {}
         device = self.param_groups[0]["params"][0].device.type
         self.chunks = list(_chunks_of(self.param_groups, _CHUNK_BYTES[device]))
+        self._backward = [parameter for group in self.param_groups for parameter in group["params"]][::-1]
+        self._order = {parameter: place for place, parameter in enumerate(self._backward)}
+        self._ahead: dict[nn.Parameter, _Fetched] = {}  # those whose state is read before their gradient is complete
+        self._writes: deque[list[Transfer]] = deque()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -79,6 +86,34 @@ class StreamedOptimizer(JointOptimizer):
         for transfers in writes:
             wait_for(transfers)
 
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Update each parameter in the backward pass within this context, which must have a single one; `step` does the rest.
+
+        Gradients then do not pass through the tier, and transfers are hidden by the computation. `lr` must be final.
+        """
+        assert self._gradients is not None
+        self._gradients.update = self._update_now
+        try:
+            yield
+        finally:
+            self._gradients.update = None
+            self._ahead.clear()
+            while self._writes:
+                wait_for(self._writes.popleft())
+
+    @torch.no_grad()
+    def _update_now(self, parameter: nn.Parameter) -> None:
+        fetched = self._ahead.pop(parameter, None) or self._fetch([parameter])
+        # A backward pass visits parameters from the last to the first one.
+        place = self._order[parameter]
+        for following in self._backward[place + 1 : place + 1 + _AHEAD]:
+            if following not in self._ahead:
+                self._ahead[following] = self._fetch([following], with_values=False)
+        if len(self._writes) > 1:
+            wait_for(self._writes.popleft())
+        self._writes.append(self._update(fetched))
+
     def step_chunk(self, parameters: Sequence[nn.Parameter]) -> None:
         """Update some parameters, which have gradients."""
         with torch.no_grad():
@@ -89,14 +124,15 @@ class StreamedOptimizer(JointOptimizer):
         if self._gradients is not None:
             self._gradients.forget()
 
-    def _fetch(self, parameters: Sequence[nn.Parameter]) -> _Fetched:
+    def _fetch(self, parameters: Sequence[nn.Parameter], *, with_values: bool = True) -> _Fetched:
+        """Start to read what the update of these parameters needs, with their own values if the tier has them."""
         fetched = _Fetched(parameters)
         for parameter in parameters:
             found = self._gradients.read(parameter) if self._gradients is not None else None
             if found is not None:
                 fetched.gradients.append((parameter, found[0]))
                 fetched.transfers.append(found[1])
-            if self.parameters is not None:
+            if self.parameters is not None and with_values:
                 fetched.transfers += self.parameters.fetch([parameter])
             for name, value in self.state.get(parameter, {}).items():
                 if not isinstance(value, Tensor) or value.numel() < _LEAST_ELEMENTS:
