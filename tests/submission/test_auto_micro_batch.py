@@ -79,7 +79,8 @@ def test_ctrl_c_in_the_search_leaves_no_run(toolkit, terminal, job):
     command = [str(Path(sys.executable).with_name("toolkit")), "run", job, "--site", "local", "--set=args.hangs=true"]
     window = terminal(command, cwd=toolkit.folder, env=dict(os.environ))
     window.until("finding train.micro_batch")
-    while not list(toolkit.folder.rglob("trials/*/*/attempts/000/start.json")):
+    # Not rglob, which fails if a folder disappears while it looks into all of them.
+    while not list(toolkit.folder.glob("runs/job/*/trials/job/*/attempts/000/start.json")):
         window.until("")
     window.interrupt()
     assert window.wait() == 130
