@@ -125,22 +125,28 @@ class TestUnderMpirun:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("own", [None, "0"])
-def test_open_mpi_waits_only_when_it_can_receive(monkeypatch, own):
-    """Otherwise an early message of another rank kills a rank in MPI_Init. A user's own setting stays."""
+@pytest.mark.parametrize(
+    ("variables", "own", "found"),
+    [
+        ({"PMIX_RANK": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, None, "1"),
+        ({"PMIX_RANK": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, "0", "0"),
+        ({"PMIX_RANK": "0", "SLURM_STEP_TASKS_PER_NODE": "2,1"}, None, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, None, None),
+    ],
+)
+def test_open_mpi_waits_only_when_it_can_receive(monkeypatch, variables, own, found):
+    """Else an early message kills a rank in MPI_Init. A user's own setting stays; ranks of one node wait twice."""
     name = "OMPI_MCA_pmix_base_async_modex"
-    monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPI4PY_LIBMPI", "libmpi.so.40")
-    pin_library()
-    assert name not in os.environ, "other launchers are left alone"
-    monkeypatch.setenv("PMIX_RANK", "0")
-    if own is not None:
-        monkeypatch.setenv(name, own)
-    else:
-        monkeypatch.setenv(name, "")  # so that monkeypatch removes what pin_library sets
+    for variable in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(name, own or "")
+    if own is None:
         monkeypatch.delenv(name)
     pin_library()
-    assert os.environ[name] == (own or "1")
+    assert os.environ.get(name) == found
 
 
 def test_torchrun_starts_the_same_program():

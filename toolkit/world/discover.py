@@ -33,11 +33,12 @@ def pin_library() -> bool:
     Under PMIx, toolkit selects Open MPI if the dynamic linker finds it. The `mpich` wheel supports only Hydra's PMI and
     would kill the process, so it is never used there. In all other cases, mpi4py's own search is correct.
 
-    On busy nodes, Slurm lets some ranks leave both barriers of Open MPI 4's MPI_Init while another one still waits in the
-    first. Their first message reaches that rank before it can receive any, and kills it by SIGSEGV. With this variable,
-    MPI_Init waits only at its end, when a rank can receive.
+    On busy nodes with one rank each, Slurm lets some ranks leave both barriers of Open MPI 4's MPI_Init while another one
+    still waits in the first. Their first message reaches that rank before it can receive any, and kills it by SIGSEGV. With
+    this variable, MPI_Init waits only at its end, when a rank can receive. Ranks of one node need the first barrier.
     """
-    if launched_by_pmix(os.environ):
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    if launched_by_pmix(os.environ) and tasks and {*expand_tasks_per_node(tasks)} == {1}:
         os.environ.setdefault("OMPI_MCA_pmix_base_async_modex", "1")
     if os.environ.get("MPI4PY_LIBMPI") or not launched_by_pmix(os.environ):
         return True
