@@ -20,7 +20,7 @@ class OffloadedGradients:
     """Takes each gradient from its parameter as soon as it is complete, and keeps it in a tier.
 
     With FSDP2 this is the reduced gradient of this rank's shard. Gradients of further micro-batches are added. `update`
-    gets each complete gradient instead of the tier, if it is set.
+    gets each complete gradient instead of the tier, if it is set. `parameters` are those with gradients, in model order.
     """
 
     update: Callable[[nn.Parameter], None] | None = None
@@ -32,8 +32,8 @@ class OffloadedGradients:
         self._updated: set[nn.Parameter] = set()  # those whose gradients `update` got
         self._writes: deque[Transfer] = deque()
         self._clipped_to: tuple[float, Tensor] | None = None
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        for parameter in self._parameters:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def _take(self, parameter: nn.Parameter) -> None:
@@ -56,10 +56,14 @@ class OffloadedGradients:
         self._writes.append(self._tier.write(slot, gradient))
         parameter.grad = None
 
+    def is_complete(self, parameter: nn.Parameter) -> bool:
+        """Return whether the parameter has a gradient in this step."""
+        return parameter in self._norms
+
     def clip(self, max_norm: float) -> Tensor:
         """Return the norm of all gradients; `read` then scales them to `max_norm` (0: no limit). Collective."""
         self._await_writes(0)
-        held = [parameter for parameter in self._parameters if parameter in self._norms]
+        held = [parameter for parameter in self.parameters if parameter in self._norms]
         norm = norm_of_parts([(parameter, self._norms[parameter]) for parameter in held], None)
         self._clipped_to = (max_norm, norm) if max_norm else None
         return norm

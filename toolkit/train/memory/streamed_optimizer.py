@@ -65,7 +65,7 @@ class StreamedOptimizer(JointOptimizer):
         self._slots: dict[tuple[nn.Parameter, str], Slot] = {}
         device = self.param_groups[0]["params"][0].device.type
         self.chunks = list(_chunks_of(self.param_groups, _CHUNK_BYTES[device]))
-        self._backward = [parameter for group in self.param_groups for parameter in group["params"]][::-1]
+        self._backward = gradients.parameters[::-1] if gradients is not None else []
         self._order = {parameter: place for place, parameter in enumerate(self._backward)}
         self._ahead: dict[nn.Parameter, _Fetched] = {}  # those whose state is read before their gradient is complete
         self._writes: deque[list[Transfer]] = deque()
@@ -104,11 +104,12 @@ class StreamedOptimizer(JointOptimizer):
 
     @torch.no_grad()
     def _update_now(self, parameter: nn.Parameter) -> None:
+        assert self._gradients is not None
         fetched = self._ahead.pop(parameter, None) or self._fetch([parameter])
         # A backward pass visits parameters from the last to the first one.
         place = self._order[parameter]
         for following in self._backward[place + 1 : place + 1 + _AHEAD]:
-            if following not in self._ahead:
+            if following not in self._ahead and not self._gradients.is_complete(following):
                 self._ahead[following] = self._fetch([following], with_values=False)
         if len(self._writes) > 1:
             wait_for(self._writes.popleft())
