@@ -129,7 +129,7 @@ class Router(nn.Module):
             return Routed(
                 numbers.flatten(), experts.flatten(), weights.flatten(), None, chosen, none, logits, probabilities
             )
-        experts, kept = _within(experts, given.experts, self.capacity_of(len(scores)))
+        kept = _have_room(experts, given.experts, self.capacity_of(len(scores)))
         if given.overflow == "next":
             experts, kept = self._with_next(experts, kept, ranked)
             # Gradients reach the gate through the expert that a token uses, at the weight that it gave the full one.
@@ -181,11 +181,10 @@ def _count(experts: Tensor, number: int) -> Tensor:
     return torch.zeros(number, dtype=torch.long, device=experts.device).index_add_(0, flat, torch.ones_like(flat))
 
 
-def _within(experts: Tensor, number: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return `experts` and which assignments their experts take: first choices before second ones, then by token."""
+def _have_room(experts: Tensor, number: int, capacity: int) -> Tensor:
+    """Return which assignments, (tokens, top), their experts take: first choices before second ones, then by token."""
     first_choices = experts.t().flatten()
-    kept = (_rank_within(first_choices, number) < capacity).view(experts.shape[1], -1).t()
-    return experts, kept
+    return (_rank_within(first_choices, number) < capacity).view(experts.shape[1], -1).t()
 
 
 def _rank_within(labels: Tensor, number: int) -> Tensor:
