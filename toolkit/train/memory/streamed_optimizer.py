@@ -6,7 +6,7 @@ backward pass: each parameter is updated as soon as its gradient is complete. Af
 "ZeRO-Infinity", SC 2021, arXiv:2104.07857, which updates on the CPU instead.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ __all__ = ["StreamedOptimizer"]
 # Of parameters, by the type of device. Three chunks with state and gradients, three times as large, are in memory at once.
 _CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
 _AHEAD = 2  # parameters whose state is read in a backward pass before their gradients are complete
-_MOST_FREE = 8  # buffers of a size that are kept for later chunks
 _LEAST_ELEMENTS = 1024  # smaller state, such as a step counter, stays where it is
 
 
@@ -38,14 +37,6 @@ class _Fetched:
     state: list[tuple[nn.Parameter, str, Tensor]] = field(default_factory=list)
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-
-
-@dataclass
-class _Written:
-    """The new state of a chunk, under way into the tier, and the buffers that are free when it has arrived."""
-
-    transfers: list[Transfer] = field(default_factory=list)
-    buffers: list[Tensor] = field(default_factory=list)
 
 
 class StreamedOptimizer(JointOptimizer):
@@ -77,31 +68,29 @@ class StreamedOptimizer(JointOptimizer):
         self._backward = gradients.parameters[::-1] if gradients is not None else []
         self._order = {parameter: place for place, parameter in enumerate(self._backward)}
         self._ahead: dict[nn.Parameter, _Fetched] = {}  # those whose state is read before their gradient is complete
-        self._writes: deque[_Written] = deque()
-        # Buffers for state of a size, which are used again: fresh memory would cost a page fault per 4 KiB.
-        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._writes: deque[list[Transfer]] = deque()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters, chunk by chunk."""
         assert closure is None, "a closure would have to compute all gradients again"
-        writes: deque[_Written] = deque()
+        writes: deque[list[Transfer]] = deque()
         following = self._fetch(self.chunks[0])
         for number in range(len(self.chunks)):
             fetched = following
             if len(writes) > 1:
-                self._end(writes.popleft())
+                wait_for(writes.popleft())
             if number + 1 < len(self.chunks):
                 following = self._fetch(self.chunks[number + 1])
             writes.append(self._update(fetched))
-        for written in writes:
-            self._end(written)
+        for transfers in writes:
+            wait_for(transfers)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Update each parameter in the backward pass within this context, which must have a single one; `step` does the rest.
 
-        Gradients then do not pass through the tier, and transfers are hidden by the computation. `lr` must be final.
+        Gradients then do not pass through the tier. `lr` must be final.
         """
         assert self._gradients is not None
         self._gradients.update = self._update_now
@@ -111,7 +100,7 @@ class StreamedOptimizer(JointOptimizer):
             self._gradients.update = None
             self._ahead.clear()
             while self._writes:
-                self._end(self._writes.popleft())
+                wait_for(self._writes.popleft())
 
     @torch.no_grad()
     def _update_now(self, parameter: nn.Parameter) -> None:
@@ -123,13 +112,13 @@ class StreamedOptimizer(JointOptimizer):
             if following not in self._ahead and not self._gradients.is_complete(following):
                 self._ahead[following] = self._fetch([following], with_values=False)
         if len(self._writes) > 1:
-            self._end(self._writes.popleft())
+            wait_for(self._writes.popleft())
         self._writes.append(self._update(fetched))
 
     def step_chunk(self, parameters: Sequence[nn.Parameter]) -> None:
         """Update some parameters, which have gradients."""
         with torch.no_grad():
-            self._end(self._update(self._fetch(parameters)))
+            wait_for(self._update(self._fetch(parameters)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -153,27 +142,13 @@ class StreamedOptimizer(JointOptimizer):
                 slot = self._slots.get((parameter, name))
                 if slot is None or _place(kept) != _place(slot.kept):  # not in the tier, but loaded since
                     continue
-                near = self._buffer(kept, own.device)
+                near = torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=own.device)
                 fetched.state.append((parameter, name, near))
                 fetched.transfers.append(self._tier.read(slot, near))
         return fetched
 
-    def _buffer(self, like: Tensor, device: torch.device) -> Tensor:
-        """Return memory for a tensor with the shape and strides of `like`."""
-        free = self._free[like.numel(), like.dtype]
-        if free and like.is_contiguous():
-            return free.pop().view(like.shape)
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
-
-    def _end(self, written: _Written) -> None:
-        wait_for(written.transfers)
-        for buffer in written.buffers:
-            free = self._free[buffer.numel(), buffer.dtype]
-            if buffer.is_contiguous() and len(free) < _MOST_FREE:
-                free.append(buffer)
-
-    def _update(self, fetched: _Fetched) -> _Written:
-        """Update the parameters of a chunk; return its new state on its way into the tier."""
+    def _update(self, fetched: _Fetched) -> list[Transfer]:
+        """Update the parameters of a chunk; return the transfers of its new state into the tier."""
         wait_for(fetched.transfers)
         for parameter, name, near in fetched.state:
             self.state[parameter][name] = like_parameter(parameter, near)
@@ -188,24 +163,21 @@ class StreamedOptimizer(JointOptimizer):
         finally:
             for group, parameters in zip(self.param_groups, groups, strict=True):
                 group["params"] = parameters
-        written = _Written()
-        for parameter in fetched.parameters:
-            self._put_away(parameter, written)
+        writes = [write for parameter in fetched.parameters for write in self._put_away(parameter)]
         for parameter, _ in fetched.gradients:
             parameter.grad = None
         if self.parameters is not None:
-            written.transfers += self.parameters.put_away(fetched.parameters)
-        return written
+            writes += self.parameters.put_away(fetched.parameters)
+        return writes
 
-    def _put_away(self, parameter: nn.Parameter, written: _Written) -> None:
+    def _put_away(self, parameter: nn.Parameter) -> Iterator[Transfer]:
         for name, value in self.state.get(parameter, {}).items():
             if self._with_state and isinstance(value, Tensor) and value.numel() >= _LEAST_ELEMENTS:
                 near = local_of(value)
                 slot = self._slots.get((parameter, name))
                 if slot is None:
                     slot = self._slots[parameter, name] = self._tier.slot(near)
-                written.transfers.append(self._tier.write(slot, near))
-                written.buffers.append(near)
+                yield self._tier.write(slot, near)
                 self.state[parameter][name] = like_parameter(parameter, slot.kept)
 
 
