@@ -41,7 +41,7 @@ EXPERTS = {"experts": 8, "expert_hidden": 32, "z_loss": 0.01}
 
 @dataclass(frozen=True)
 class Layout:
-    """So many ranks, and their table [parallel]. With `has_experts`, the job is train_moe, not train_lm."""
+    """A number of ranks, and their table [parallel]. With `has_experts`, the job is train_moe, not train_lm."""
 
     name: str
     ranks: int

@@ -128,6 +128,6 @@ def test_an_overflow_of_fp16_leaves_the_residual_unchanged_and_later_ones_are_un
 
 
 def test_harmful_combinations_are_reported(tmp_path):
-    said = said_by(run(Compressed({"algorithm": "top_k"}), tmp_path, steps=1), 0)
-    assert "gradient compression: bursts of error feedback disturb adamw" in said
-    assert "gradient compression: about 100 steps pass until a gradient is sent, but the run has only 1" in said
+    log = said_by(run(Compressed({"algorithm": "top_k"}), tmp_path, steps=1), 0)
+    assert "gradient compression: bursts of error feedback disturb adamw" in log
+    assert "gradient compression: about 100 steps pass until a gradient is sent, but the run has only 1" in log

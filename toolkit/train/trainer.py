@@ -24,7 +24,6 @@ from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.metrics.validation import in_words
 from toolkit.parallel.context.order import own_tokens
 from toolkit.parallel.distribute import Design, DistributedModel, Part, distribute
-from toolkit.parallel.experts.migration import Migration
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, Read, parameters_on_meta
 from toolkit.parallel.mesh import Mesh, make_mesh
@@ -39,6 +38,7 @@ from toolkit.train.data import Loader, LoaderSettings
 from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.source import Source
 from toolkit.train.early_stop import EarlyStop
+from toolkit.train.expert_migration import migration_of
 from toolkit.train.guard import LossGuard
 from toolkit.train.held_out import HeldOut, Validation
 from toolkit.train.loop.step import LossOf, OptimizerStep
@@ -142,7 +142,7 @@ class Trainer:
         if self.model.compression is not None and self._scaler is not None:
             self.model.compression.scale = self._scaler.get_scale
         self.step = self._made_step()
-        self._migration = self._made_migration()
+        self._migration = migration_of(self.model, self.optimizer, self.average, self._config)
         # Data-parallel ranks need different dropout, ranks with parts of the same model need equal dropout. The
         # rehearsal draws random numbers, so seed again before the first step.
         seed_rank(train.seed, 0, self.model.stream[0])
@@ -251,24 +251,6 @@ class Trainer:
             train.batch, train.clip_norm, self._scaler, self.average, self._guard, parts,
             self._offload.gradients if self._offload else None, self._task.weight_of,
         )  # fmt: skip
-
-    def _made_migration(self) -> Migration | None:
-        parallel, train = self._config.parallel, self._config.train
-        if self.model.experts is None or not parallel.expert_migration:
-            return None
-        if parallel.ep == 1 or train.offloaded - {"activations"}:
-            raise ToolkitError(
-                "experts move only between several ranks, and not with offloaded state",
-                where="parallel.expert_migration",
-                fix="set it to 0, or ep = 2 without train.offload",
-            )
-
-        def companions(parameter: nn.Parameter) -> list[Tensor]:
-            of_optimizer = self.optimizer.state.get(parameter, {}).values()
-            moved = [one for one in of_optimizer if isinstance(one, Tensor) and one.shape == parameter.shape]
-            return moved + (self.average.of(self.model.module, parameter) if self.average else [])
-
-        return Migration(self.model.experts.layers, parallel, companions)
 
     def _count_flops(self) -> float | None:
         """Return the model FLOPs of a sample, forward and backward; None if shapes do not determine them."""

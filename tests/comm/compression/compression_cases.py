@@ -170,9 +170,9 @@ def resume(state: Any, settings: GradientCompressionTable, steps: int) -> tuple[
     run(then, range(7, 9))  # a rehearsal, whose traces the load removes
     room = then.kept.room()
     assert shapes(room) == shapes(saved)
-    said = then.kept.take(saved, [], peers.size)
+    notice = then.kept.take(saved, [], peers.size)
     then.load_state_dict(counted)
-    return run(first, range(steps, 2 * steps)), run(then, range(steps, 2 * steps)), said
+    return run(first, range(steps, 2 * steps)), run(then, range(steps, 2 * steps)), notice
 
 
 def shapes(tree: Any) -> Any:
@@ -201,7 +201,7 @@ def continue_from(
     compression = compression_of(peers, settings)
     own = f"rank-{peers.place:05d}"
     missing = [f"{own}.{kind}.{name}" for kind, tensors in saved["mean"].items() for name in tensors]
-    said = compression.kept.take(saved, missing, ranks)
+    notice = compression.kept.take(saved, missing, ranks)
     for step in range(3, 6):
         found = gradients(peers.place, step)
         wanted = mean_over(peers, found)
@@ -210,7 +210,7 @@ def continue_from(
             left[name] = left[name] + wanted[name] - found[name].double()
     residual = compression.kept.saved()["mean"]["residual"]
     differences = [float((left[one] - residual[one]).norm() / left[one].norm()) for one in compression.compressed]
-    return max(differences), said
+    return max(differences), notice
 
 
 def approximate(state: Any, rank: int, rounds: int, kind: str) -> tuple[float, float]:

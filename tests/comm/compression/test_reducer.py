@@ -83,11 +83,11 @@ def test_feedback_reaches_a_minimum_that_no_rank_has_alone(ranks, algorithm, key
 @pytest.mark.parametrize("saved", ["mean", "exact"])
 def test_a_resume_repeats_every_bit(ranks, algorithm, saved):
     keys = {"momentum": 0.9} if algorithm in ("top_k", "ef21") else {}
-    for after, resumed, said in ranks(2).run(cases.resume, table(algorithm, residual_saved=saved, **keys), 3):
+    for after, resumed, notice in ranks(2).run(cases.resume, table(algorithm, residual_saved=saved, **keys), 3):
         keeps = bool(ALGORITHMS[algorithm].feedback) or algorithm == "ef21"
         # Equal means are not what each rank had, unless it keeps nothing.
         assert (after == resumed) == (saved == "exact" or not keeps)
-        assert said == ""
+        assert notice == ""
 
 
 @pytest.mark.parametrize("algorithm", ["ef_sign", "top_k", "random_k", "powersgd"])
@@ -95,9 +95,9 @@ def test_other_numbers_of_ranks_conserve_the_sum(ranks, algorithm):
     settings = table(algorithm, density=0.1, residual_saved="exact")
     (saved, left), *_ = ranks(4).run(cases.save_residual, settings)
     for size in (2, 3):
-        for difference, said in ranks(size).run(cases.continue_from, settings, saved, left, 4):
+        for difference, notice in ranks(size).run(cases.continue_from, settings, saved, left, 4):
             assert difference < 1e-5
-            assert said == "each rank continues with the mean residual of 4 ranks"
+            assert notice == "each rank continues with the mean residual of 4 ranks"
 
 
 def test_a_checkpoint_without_residuals_is_reported(ranks):
