@@ -108,6 +108,9 @@ def test_updates_in_the_backward_pass_are_those_after_it(tmp_path, kind, offload
     tier = FileTier(tmp_path)
     assert losses_of(kind, tier, offload, passes=1) == losses_of(kind, None, passes=1)
     assert tier.traffic.read_bytes > 0
+    if offload == ("gradients",):
+        moved = tier.traffic
+        assert moved.read_bytes * 4 == moved.written_bytes * 3, "state moves once a step, and is not read in the first"
 
 
 def test_between_steps_the_blocks_need_no_memory():

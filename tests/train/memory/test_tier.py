@@ -21,6 +21,8 @@ TENSORS = {
     "scalar": torch.tensor(2.5, dtype=torch.float64),
     "not a multiple of a page": torch.randn(1001),
     "several pieces": torch.randn(3, 1_000_003),
+    "whole pages": torch.randn(5 << 19),
+    "a page too short": torch.randn((1 << 20) - 1),
     "bf16": torch.randn(257, 33).bfloat16(),
     "bool": torch.rand(1000) > 0.5,
     "transposed": torch.randn(40, 30).t(),
@@ -41,6 +43,11 @@ def test_a_tensor_returns_as_it_was(tmp_path, tensor, kind):
     tier.read(slot, found).wait()
     assert torch.equal(found, tensor) and found.stride() == tensor.stride()
     assert torch.equal(slot.kept, tensor), "a checkpoint reads it, too"
+    near = tier.empty(slot, tensor.device)
+    tier.read(slot, near).wait()
+    tier.write(other, near).wait()
+    assert torch.equal(near, tensor) and near.stride() == tensor.stride()
+    assert torch.equal(other.kept, tensor)
 
 
 def test_what_a_checkpoint_fills_is_read(tmp_path):

@@ -60,6 +60,10 @@ class OffloadedGradients:
         """Return whether the parameter has a gradient in this step."""
         return parameter in self._norms
 
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Return whether the tier has a gradient of this step."""
+        return parameter in self._norms and parameter not in self._updated
+
     def clip(self, max_norm: float) -> Tensor:
         """Return the norm of all gradients; `read` then scales them to `max_norm` (0: no limit). Collective."""
         self._await_writes(0)
@@ -70,7 +74,7 @@ class OffloadedGradients:
 
     def read(self, parameter: nn.Parameter) -> tuple[Tensor, Transfer] | None:
         """Start to read a gradient; None if the parameter has none in this step."""
-        if parameter not in self._norms or parameter in self._updated:
+        if not self.holds(parameter):
             return None
         gradient = torch.empty_like(local_of(parameter))
         return gradient, self._tier.read(self._slots[parameter], gradient)

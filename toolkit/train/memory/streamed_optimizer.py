@@ -25,7 +25,6 @@ __all__ = ["StreamedOptimizer"]
 
 # Of parameters, by the type of device. Three chunks with state and gradients, three times as large, are in memory at once.
 _CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
-_AHEAD = 2  # parameters whose state is read in a backward pass before their gradients are complete
 _LEAST_ELEMENTS = 1024  # smaller state, such as a step counter, stays where it is
 
 
@@ -63,8 +62,8 @@ class StreamedOptimizer(JointOptimizer):
         super().__init__(optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,))
         self._tier, self._gradients, self._with_state = tier, gradients, with_state
         self._slots: dict[tuple[nn.Parameter, str], Slot] = {}
-        device = self.param_groups[0]["params"][0].device.type
-        self.chunks = list(_chunks_of(self.param_groups, _CHUNK_BYTES[device]))
+        self._chunk_bytes = _CHUNK_BYTES[self.param_groups[0]["params"][0].device.type]
+        self.chunks = list(_chunks_of(self.param_groups, self._chunk_bytes))
         self._backward = gradients.parameters[::-1] if gradients is not None else []
         self._order = {parameter: place for place, parameter in enumerate(self._backward)}
         self._ahead: dict[nn.Parameter, _Fetched] = {}  # those whose state is read before their gradient is complete
@@ -72,17 +71,18 @@ class StreamedOptimizer(JointOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters, chunk by chunk."""
+        """Update all parameters with gradients, chunk by chunk; those that the backward pass updated have none any more."""
         assert closure is None, "a closure would have to compute all gradients again"
         writes: deque[list[Transfer]] = deque()
-        following = self._fetch(self.chunks[0])
-        for number in range(len(self.chunks)):
-            fetched = following
+        with_gradients = ([one for one in chunk if self._has_gradient(one)] for chunk in self.chunks)
+        following = map(self._fetch, filter(None, with_gradients))
+        fetched = next(following, None)
+        while fetched is not None:
             if len(writes) > 1:
                 wait_for(writes.popleft())
-            if number + 1 < len(self.chunks):
-                following = self._fetch(self.chunks[number + 1])
+            next_one = next(following, None)
             writes.append(self._update(fetched))
+            fetched = next_one
         for transfers in writes:
             wait_for(transfers)
 
@@ -106,14 +106,24 @@ class StreamedOptimizer(JointOptimizer):
     def _update_now(self, parameter: nn.Parameter) -> None:
         assert self._gradients is not None
         fetched = self._ahead.pop(parameter, None) or self._fetch([parameter])
-        # A backward pass visits parameters from the last to the first one.
-        place = self._order[parameter]
-        for following in self._backward[place + 1 : place + 1 + _AHEAD]:
-            if following not in self._ahead and not self._gradients.is_complete(following):
-                self._ahead[following] = self._fetch([following], with_values=False)
+        self._read_ahead(self._order[parameter] + 1)
         if len(self._writes) > 1:
             wait_for(self._writes.popleft())
         self._writes.append(self._update(fetched))
+
+    def _read_ahead(self, place: int) -> None:
+        """Start to read the state of the next parameters; a backward pass visits them from the last to the first one."""
+        assert self._gradients is not None
+        ahead_bytes = 0
+        for following in self._backward[place:]:
+            if ahead_bytes >= self._chunk_bytes:
+                break
+            ahead_bytes += local_of(following).nbytes
+            if following not in self._ahead and not self._gradients.is_complete(following):
+                self._ahead[following] = self._fetch([following], with_values=False)
+
+    def _has_gradient(self, parameter: nn.Parameter) -> bool:
+        return parameter.grad is not None or (self._gradients is not None and self._gradients.holds(parameter))
 
     def step_chunk(self, parameters: Sequence[nn.Parameter]) -> None:
         """Update some parameters, which have gradients."""
@@ -142,7 +152,7 @@ class StreamedOptimizer(JointOptimizer):
                 slot = self._slots.get((parameter, name))
                 if slot is None or _place(kept) != _place(slot.kept):  # not in the tier, but loaded since
                     continue
-                near = torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=own.device)
+                near = self._tier.empty(slot, own.device)
                 fetched.state.append((parameter, name, near))
                 fetched.transfers.append(self._tier.read(slot, near))
         return fetched

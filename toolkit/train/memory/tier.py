@@ -4,6 +4,7 @@ A tier gives each tensor a slot. Transfers between a slot and a tensor on the de
 stream, or in threads that read and write a file in pieces with O_DIRECT (open(2)). A copy is exact, bit by bit.
 """
 
+import ctypes
 import errno
 import mmap
 import os
@@ -75,6 +76,11 @@ class Tier(ABC):
     @abstractmethod
     def slot(self, like: Tensor) -> Slot:
         """Return a new slot for tensors with this shape, these strides and this type; its content is undefined."""
+
+    def empty(self, slot: Slot, device: torch.device) -> Tensor:
+        """Return a new tensor like a slot, to read it into."""
+        kept = slot.kept
+        return torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=device)
 
     def write(self, slot: Slot, tensor: Tensor) -> "Transfer":
         """Copy a tensor into a slot; do not change the tensor before the transfer has ended."""
@@ -229,6 +235,13 @@ class FileTier(Tier):
         self._size += length
         return slot
 
+    def empty(self, slot: Slot, device: torch.device) -> Tensor:
+        """Return a new tensor like a slot; on a CPU, O_DIRECT reads into its memory and writes from it without a copy."""
+        kept = slot.kept
+        if device.type != "cpu" or kept.nbytes < _PIECE_BYTES // 8:
+            return super().empty(slot, device)
+        return _pages(kept.nbytes)[: kept.nbytes].view(kept.dtype).as_strided(kept.shape, kept.stride())
+
     def _map(self, length: int) -> None:
         os.ftruncate(self._file, self._mapped + length)
         # A shared mapping: neither RLIMIT_DATA nor the job's own memory counts it before its pages are used.
@@ -266,35 +279,45 @@ class FileTier(Tier):
         if slot.last is not None:
             slot.last.wait()
         content = bytes_in_memory(tensor)
+        is_whole_pages = not tensor.is_cuda and content.data_ptr() % _ALIGNMENT == len(content) % _ALIGNMENT == 0
+        move = self._move if is_whole_pages else self._move_through_buffer
         ready = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
         pieces = [
-            self._threads.submit(self._move, slot.first_byte + at, content[at : at + _PIECE_BYTES], ready, is_write)
+            self._threads.submit(move, slot.first_byte + at, content[at : at + _PIECE_BYTES], is_write, ready)
             for at in range(0, len(content), _PIECE_BYTES)
         ]
         slot.last = InThreads(pieces, self.traffic, self._folder, tensor)
         return slot.last
 
-    def _move(self, first_byte: int, piece: Tensor, ready: torch.cuda.Event | None, is_write: bool) -> None:
-        if ready is not None:
-            ready.synchronize()
-        buffer, memory = self._buffer()
-        if is_write:
-            buffer[: len(piece)].copy_(piece)
-        length, done, call = _aligned(len(piece)), 0, os.pwritev if is_write else os.preadv
-        while done < length:
-            count = call(self._file, [memory[done:length]], first_byte + done)
+    def _move(self, first_byte: int, pages: Tensor, is_write: bool, ready: torch.cuda.Event | None = None) -> None:
+        """Read or write memory whose address and length O_DIRECT accepts."""
+        # Not `numpy`, after which torch could not resize the storage.
+        memory = memoryview((ctypes.c_char * len(pages)).from_address(pages.data_ptr())).cast("B")
+        done, call = 0, os.pwritev if is_write else os.preadv
+        while done < len(memory):
+            count = call(self._file, [memory[done:]], first_byte + done)
             if count == 0:
                 raise OSError(errno.EIO, "the file is shorter than its slots")
             done += count
-        if not is_write:
-            piece.copy_(buffer[: len(piece)])
 
-    def _buffer(self) -> tuple[Tensor, memoryview]:
-        """Return this thread's buffer, whose address O_DIRECT accepts."""
+    def _move_through_buffer(
+        self, first_byte: int, piece: Tensor, is_write: bool, ready: torch.cuda.Event | None
+    ) -> None:
+        if ready is not None:
+            ready.synchronize()
+        buffer = self._buffer()[: _aligned(len(piece))]
+        if is_write:
+            _copy_bytes(buffer, piece)
+        self._move(first_byte, buffer, is_write)
+        if not is_write:
+            _copy_bytes(piece, buffer)
+
+    def _buffer(self) -> Tensor:
+        """Return the buffer of this thread."""
         if not hasattr(self._own, "buffer"):
-            pages = mmap.mmap(-1, _PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._own.buffer = (torch.frombuffer(pages, dtype=torch.uint8), memoryview(pages))
-        return self._own.buffer
+            self._own.buffer = _pages(_PIECE_BYTES)
+        buffer: Tensor = self._own.buffer
+        return buffer
 
 
 Transfer = _Done | _OnStream | InThreads  # under way; `wait` returns when later work on the device has the new content
@@ -313,6 +336,21 @@ def wait_for(transfers: Iterable[Transfer]) -> None:
 
 def _aligned(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pages(length: int) -> Tensor:
+    """Return new memory of whole pages, of at least this many bytes."""
+    pages = mmap.mmap(-1, _aligned(length), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _copy_bytes(target: Tensor, source: Tensor) -> None:
+    """Copy the bytes of the shorter tensor. On a CPU without `copy_`, whose OpenMP threads would spin beside computation."""
+    length = min(len(target), len(source))
+    if target.is_cuda or source.is_cuda:
+        target[:length].copy_(source[:length])
+    else:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), length)
 
 
 def bytes_in_memory(tensor: Tensor) -> Tensor:
