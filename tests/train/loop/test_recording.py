@@ -34,6 +34,7 @@ from toolkit.metrics.windows import (
     WORK_CPU,
 )
 
+PARAMETER_BYTES = 21_344 * 4  # of the model of `launch.job`
 LATE_S = 0.2  # longer than a step takes on a busy machine
 
 
@@ -76,6 +77,10 @@ def test_each_rank_has_its_steps_and_a_late_rank_has_the_work_that_the_other_wai
         rows = written_rows(run_dir, rank)
         assert [row["step"] for row in rows] == list(range(1, 13))
         assert set(rows[0]) >= {*COLUMNS} - {SAVE, DEVICE, BYTES}
+        assert [BYTES in row for row in rows] == [False] * 2 + [True] * 10
+        # Sharded: weights gathered for both passes, and gradients scattered; each sends half to the other rank.
+        expected = PARAMETER_BYTES * (1.5 if layout else 1)
+        assert {round(row[BYTES], -2) for row in rows[2:]} == {round(expected, -2)}
         assert {row["step"] for row in rows if row[SAVE]} == {8, 12}
         assert all(WORK_CPU in row for row in rows if not row[SAVE])
         assert all({STEP, LOSS, GRAD_NORM} <= row.keys() and row[TOKENS] == 4 * 16 for row in rows)

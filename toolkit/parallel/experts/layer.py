@@ -3,6 +3,7 @@
 In a single process it needs nothing else; `distribute` tells it which ranks share its experts.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import dropout, grouped_mm, silu
 from torch.utils._python_dispatch import _disable_current_modes
 
+from toolkit.comm.sent_bytes import SentBytes
 from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.balance import Balance, LayerBalance
 from toolkit.parallel.experts.exchange import exchange_tokens
@@ -150,7 +152,10 @@ class MoE(nn.Module):
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         # When a pass is repeated, FSDP2 gathers weights by other operations than the first time. Selective recomputation,
         # which compares the operations of both passes, must not see them.
-        with _disable_current_modes():
+        with _disable_current_modes() as disabled, ExitStack() as counting:
+            for mode in disabled:
+                if isinstance(mode, SentBytes):
+                    counting.enter_context(mode)
             outputs: Tensor = self.experts(rows, counts)
         return outputs
 

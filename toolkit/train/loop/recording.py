@@ -1,21 +1,24 @@
 """Record the steps of the training loop on this rank; the phases of some steps, on a GPU by events read some steps later."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from time import thread_time
 from typing import Any
 
 import torch
 
+from toolkit.comm.sent_bytes import SentBytes
 from toolkit.comm.waits import waits_noted
 from toolkit.metrics.phases import HostClock, PhaseSum, Profile, sums_of
 from toolkit.metrics.recorder import PhaseSampling, Recorder
-from toolkit.metrics.windows import COLUMNS, GRAD_NORM, LOSS, SAVE, TOKENS
+from toolkit.metrics.windows import BYTES, COLUMNS, GRAD_NORM, LOSS, SAVE, TOKENS
 from toolkit.parallel.experts.balancing import ExpertLoad
 from toolkit.world.record import record, recorder_of_rank
 
 _MARKS = 32
-_TOKENS, _LOSS, _GRAD_NORM, _SAVE = map(COLUMNS.index, (TOKENS, LOSS, GRAD_NORM, SAVE))
+_TOKENS, _LOSS, _GRAD_NORM, _SAVE, _BYTES = map(COLUMNS.index, (TOKENS, LOSS, GRAD_NORM, SAVE, BYTES))
+_STEPS_PER_COUNT = 2000  # a step is slower while its bytes are counted, about twice as slow if its operators are small
+_FIRST_COUNT = 3  # DDP still makes its buckets in the second step
 
 
 class _EventClock:
@@ -48,6 +51,8 @@ class RecordedSteps:
         self._watching = ExitStack()
         self._has_phases = False  # of the current step
         self._number: int | None = None
+        self._steps = 0
+        self._sent = SentBytes()
         self._clock: _EventClock | HostClock = HostClock()
         if self._recorder is not None:
             if torch.device(device).type == "cuda":
@@ -74,6 +79,25 @@ class RecordedSteps:
             self._end(self._recorder, self._number)
             self._number = None
             self._recorder.write(is_last=True)
+
+    @contextmanager
+    def counting_bytes(self) -> Iterator[None]:
+        """Record the bytes that this rank sends within this context, which must be once in a step.
+
+        Counts them in the third step and every `_STEPS_PER_COUNT` steps, and records the last count in the others. Counts
+        nothing if the model is compiled, because counting changes what runs.
+        """
+        if self._recorder is None or self._is_compiled:
+            yield
+            return
+        self._steps += 1
+        if self._steps % _STEPS_PER_COUNT == _FIRST_COUNT:
+            with SentBytes() as self._sent:
+                yield
+        else:
+            yield
+        if self._steps >= _FIRST_COUNT:
+            self._recorder.noted[_BYTES] = self._sent.total
 
     def logged(self, tokens: int, loss: float, grad_norm: float) -> None:
         """Record values of this step: the number of tokens on this rank, and what the loop has read from the device."""

@@ -80,7 +80,8 @@ def training_steps(
         # step and takes effect at its end.
         asked = saves.asked() if saves else world.stop_asked(state.step)
         skipped = broken.new() if broken else 0
-        stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
+        with recorded.counting_bytes():
+            stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
         if broken:
             broken.add(settings.batch, int(stepped.skipped))
         if stepped.decision.action != "go_on":
