@@ -42,6 +42,8 @@ def loop_calls(recorded: RecordedSteps, profile: Profile) -> Calls:
         recorded.begin(number)
         with profile.phase(DATA):
             pass
+        with recorded.counting_bytes():
+            pass
         profile.phase(FORWARD).__enter__()
 
     def backward(_: int) -> None:

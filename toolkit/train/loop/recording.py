@@ -1,7 +1,7 @@
 """Record the steps of the training loop on this rank; the phases of some steps, on a GPU by events read some steps later."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from time import thread_time
 from typing import Any
 
@@ -19,6 +19,7 @@ _MARKS = 32
 _TOKENS, _LOSS, _GRAD_NORM, _SAVE, _BYTES = map(COLUMNS.index, (TOKENS, LOSS, GRAD_NORM, SAVE, BYTES))
 _STEPS_PER_COUNT = 2000  # a step is slower while its bytes are counted, about twice as slow if its operators are small
 _FIRST_COUNT = 3  # DDP still makes its buckets in the second step
+_NOT_COUNTING = nullcontext()
 
 
 class _EventClock:
@@ -52,7 +53,8 @@ class RecordedSteps:
         self._has_phases = False  # of the current step
         self._number: int | None = None
         self._steps = 0
-        self._sent = SentBytes()
+        self._counting: SentBytes | None = None
+        self._sent: int | None = None  # bytes
         self._clock: _EventClock | HostClock = HostClock()
         if self._recorder is not None:
             if torch.device(device).type == "cuda":
@@ -80,24 +82,16 @@ class RecordedSteps:
             self._number = None
             self._recorder.write(is_last=True)
 
-    @contextmanager
-    def counting_bytes(self) -> Iterator[None]:
-        """Record the bytes that this rank sends within this context, which must be once in a step.
+    def counting_bytes(self) -> AbstractContextManager[object]:
+        """Return a context in which the bytes that this rank sends are counted in some steps; call it once in each step.
 
-        Counts them in the third step and every `_STEPS_PER_COUNT` steps, and records the last count in the others. Counts
-        nothing if the model is compiled, because counting changes what runs.
+        The other steps are recorded with the last count. Compiled models are not counted, because counting changes what runs.
         """
-        if self._recorder is None or self._is_compiled:
-            yield
-            return
         self._steps += 1
-        if self._steps % _STEPS_PER_COUNT == _FIRST_COUNT:
-            with SentBytes() as self._sent:
-                yield
-        else:
-            yield
-        if self._steps >= _FIRST_COUNT:
-            self._recorder.noted[_BYTES] = self._sent.total
+        if self._recorder is None or self._is_compiled or self._steps % _STEPS_PER_COUNT != _FIRST_COUNT:
+            return _NOT_COUNTING
+        self._counting = SentBytes()
+        return self._counting
 
     def logged(self, tokens: int, loss: float, grad_norm: float) -> None:
         """Record values of this step: the number of tokens on this rank, and what the loop has read from the device."""
@@ -119,6 +113,10 @@ class RecordedSteps:
 
     def _end(self, recorder: Recorder, number: int) -> int:
         """End a step; return the time in nanoseconds."""
+        if self._counting is not None:
+            self._sent, self._counting = self._counting.total, None
+        if self._sent is not None:
+            recorder.noted[_BYTES] = self._sent
         if not self._has_phases:
             return recorder.end(number)
         self._has_phases = False
