@@ -13,6 +13,7 @@ from parity import Layout
 from sampling import sampled
 
 from toolkit.errors import ToolkitError
+from toolkit.metrics.step_profile import read_profile
 
 EP = {"shard": 2, "ep": 2}
 STEPS = parity.SAMPLED_STEPS
@@ -67,6 +68,15 @@ def test_products_of_three_dimensions_train_as_one_process(tmp_path, parallel):
     found = run(tmp_path / "ranks", 8, given, steps=20)
     alone = run(tmp_path / "alone", 1, {}, steps=20)
     assert parity.difference(found, alone, 20).loss <= parity.BOUND
+
+
+def test_a_profile_names_the_waits_of_experts_and_of_the_ring(tmp_path):
+    run(tmp_path, 2, {"cp": 2, "ep": 2, "context": "ring"}, steps=5, profile_from=2, profile_steps=3)
+    profile = read_profile(tmp_path / "metrics" / "profile.json")
+    named = {phase.name: phase.mean_s for phase in profile.phases}
+    assert named["all-to-all"] > 0 and named["ring"] > 0
+    assert sum(named.values()) == pytest.approx(profile.step.mean_s)
+    assert profile.work.max <= profile.step.mean_s - named["all-to-all"], "waits are no work"
 
 
 MIGRATION = {"expert_migration": 1.01, "expert_check_every": 1, "expert_checks": 1, "expert_cooldown": 0}

@@ -1,5 +1,6 @@
 """Record in the step profile how long a rank waits for communication that computation does not hide."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,12 +13,29 @@ from toolkit.comm.compat import when_computed
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, COMMUNICATION
 
-__all__ = ["backward", "waits_noted"]
+__all__ = ["backward", "waits_as", "waits_noted"]
+
+
+class _Waits(threading.local):
+    phase = COMMUNICATION
+
+
+_waits = _Waits()
+
+
+@contextmanager
+def waits_as(phase: str) -> Iterator[None]:
+    """Within this context, count the waits of this thread as this phase, one of `WAITS`."""
+    before, _waits.phase = _waits.phase, phase
+    try:
+        yield
+    finally:
+        _waits.phase = before
 
 
 @contextmanager
 def waits_noted(profile: Profile, *, functional: bool = True) -> Iterator[None]:
-    """Within this context, record waits for collectives in torch's Python code as phase "communication" of `profile`.
+    """Within this context, record waits for collectives in torch's Python code as phase "communication" of `profile`, or as `waits_as` names them.
 
     These are synchronous calls of torch.distributed, `wait` of asynchronous ones, FSDP2 on the CPU, and DTensor. All of
     them call one of the two functions that this context replaces. DDP waits in C++, at the end of `backward`.
@@ -39,7 +57,7 @@ def waits_noted(profile: Profile, *, functional: bool = True) -> Iterator[None]:
 
 def _noted(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]:
     def noted(*given: Any, **named: Any) -> Any:
-        with profile.phase(COMMUNICATION):
+        with profile.phase(_waits.phase):
             return function(*given, **named)
 
     return noted

@@ -41,10 +41,9 @@ _PHASES = {
     step_profile.DATA: _AT[windows.DATA],
     step_profile.FORWARD: _AT[windows.FORWARD],
     step_profile.BACKWARD: _AT[windows.BACKWARD],
-    step_profile.COMMUNICATION: _EXPOSED,
     step_profile.OPTIMIZER: _AT[windows.OPTIMIZER],
 }
-_NO_WORK = (step_profile.COMMUNICATION, step_profile.CHECKPOINT)
+_NO_WORK = (*step_profile.WAITS, step_profile.CHECKPOINT)
 # What the recorder measures itself; a program may record every other metric.
 MEASURED = frozenset(
     (
@@ -212,6 +211,7 @@ def _add_work(values: list[float], phases: Mapping[str, PhaseSum]) -> None:
     if phases:
         for name, column in _PHASES.items():
             values[column] = phases[name].own_ns / 1e9 if name in phases else 0.0
+        values[_EXPOSED] = sum(phases[name].own_ns for name in step_profile.WAITS if name in phases) / 1e9
         values[_WORK] = sum(phase.own_ns for name, phase in phases.items() if name not in _NO_WORK) / 1e9
     elif values[_EXPOSED] != ABSENT:  # a script recorded it
         values[_WORK] = values[_STEP] - values[_EXPOSED] - (values[_SAVE] if values[_SAVE] != ABSENT else 0.0)

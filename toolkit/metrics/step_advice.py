@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolkit.metrics.limits import limit
-from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, StepProfile
+from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, WAITS, StepProfile
 from toolkit.metrics.verdicts import Severity, severity_of
 
 __all__ = ["Advice", "advise", "advise_on_shares", "less_communication"]
@@ -60,7 +60,9 @@ def advise(profile: StepProfile) -> tuple[Advice, ...]:
     changes = {COMMUNICATION: less_communication(profile.mesh, profile.nodes, has_passes=has_passes)}
     if settings.fused is False:
         changes[OPTIMIZER] = "create the optimizer with fused=True, or use a larger train.batch and fewer steps"
-    shares = advise_on_shares({name: profile.share(name) for name in _SHARES}, {}, changes)
+    of_phases = {name: profile.share(name) for name in _SHARES}
+    of_phases[COMMUNICATION] = sum(map(profile.share, WAITS))
+    shares = advise_on_shares(of_phases, {}, changes)
     found = [*_late(profile), *shares, *_small_passes(profile), *_unsteady(profile)]
     order = {"unsteady": 2, "small passes": 1}
     return tuple(sorted(found, key=lambda advice: (order.get(advice.rule, 0), -advice.value)))
@@ -111,7 +113,7 @@ def _late(profile: StepProfile) -> Iterator[Advice]:
     behind_s = work.max - (work.min if profile.ranks == 2 else work.median)
     share = behind_s / profile.step.mean_s
     if share > most:
-        own = [phase for phase in profile.phases if phase.name != COMMUNICATION]
+        own = [phase for phase in profile.phases if phase.name not in WAITS]
         phase = max(own, key=lambda phase: phase.ranks.max - phase.ranks.min)
         yield Advice(
             "late rank",

@@ -17,7 +17,7 @@ from toolkit.metrics.typed_json import read_typed
 from toolkit.rundir.files import read_json, write_json
 
 __all__ = [
-    "BACKWARD", "CHECKPOINT", "COMMUNICATION", "DATA", "FILE", "FORWARD", "OPTIMIZER", "TRACE_FILE", "VALIDATION",
+    "ALL_TO_ALL", "BACKWARD", "CHECKPOINT", "COMMUNICATION", "DATA", "FILE", "FORWARD", "OPTIMIZER", "RING", "TRACE_FILE", "VALIDATION", "WAITS",
     "PhaseBeside", "RankProfile", "Spread", "StepProfile", "StepSettings", "compare", "read_profile", "summarise",
     "write_profile",
 ]  # fmt: skip
@@ -28,7 +28,9 @@ TRACE_FILE = "trace.json"
 # Phases of the training loop, in the order of a step. A job may add its own.
 DATA, FORWARD, BACKWARD, COMMUNICATION = "data", "forward", "backward", "communication"
 OPTIMIZER, VALIDATION, CHECKPOINT, REST = "optimizer", "validation", "checkpoint", "rest"
-USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, VALIDATION, CHECKPOINT)
+ALL_TO_ALL, RING = "all-to-all", "ring"  # the communication of experts and of attention over split sequences
+WAITS = (COMMUNICATION, ALL_TO_ALL, RING)
+USUAL = (DATA, FORWARD, BACKWARD, *WAITS, OPTIMIZER, VALIDATION, CHECKPOINT)
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def compare(ranks: Sequence[RankProfile]) -> tuple[PhaseOverRanks, tuple[PhaseOv
     names = {name: None for named in of_ranks for name in named}
     ordered = [*(name for name in USUAL if name in names), *sorted(set(names) - {*USUAL, REST}), REST]
     phases = tuple(over_ranks([named.get(name) for named in of_ranks], total_s) for name in ordered)
-    waited = [named[COMMUNICATION].mean_s if COMMUNICATION in named else 0.0 for named in of_ranks]
+    waited = [sum(named[name].mean_s for name in WAITS if name in named) for named in of_ranks]
     work = Spread.of([rank.step.mean_s - wait for rank, wait in zip(ranks, waited, strict=True)])
     return over_ranks([rank.step for rank in ranks], total_s), phases, work
 

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 from toolkit.metrics.step_advice import advise
-from toolkit.metrics.step_profile import COMMUNICATION, PhaseOverRanks, Spread, StepProfile
+from toolkit.metrics.step_profile import WAITS, PhaseOverRanks, Spread, StepProfile
 from toolkit.units import format_bytes_in
 
 __all__ = ["lines_of"]
-
-_EXPOSED = "communication, exposed"
 
 
 def lines_of(profile: StepProfile) -> Iterator[str]:
@@ -37,7 +35,7 @@ def lines_of(profile: StepProfile) -> Iterator[str]:
 
 
 def _row(phase: PhaseOverRanks) -> str:
-    name = _EXPOSED if phase.name == COMMUNICATION else phase.name
+    name = f"{phase.name}, exposed" if phase.name in WAITS else phase.name
     ranks = phase.ranks
     return (
         f"{name:24}{_ms(phase.mean_s)}{100 * phase.share:6.1f} %{_ms(phase.p50_s)}{_ms(phase.p95_s)}"

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from toolkit.comm.waits import waits_as
+from toolkit.metrics.step_profile import ALL_TO_ALL
 from toolkit.parallel.context.order import sequence_order
 
 __all__ = ["heads_to_tokens", "tokens_to_heads"]
@@ -55,5 +57,6 @@ def _exchanged(tensor: Tensor, group: dist.ProcessGroup, to_heads: bool) -> Tens
     cut, joined = (1, 2) if to_heads else (2, 1)
     sent = tensor.unflatten(cut, (ranks, -1)).movedim(cut, 0).contiguous()
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
+    with waits_as(ALL_TO_ALL):
+        dist.all_to_all_single(received, sent, group=group)
     return received.movedim(0, joined).flatten(joined, joined + 1)

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from toolkit.comm.waits import waits_as
+from toolkit.metrics.step_profile import RING
 from toolkit.parallel.context.kernels import attend, attend_backward, merge
 
 __all__ = ["RingAttention"]
@@ -94,8 +96,9 @@ class _Hop:
         )
 
     def wait(self) -> Tensor:
-        for work in self._works:
-            work.wait()
+        with waits_as(RING):
+            for work in self._works:
+                work.wait()
         return self._arriving
 
 

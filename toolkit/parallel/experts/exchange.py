@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from toolkit.comm.waits import waits_as
+from toolkit.metrics.step_profile import ALL_TO_ALL
+
 __all__ = ["Exchange", "exchange_tokens"]
 
 Splits = list[int]
@@ -58,7 +61,8 @@ class _Start(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, None]:
         exchange: Exchange = ctx.exchange
         assert exchange.work is not None
-        exchange.work.wait()
+        with waits_as(ALL_TO_ALL):
+            exchange.work.wait()
         returned, exchange.returning = exchange.returning, None
         return returned, None
 
@@ -68,7 +72,8 @@ class _Finish(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
         ctx.exchange = exchange
         assert exchange.work is not None, "call start() first"
-        exchange.work.wait()
+        with waits_as(ALL_TO_ALL):
+            exchange.work.wait()
         return rows.view_as(rows)
 
     @staticmethod
@@ -115,7 +120,8 @@ def _over_ranks(
 ) -> Tensor:
     ranks = dist.get_world_size(group)
     arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts, group=group)
+    with waits_as(ALL_TO_ALL):
+        dist.all_to_all_single(arriving, counts, group=group)
     by_rank = arriving.view(ranks, -1)  # (source rank, expert of this rank)
     # The only wait for the device in a layer: the host must know how many rows to expect.
     sent, received = torch.stack([counts.view(ranks, -1).sum(1), by_rank.sum(1)]).tolist()
