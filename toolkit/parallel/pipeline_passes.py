@@ -31,6 +31,7 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, FORWARD
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf
+from toolkit.parallel.sharded import reduce_sharded_parts
 
 __all__ = ["PipelinePasses"]
 
@@ -77,6 +78,10 @@ class _ProfiledStage(PipelineStage):
     def backward_weight_one_chunk(self, *given: Any, **named: Any) -> Any:
         with self._profile.phase(BACKWARD):
             return super().backward_weight_one_chunk(*given, **named)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        super().perform_reduce_grad(grad_scale_factor)
+        reduce_sharded_parts(self.submod)
 
 
 class PipelinePasses:

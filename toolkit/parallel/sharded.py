@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_composable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -29,7 +30,7 @@ from toolkit.parallel.experts.sharding import shard_experts
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
 
-__all__ = ["Between", "replicate_composable", "shard"]
+__all__ = ["Between", "reduce_sharded_parts", "replicate_composable", "shard"]
 
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "as_is": None}
@@ -141,6 +142,20 @@ def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Modul
         return left
     found.append(module)
     return 0
+
+
+def reduce_sharded_parts(model: nn.Module) -> None:
+    """Reduce the gradients of the sharded parts of a replicated model, such as its experts, after the last backward pass of a pipeline.
+
+    torch 2.13 does so for the parts that are wrapped as the whole model is (`PipelineStage.perform_reduce_grad`). Without it,
+    the optimizer would find no gradients of experts.
+    """
+    for part in model.modules() if isinstance(model, ReplicateModule) else ():
+        if isinstance(part, FSDPModule) and not isinstance(part, ReplicateModule):
+            state = fully_shard.state(part)  # type: ignore[attr-defined]
+            for group in state._fsdp_param_groups:
+                group.post_backward()
+            state._root_post_backward_final_callback()
 
 
 @contextmanager
