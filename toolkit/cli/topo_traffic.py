@@ -57,7 +57,8 @@ def traffic_of_job(
 
     traffic = nominal_traffic(sizes)
     if model is not None:
-        traffic |= model_traffic(model, job_step(resolved, sizes), sizes, resolved.parallel.zero)
+        settings = resolved.parallel
+        traffic |= model_traffic(model, job_step(resolved, sizes), sizes, settings.zero, settings.context)
     for text in payloads:
         name, _, number = text.partition("=")
         payload_bytes = _number(number)

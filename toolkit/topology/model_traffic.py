@@ -6,14 +6,17 @@ after pp and tp. They give bytes per rank; `traffic.edge_bytes` computes how man
 
 tp         4 L m all-reduces of b t h e: two forward and two backward in each layer.
            M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
-cp         a ring sends keys and values forward, and again backward together with their gradients: 6 L m b t' k e, with
-           the t' tokens of the whole sample and key width k. H. Liu et al., "Ring Attention", arXiv:2310.01889.
+cp         a ring of n ranks sends keys and values n - 1 times forward and backward, and their gradients n times: of
+           (4 + 2 n / (n - 1)) L m b t' k e, (n - 1) / n leave a rank, with the t' tokens of the whole sample and key width
+           k. H. Liu et al., "Ring Attention", arXiv:2310.01889. Exchanged heads: 4 L m b t (h + k) e, of queries, keys,
+           values and outputs, forward and backward. S. Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509.
 ep         4 L m all-to-alls: each token is sent to its experts and returned, forward and backward.
            D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
-shard      ZeRO stage 3 gathers parameters twice per micro-batch and reduce-scatters gradients once per step, (2 m + 1) P e;
-           lower stages gather and scatter once per step, 2 P e, as in an all-reduce.
-           S. Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 7.
-replicate  an all-reduce of the gradients of a rank after sharding, P e / (shard cp).
+shard      ZeRO stage 3 gathers parameters twice and reduce-scatters gradients once per micro-batch, 3 m P e; stage 2 gathers
+           once per step, (1 + m) P e; stage 1 also scatters once, 2 P e, as in an all-reduce. A pipeline scatters once per
+           step. S. Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 7. The experts of a rank are exchanged with the
+           shard cp / ep ranks that have the same ones.
+replicate  an all-reduce of the gradients of a rank after sharding, P e / (shard cp); without shard, cp takes part in it.
 pp         2 m times b t h e: activations forward, their gradients backward. Y. Huang et al., "GPipe", arXiv:1811.06965.
 """
 
@@ -67,12 +70,15 @@ def step_of(batch: int, micro_batch: int, sizes: Mapping[str, int]) -> Step:
     return Step(samples, ceil(share / samples))
 
 
-def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero: int = 3) -> dict[str, Traffic]:
+def model_traffic(
+    model: Transformer, step: Step, sizes: Mapping[str, int], zero: int = 3, context: str = "ring"
+) -> dict[str, Traffic]:
     """Return the traffic of each dimension, including `ep` if the model has experts.
 
     Args:
         sizes: size of each dimension, by default 1.
         zero: the ZeRO stage of `shard`, 0 to 3.
+        context: how attention works over `cp`, "ring" or "heads".
 
     Raises:
         ToolkitError: `ep` > 1 for a dense model, or the experts are not divisible by `ep`.
@@ -82,27 +88,42 @@ def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero
     layers, times = ceil(model.layers / pp), step.micro_batches
     tokens = step.micro_batch * model.context / cp
     activations = float(tokens * model.width * model.bytes_per_element)
-    keys = tokens * cp * (model.key_width or model.width) / tp * model.bytes_per_element
+    key_width = model.key_width or model.width
+    keys = tokens * cp * key_width / tp * model.bytes_per_element
     kept = min(model.attention_parameters, model.parameters) if model.experts else model.parameters
-    held = (kept + (model.parameters - kept) / ep) / (pp * tp) * model.bytes_per_element
-    rounds = 2 * times + 1 if zero == 3 else 2
+    of_a_parameter = model.bytes_per_element / (pp * tp)
+    dense, experts = kept * of_a_parameter, (model.parameters - kept) / ep * of_a_parameter
+    # As if all of shard x cp exchanged them, with the bytes of those that do.
+    copies = shard * cp // ep
+    exchanged = dense + (experts * (1 - 1 / copies) / (1 - 1 / (shard * cp)) if copies > 1 else 0.0)
+    rounds = _rounds(zero, times, is_pipeline=pp > 1)
+    if context == "heads":
+        sequences = 4 * tokens * (model.width + key_width) / tp * model.bytes_per_element
+    else:
+        sequences = (4 + 2 * (cp / (cp - 1) if cp > 1 else 2)) * keys
     traffic = {
         "tp": Traffic("all-reduce", 4 * layers * times * activations, 4 * layers * times, "arXiv:1909.08053"),
         # The parameter exchange over shard x cp consists of a part over shard and a part over cp.
         "cp": Traffic(
             "gather-scatter",
-            6 * layers * times * keys + rounds * held / shard,
+            layers * times * sequences + (rounds if shard > 1 else 2) * exchanged / shard,
             (2 * times + rounds) * layers,
             "arXiv:2310.01889",
         ),
-        "shard": Traffic("gather-scatter", rounds * held, rounds * layers, "arXiv:1910.02054"),
-        "replicate": Traffic("all-reduce", held / (shard * cp), layers, "arXiv:1910.02054"),
+        "shard": Traffic("gather-scatter", rounds * exchanged, rounds * layers, "arXiv:1910.02054"),
+        "replicate": Traffic("all-reduce", dense / (shard * cp) + experts / copies, layers, "arXiv:1910.02054"),
         "pp": Traffic("send", 2 * times * activations, 2 * times, "arXiv:1811.06965"),
     }
     if model.experts:
         calls = 4 * layers * times
         traffic["ep"] = Traffic("all-to-all", calls * activations * model.experts_per_token, calls, "arXiv:2006.16668")
     return traffic
+
+
+def _rounds(zero: int, micro_batches: int, *, is_pipeline: bool) -> int:
+    """Return how often all parameters or gradients are gathered or scattered in a step."""
+    scattered = 1 if is_pipeline or zero < 2 else micro_batches
+    return (2 * micro_batches if zero == 3 else 1) + scattered
 
 
 def _check_experts(model: Transformer, ep: int) -> None:
