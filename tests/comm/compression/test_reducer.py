@@ -6,6 +6,7 @@ import compression_cases as cases
 import pytest
 import torch
 from compression_cases import table
+from sampling import sampled
 
 from toolkit.comm.compression.algorithms import BUILD
 from toolkit.comm.compression.exchange import sent_bytes
@@ -57,7 +58,12 @@ def test_a_residual_that_decays_is_smaller(ranks):
     assert min(differences) > 0.05
 
 
-@pytest.mark.parametrize("algorithm", ["int4", "qsgd", "terngrad", "natural", "random_k", "bernoulli"])
+@pytest.mark.parametrize(
+    "algorithm",
+    sampled(
+        ["int4", "qsgd", "terngrad", "natural", "random_k", "bernoulli"], lambda case: case[0] in ("int4", "random_k")
+    ),
+)
 def test_the_mean_of_unbiased_results_is_exact(ranks, algorithm):
     keys = {"rounding": "stochastic"} if algorithm == "int4" else {}
     keys |= {"error_feedback": "off", "density": 0.1} if algorithm in ("random_k", "bernoulli") else {}
@@ -68,8 +74,11 @@ def test_the_mean_of_unbiased_results_is_exact(ranks, algorithm):
 
 @pytest.mark.parametrize(
     ("algorithm", "keys", "limit"),
-    [("top_k", {"density": 1 / 8}, 2), ("ef21", {"density": 1 / 8}, 0.2), ("ef_sign", {}, 2), ("one_bit", {}, 2),
-     ("int4", {"error_feedback": "on"}, 0.3)],
+    sampled(
+        [("top_k", {"density": 1 / 8}, 2), ("ef21", {"density": 1 / 8}, 0.2), ("ef_sign", {}, 2), ("one_bit", {}, 2),
+         ("int4", {"error_feedback": "on"}, 0.3)],
+        lambda case: case[0] in ("top_k", "ef21"),
+    ),
 )  # fmt: skip
 def test_feedback_reaches_a_minimum_that_no_rank_has_alone(ranks, algorithm, keys, limit):
     near = ranks(2).run(cases.descend, table(algorithm, **keys), 800, 0.01)
