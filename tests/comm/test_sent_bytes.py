@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.comm.compat import all_gather_single, reduce_scatter_single
+from toolkit.comm.ordered_thread import OrderedThread
 from toolkit.comm.sent_bytes import SentBytes
 
 ROWS = 3072  # float32; divisible by every number of ranks
@@ -80,10 +81,14 @@ def count_steps(world: Any) -> list[dict[str, int]]:
             with SentBytes() as counted:
                 one(torch.ones(4, 64)).sum().backward()
         counts.append(dict(counted.of))
-    return counts
+    thread = OrderedThread("exchange")
+    with SentBytes() as counted:
+        thread.submit(lambda: dist.all_reduce(torch.ones(64))).result()
+    thread.submit(lambda: dist.all_reduce(torch.ones(64))).result()
+    return [*counts, dict(counted.of)]
 
 
-def test_a_step_counts_its_backward_pass(tmp_path):
+def test_a_step_counts_its_backward_pass_and_threads_that_exchange_for_it(tmp_path):
     gradients = 2 * 64 * 64 * 4
     ddp, fsdp = {"all-reduce": gradients}, {"all-gather": 2 * gradients // 2, "reduce-scatter": gradients // 2}
-    assert results_of(count_steps, 2, tmp_path) == [[ddp, fsdp]] * 2
+    assert results_of(count_steps, 2, tmp_path) == [[ddp, fsdp, {"all-reduce": 256}]] * 2

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from toolkit.comm.sent_bytes import counted_here
+
 
 class OrderedThread:
     """Runs work in the order of `submit`, until it is closed or the process exits.
@@ -21,7 +23,7 @@ class OrderedThread:
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Queue `work`; the future gets its result or its exception."""
         future: Future[Any] = Future()
-        self._waiting.put((future, work))
+        self._waiting.put((future, counted_here(work)))
         return future
 
     def close(self) -> None:

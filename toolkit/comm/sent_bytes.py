@@ -4,17 +4,20 @@ Of S bytes over n ranks, an all-reduce sends 2 (n-1)/n S, and an all-gather, a r
 same formulas predict the traffic in `topology/traffic.py`. Other algorithms send at least as much.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["SentBytes"]
+__all__ = ["SentBytes", "counted_here"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,19 +84,35 @@ _SPLITS = 4  # the place of the sizes of the parts that a rank sends, in `alltoa
 _NAMESPACES = {"c10d": _C10D, "_c10d_functional": _FUNCTIONAL, "_dtensor": _DTENSOR}
 
 
+class _Entered(threading.local):
+    """The counters that a thread has entered, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.counters: list[SentBytes] = []
+
+
 class SentBytes(TorchDispatchMode):
     """Counts while it is entered, also in backward passes; slows every operator down by microseconds.
 
-    Collectives of other threads and of compiled functions are not counted. A compiled function runs as plain Python within
-    this context, so the results of a compiled model may change in their last bits.
+    Collectives of compiled functions are not counted, and those of other threads only through `counted_here`. A compiled
+    function runs as plain Python within this context, so the results of a compiled model may change in their last bits.
 
     Attributes:
         of: the bytes by the kind of collective.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of: Counter[str] | None = None) -> None:
         super().__init__()
-        self.of: Counter[str] = Counter()
+        self.of: Counter[str] = Counter() if of is None else of
+
+    def __enter__(self) -> Self:
+        _entered.counters.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _entered.counters.pop()
 
     @property
     def total(self) -> int:
@@ -106,8 +125,25 @@ class SentBytes(TorchDispatchMode):
             share = collective.share(group.size())
             if func._opname == "alltoall_base_" and args[_SPLITS]:  # unequal parts
                 share = 1 - args[_SPLITS][group.rank()] / max(1, sum(args[_SPLITS]))
-            self.of[collective.kind] += round(_bytes_of(args[collective.payload]) * share)
+            with _adding:
+                self.of[collective.kind] += round(_bytes_of(args[collective.payload]) * share)
         return func(*args, **(kwargs or {}))
+
+
+_entered, _adding = _Entered(), threading.Lock()
+
+
+def counted_here(work: Callable[[], T]) -> Callable[[], T]:
+    """Return `work` for another thread, which counts as if this thread did it."""
+    if not _entered.counters:
+        return work
+    of = _entered.counters[-1].of
+
+    def counted() -> T:
+        with SentBytes(of):
+            return work()
+
+    return counted
 
 
 def _group_of(group: Any) -> dist.ProcessGroup:
