@@ -86,6 +86,7 @@ def test_every_series_has_the_values_that_were_recorded(run_directory):
         "toolkit_step_seconds_count{}": 100, "toolkit_step_seconds_sum{}": 20, 'toolkit_phase_seconds{phase="data"}': 0.01,
         "toolkit_efficiency_ratio{}": 0.1035 / 0.2, 'toolkit_user_metric{name="reward_mean"}': 0.5,
         'toolkit_validation{name="top_1"}': 0.75, 'toolkit_rank_work_seconds{host="n1",rank="7"}': 0.107,
+        'toolkit_rank_sent_bytes{host="n1",rank="7"}': 4096,
         'toolkit_node_memory_used_bytes{host="n0",pool="host"}': 4e9,
         'toolkit_node_memory_free_bytes{host="n1",pool="host"}': 4e9, 'toolkit_gpu_busy_ratio{host="n0",gpu="0"}': 0.9,
         'toolkit_gpu_ecc_errors_total{host="n0",gpu="0"}': 3, 'toolkit_link_errors_total{host="n0",device="mlx5_0/1"}': 7,

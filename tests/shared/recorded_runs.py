@@ -63,7 +63,7 @@ def record_all(run: RunDirectory, *, ranks: int = 8, per_node: int = 4) -> Attem
         local = range(first, min(ranks, first + per_node))
         file = WindowFile(attempt.windows_file(first), host)
         for slot in (0, 1):
-            own = {rank: {**METRICS, windows.WORK: 0.1 + 0.001 * rank} for rank in local}
+            own = {rank: {**METRICS, windows.WORK: 0.1 + 0.001 * rank, windows.BYTES: 4096} for rank in local}
             file.append([window(rank, slot, host=host, **own[rank]) for rank in local])
         state = {
             "host": host, "time_s": now,

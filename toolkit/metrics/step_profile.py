@@ -28,7 +28,7 @@ TRACE_FILE = "trace.json"
 # Phases of the training loop, in the order of a step. A job may add its own.
 DATA, FORWARD, BACKWARD, COMMUNICATION = "data", "forward", "backward", "communication"
 OPTIMIZER, VALIDATION, CHECKPOINT, REST = "optimizer", "validation", "checkpoint", "rest"
-ALL_TO_ALL, RING = "all-to-all", "ring"  # the communication of experts and of attention over split sequences
+ALL_TO_ALL, RING = "all_to_all", "ring"  # the communication of experts and of attention over split sequences
 WAITS = (COMMUNICATION, ALL_TO_ALL, RING)
 USUAL = (DATA, FORWARD, BACKWARD, *WAITS, OPTIMIZER, VALIDATION, CHECKPOINT)
 
