@@ -40,6 +40,7 @@ def count_each(world: Any) -> dict[str, dict[str, int]]:
         "full_tensor": lambda: tensor.full_tensor(),
         "other_dimension": lambda: tensor.redistribute(placements=[Shard(1)]),
         "sum": lambda: tensor.sum().full_tensor(),
+        "inside_an_operator": lambda: torch.relu(tensor.sum()),
         "nothing": lambda: whole @ whole,
     }
     counts = {}
@@ -64,6 +65,7 @@ def test_each_collective_counts_as_a_ring_sends_it(tmp_path):
             "full_tensor": {"all-gather": 12 * 12 * 4 * 2 // 3},
             "other_dimension": {"all-gather": 12 * 12 * 4 * 2 // 3},  # gloo gathers; NCCL would exchange
             "sum": {"all-reduce": round(4 * 4 / 3)},
+            "inside_an_operator": {"all-reduce": round(4 * 4 / 3)},
             "nothing": {},
         }
 

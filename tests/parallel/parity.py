@@ -205,7 +205,7 @@ def difference(found: Path, wanted: Path, steps: int = STEPS) -> Difference:
 
 
 def _of_parameters(found: Path, wanted: Path, steps: int) -> float:
-    with _stored(found, steps) as a, _stored(wanted, steps) as b:
+    with stored(found, steps) as a, stored(wanted, steps) as b:
         keys = sorted(key for key in a.manifest.tensors.keys() | b.manifest.tensors.keys() if key.startswith("model."))
         assert keys, "the checkpoint has a model"
         largest = 0.0
@@ -215,7 +215,7 @@ def _of_parameters(found: Path, wanted: Path, steps: int) -> float:
     return largest
 
 
-def _stored(run_dir: Path, step: int) -> StoredTensors:
+def stored(run_dir: Path, step: int) -> StoredTensors:
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
     return StoredTensors(folder, read_manifest(folder))
 

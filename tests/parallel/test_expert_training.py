@@ -41,6 +41,9 @@ GATED = {"shared_hidden": 32, "score": "sigmoid", "expert_groups": 4, "groups_pe
             (4, {"shard": 2, "ep": 2, "tp": 2}, GATED, {}),
             (4, {"shard": 2, "ep": 2, "pp": 2}, {"capacity": 8.0}, {}),
             (4, {"cp": 2, "ep": 2, "pp": 2}, {}, {}),
+            (2, EP | {"wrap": "size", "wrap_parameters": 1000, "buffer_type": "bf16"}, {}, {}),
+            (2, EP, {}, {"compile": True}),
+            (2, EP, {}, {"offload": ["gradients"]}),
             (2, EP, {}, {"recompute": "every"}),
             (2, EP, {}, {"recompute": "selective"}),
             (2, EP, {}, {"recompute": "budget", "activation_budget_gb": 0.0005}),
@@ -92,6 +95,13 @@ def test_moved_experts_change_nothing_and_a_run_resumes_at_another_ep(tmp_path):
         [json.loads(line) for line in (folder / "metrics" / "train.jsonl").open()] for folder in (settled, moved)
     ]
     assert [record["loss_hex"] for record in records[0][:2]] == [record["loss_hex"] for record in records[1]]
+    with parity.stored(moved, 2) as checkpoint:
+        places = {
+            key: checkpoint.read(key).tolist() for key in checkpoint.manifest.tensors if key.endswith("balance.places")
+        }
+    of_model = {key: value for key, value in places.items() if key.startswith("model.")}
+    of_average = {key: value for key, value in places.items() if key not in of_model}
+    assert list(of_average.values()) == list(of_model.values()) != [sorted(one) for one in of_model.values()]
     parity.run(layout(4, {"shard": 4, "ep": 4} | MIGRATION), moved, attempt=1, steps=STEPS, average_decay=0.5)
     losses = [json.loads(line)["loss"] for line in (moved / "metrics" / "train.jsonl").open()]
     assert losses == pytest.approx([record["loss"] for record in records[0]], rel=parity.BOUND)

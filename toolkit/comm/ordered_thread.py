@@ -37,3 +37,4 @@ class OrderedThread:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001 - the reader of the future raises it again
                 future.set_exception(error)
+            del item, future, work  # while the thread waits, it keeps no tensors alive

@@ -1,19 +1,20 @@
 """Count the bytes that a rank sends in torch's collectives, as ring algorithms send them.
 
-Of S bytes over n ranks, an all-reduce sends 2 (n-1)/n S, and an all-gather, a reduce-scatter or an all-to-all (n-1)/n S; the
-same formulas predict the traffic in `topology/traffic.py`. Other algorithms send at least as much.
+To exchange S bytes over n ranks, each rank sends 2 (n-1)/n S in an all-reduce, and (n-1)/n S in an all-gather, a
+reduce-scatter or an all-to-all; the same formulas predict the traffic in `topology/traffic.py`. Other algorithms send at least as much.
 """
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = ["SentBytes", "counted_here"]
 
@@ -84,13 +85,6 @@ _SPLITS = 4  # the place of the sizes of the parts that a rank sends, in `alltoa
 _NAMESPACES = {"c10d": _C10D, "_c10d_functional": _FUNCTIONAL, "_dtensor": _DTENSOR}
 
 
-class _Entered(threading.local):
-    """The counters that a thread has entered, the innermost one last."""
-
-    def __init__(self) -> None:
-        self.counters: list[SentBytes] = []
-
-
 class SentBytes(TorchDispatchMode):
     """Counts while it is entered, also in backward passes; slows every operator down by microseconds.
 
@@ -105,20 +99,13 @@ class SentBytes(TorchDispatchMode):
         super().__init__()
         self.of: Counter[str] = Counter() if of is None else of
 
-    def __enter__(self) -> Self:
-        _entered.counters.append(self)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        _entered.counters.pop()
-
     @property
     def total(self) -> int:
         return sum(self.of.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # counted as what it does with its parts
         known = _NAMESPACES.get(func.namespace)
         if known is not None and (collective := known.get(func._opname)) is not None:
             group = _group_of(args[collective.group])
@@ -130,14 +117,15 @@ class SentBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-_entered, _adding = _Entered(), threading.Lock()
+_adding = threading.Lock()
 
 
 def counted_here(work: Callable[[], T]) -> Callable[[], T]:
     """Return `work` for another thread, which counts as if this thread did it."""
-    if not _entered.counters:
+    entered = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SentBytes)]
+    if not entered:
         return work
-    of = _entered.counters[-1].of
+    of = entered[-1].of
 
     def counted() -> T:
         with SentBytes(of):

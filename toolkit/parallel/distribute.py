@@ -167,7 +167,10 @@ def distribute(
     if design.trial is not None:
         inputs = own_tokens(design.trial.inputs, mesh.place["cp"], mesh.sizes["cp"])
         design = replace(design, trial=replace(design.trial, inputs=inputs))
-    parameters, layers = sum(parameter.numel() for parameter in whole.parameters()), list(named_layers(whole))
+    parameters, layers = (
+        sum(parameter.numel() for parameter in whole.parameters()),
+        {name: layer.routing.experts for name, layer in named_layers(whole).items()},
+    )
     parts = _Parts(design, tensor_plan(whole, design.outline, config.parallel, world.size), mesh, config)
     twice: tuple[nn.Parameter, ...] = ()
     passes: Passes
@@ -190,7 +193,7 @@ def distribute(
         passes = TensorPasses(passes, model, parts.tensor.get_group())
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, config.parallel)}\n")
-    experts = Balancing(named_layers(model), layers, mesh.sizes["tp"]) if layers else None
+    experts = Balancing(named_layers(model), layers, mesh.sizes["tp"], world.device) if layers else None
     return DistributedModel(model, mesh, passes, parameters, twice, profile, pipeline, experts, compression)
 
 

@@ -26,6 +26,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
+from toolkit.parallel.experts.balance import LayerBalance
+from toolkit.parallel.experts.router import Router
 from toolkit.parallel.experts.sharding import shard_experts
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
@@ -97,9 +99,16 @@ def _chosen(model: nn.Module, settings: ParallelTable, tied: set[int]) -> list[n
     inner = [(name, module) for name, module in model.named_modules() if module is not model]
     found = [(name, module) for name, module in reversed(inner) if choose(name, module)]
     for name, module in found:
-        shares = any(id(parameter) in tied for parameter in module.parameters())
-        if shares or isinstance(module, nn.ModuleList | nn.ModuleDict):
-            why = "shares a parameter with another module" if shares else "is only a list of modules"
+        why = ""
+        if any(id(parameter) in tied for parameter in module.parameters()):
+            why = "shares a parameter with another module"
+        elif isinstance(module, nn.ModuleList | nn.ModuleDict):
+            why = "is only a list of modules"
+        elif isinstance(module, FSDPModule):
+            why = "has experts, which are sharded already"
+        elif any(module in router.children() for router in model.modules() if isinstance(router, Router)):
+            why = "is the gate of a router, which uses its weights without calling it"
+        if why:
             raise ToolkitError(f"{name} cannot be gathered separately: it {why}", where=where, fix="do not choose it")
     lacking = {*classes} - {type(module).__name__ for _, module in found}
     if settings.pp == 1 and (lacking or not found):  # a pipeline stage may lack a class that another one has
@@ -121,11 +130,11 @@ def _function(name: str, where: str) -> Callable[[str, nn.Module], bool]:
 
 
 def convert_buffers(model: nn.Module, settings: ParallelTable) -> None:
-    """Convert the floating-point buffers of a model to `buffer_type`; buffers of other types do not change."""
+    """Convert the floating-point buffers of a model to `buffer_type`, except those that sum up small changes of experts."""
     dtype = _TYPES[settings.buffer_type]
     for module in model.modules() if dtype is not None else ():
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
+            if buffer.is_floating_point() and not isinstance(module, LayerBalance | Router):
                 setattr(module, name, buffer.to(dtype))
 
 
@@ -135,6 +144,10 @@ def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Modul
     A list is not callable, so it is never wrapped itself. A tied parameter belongs to several modules, so it stays with
     the whole model.
     """
+    if isinstance(module, FSDPModule):  # experts, which are sharded already
+        return 0
+    if isinstance(module, Router):  # it uses the weights of its gate without calling it
+        return sum(parameter.numel() for parameter in module.parameters())
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     left = own + sum(_by_size(child, least, tied, found) for child in module.children())
     shares = any(id(parameter) in tied for parameter in module.parameters())

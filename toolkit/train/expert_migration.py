@@ -1,7 +1,7 @@
 """What moves with the experts of a training: the state of the optimizer and the weight average."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
@@ -23,6 +23,12 @@ def migration_of(
     parallel, train = config.parallel, config.train
     if model.experts is None or not parallel.expert_migration:
         return None
+    if config.adapters.rank:
+        raise ToolkitError(
+            "experts do not move under adapters: their checkpoints lack the experts, whose order would be lost",
+            where="parallel.expert_migration",
+            fix="set it to 0",
+        )
     if parallel.ep == 1 or train.offloaded - {"activations"} or train.optimizer == "adamw_8bit":
         raise ToolkitError(
             "experts move only between several ranks, and not with offloaded or 8-bit state",
@@ -30,7 +36,7 @@ def migration_of(
             fix='set it to 0, or ep = 2 with train.optimizer = "adamw" and without train.offload',
         )
 
-    def companions(parameter: nn.Parameter) -> list[Tensor]:
+    def companions(parameter: Tensor) -> list[Tensor]:
         of_optimizer = optimizer.state.get(parameter, {}).values()
         moved = [one for one in of_optimizer if isinstance(one, Tensor) and one.shape == parameter.shape]
         return moved + (average.of(model.module, parameter) if average else [])

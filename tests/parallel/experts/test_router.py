@@ -38,7 +38,8 @@ def test_a_token_uses_its_best_experts(score, top):
     for token, chosen in by_token(found).items():
         best = scores[token].topk(top)
         assert [expert for expert, _ in chosen] == best.indices.tolist()
-        assert [weight for _, weight in chosen] == pytest.approx((best.values / best.values.sum()).tolist())
+        weights = best.values / best.values.sum() if top > 1 else best.values
+        assert [weight for _, weight in chosen] == pytest.approx(weights.tolist())
 
 
 def test_weights_may_be_scores():
@@ -92,6 +93,38 @@ def test_next_gives_every_token_its_experts_while_there_is_room():
     assert torch.bincount(found.experts).max() <= router.capacity_of(TOKENS)
     for chosen in by_token(found).values():
         assert len({expert for expert, _ in chosen}) == 2
+
+
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_gradients_of_the_gate_do_not_depend_on_overflow_that_does_not_happen(is_normalised):
+    gradients = []
+    for overflow in ("drop", "next"):
+        router, found = routed(top=2, capacity=EXPERTS, overflow=overflow, is_normalised=is_normalised)
+        (found.weights * torch.arange(len(found.weights))).sum().backward()
+        gradients.append(router.gate.weight.grad)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].abs().max() > 1e-3
+
+
+def test_a_single_expert_trains_the_gate():
+    router, found = routed(top=1)
+    found.weights.square().sum().backward()
+    assert router.gate.weight.grad.abs().max() > 1e-3
+
+
+def test_next_stays_in_the_groups_of_a_token():
+    _, found = routed(top=2, capacity=1.0, overflow="next", groups=4, top_groups=1)
+    size = EXPERTS // 4
+    for chosen in by_token(found).values():
+        assert len({expert // size for expert, _ in chosen}) == 1
+
+
+@pytest.mark.parametrize(
+    "routing", [{"score": "Softmax"}, {"chosen_by": "token"}, {"overflow": "skip"}, {"jitter": 3.0}]
+)
+def test_unknown_choices_are_refused(routing):
+    with pytest.raises(ToolkitError, match="expected "):
+        Routing(EXPERTS, **routing)
 
 
 def test_pass_keeps_the_weight_of_a_full_expert_for_the_token():

@@ -50,6 +50,11 @@ def test_a_tensor_returns_as_it_was(tmp_path, tensor, kind):
     assert torch.equal(other.kept, tensor)
 
 
+def test_a_file_has_no_slots_with_gaps(tmp_path):
+    with pytest.raises(AssertionError, match="gaps"):
+        FileTier(tmp_path).slot(torch.zeros(10, 10)[:, :5])
+
+
 def test_what_a_checkpoint_fills_is_read(tmp_path):
     tier = FileTier(tmp_path)
     slot = tier.slot(torch.zeros(100_000))

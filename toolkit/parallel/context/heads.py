@@ -36,7 +36,8 @@ def heads_to_tokens(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _order(tokens: int, ranks: int, device: torch.device) -> Tensor:
-    return sequence_order(tokens, ranks).to(device)
+    with torch.inference_mode(False):  # a tensor of a validation could not be saved for a backward pass
+        return sequence_order(tokens, ranks).to(device)
 
 
 class _Exchange(torch.autograd.Function):

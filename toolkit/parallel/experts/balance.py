@@ -66,12 +66,12 @@ class LayerBalance(nn.Module):
         self._heard: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def heard(self) -> Tensor:
-        """Return (experts + 2,), float64, of this rank's tokens since `begin`: those that wanted each expert, those that no
-        expert took, and their part of the losses.
+        """Return (2 + experts,), float64, of this rank since `begin`: the assignments that no expert took, its part of the
+        losses, and the tokens that chose each expert.
         """
         # Before its first step, a pipeline of torch runs one more pass, without data, to get shapes.
         each = [
-            torch.cat([chosen, torch.stack([dropped, part])]) for chosen, dropped, part in self._heard[-self._passes :]
+            torch.cat([torch.stack([dropped, part]), chosen]) for chosen, dropped, part in self._heard[-self._passes :]
         ]
         return torch.stack(each).sum(0) if each else self.shares.new_zeros(len(self.shares) + 2, dtype=torch.float64)
 
@@ -101,4 +101,5 @@ class _Hear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         balance: LayerBalance = ctx.balance
         balance._heard.append(ctx.heard)
+        del balance._heard[: -balance._passes]
         return gradient, gradient.new_full((), balance._scale, dtype=torch.float32), None, None

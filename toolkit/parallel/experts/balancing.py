@@ -19,8 +19,7 @@ class ExpertLoad:
     """The load of the experts of all layers in a step, over all ranks.
 
     `imbalance` is the number of tokens of the busiest expert of a layer over the mean, of the layer where it is the
-    highest. `own` is that of the tokens that this rank's experts received over the mean of the ranks. `dropped` is the
-    share of assignments that no expert took, `loss` the sum of the losses that balance experts, of all layers.
+    highest. `own` is the number of tokens of this rank's experts, divided by the mean over ranks. `dropped` is the share of assignments that no expert took, `loss` the sum of the losses that balance experts, of all layers.
     """
 
     imbalance: float
@@ -39,13 +38,15 @@ class Balancing:
 
     Args:
         layers: the layers of this rank, by name.
-        names: those of the whole model, in the same order on all ranks.
+        experts: the number of experts of each layer of the whole model, in the same order on all ranks.
         repeats: the number of ranks that count the same tokens.
+        device: where the ranks count; also of a rank without such a layer.
     """
 
-    def __init__(self, layers: Mapping[str, MoE], names: list[str], repeats: int) -> None:
+    def __init__(self, layers: Mapping[str, MoE], experts: Mapping[str, int], repeats: int, device: str) -> None:
         self.layers = dict(layers)
-        self._names, self._repeats = names, repeats
+        self._repeats, self._device = repeats, torch.device(device)
+        self._rows = {name: (row, number) for row, (name, number) in enumerate(experts.items())}
 
     def begin(self, samples: float, scale: float, passes: int) -> None:
         """Begin a step, as `LayerBalance.begin`."""
@@ -56,30 +57,34 @@ class Balancing:
         """End a step whose update the weights have got: update shares and biases. Collective over all ranks.
 
         Returns:
-            (layers of the whole model, experts + 2): the tokens that chose each expert, those that no expert took, and the
-            losses.
+            (layers of the whole model, 2 + experts): the assignments that no expert took, the losses, and the tokens that
+            chose each expert; zeros fill the rows of layers with fewer experts.
         """
-        experts = next(iter(self.layers.values())).routing.experts if self.layers else 0
-        device = next(iter(self.layers.values())).balance.shares.device if self.layers else "cpu"
-        totals = torch.zeros(len(self._names), experts + 2, dtype=torch.float64, device=device)
+        most = max(number for _, number in self._rows.values())
+        totals = torch.zeros(len(self._rows), 2 + most, dtype=torch.float64, device=self._device)
         for name, layer in self.layers.items():
-            totals[self._names.index(name)] = layer.balance.heard()
+            row, number = self._rows[name]
+            totals[row, : 2 + number] = layer.balance.heard()
         dist.all_reduce(totals)
         totals /= self._repeats
         for name, layer in self.layers.items():
-            _update(layer, totals[self._names.index(name), :experts])
+            row, number = self._rows[name]
+            _update(layer, totals[row, 2 : 2 + number])
         return totals
 
     def load(self, totals: Tensor) -> ExpertLoad:
         """Return what the result of `end` says; waits for the device."""
-        chosen, (dropped, loss) = totals[:, :-2], totals[:, -2:].sum(0).tolist()
-        imbalance = chosen.amax(1) / chosen.mean(1).clamp_min(1)
+        chosen, (dropped, loss) = totals[:, 2:], totals[:, :2].sum(0).tolist()
+        numbers = torch.tensor([number for _, number in self._rows.values()], device=totals.device)
+        imbalance = chosen.amax(1) / (chosen.sum(1) / numbers).clamp_min(1)
         return ExpertLoad(float(imbalance.max()), self._own(chosen), dropped / max(1.0, float(chosen.sum())), loss)
 
     def _own(self, chosen: Tensor) -> float:
         loads = []
         for name, layer in self.layers.items():
-            of_layer = torch.zeros_like(chosen[0]).index_copy_(0, layer.balance.places, chosen[self._names.index(name)])
+            row, number = self._rows[name]
+            of_layer = torch.zeros_like(chosen[row, :number])
+            of_layer.index_copy_(0, layer.balance.places, chosen[row, :number])
             group = layer.experts.ranks.experts
             size, place = (dist.get_world_size(group), dist.get_rank(group)) if group is not None else (1, 0)
             by_rank = of_layer.view(size, -1).sum(1)

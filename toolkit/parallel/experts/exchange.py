@@ -130,7 +130,11 @@ def _over_ranks(
     meanwhile()
     arrived = there.finish(travelling)
     # Rows are ordered by source rank and then by expert; experts need them by expert.
-    labels = torch.arange(by_rank.shape[1], device=rows.device).repeat(ranks).repeat_interleave(arriving)
+    labels = (
+        torch.arange(by_rank.shape[1], device=rows.device)
+        .repeat(ranks)
+        .repeat_interleave(arriving, output_size=sum(received))
+    )
     order = labels.argsort(stable=True)
     outputs = compute(arrived[order], by_rank.sum(0))
     return back.finish(back.start(outputs[_inverse(order)]))

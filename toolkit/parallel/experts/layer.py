@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import dropout, grouped_mm, silu
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
-from toolkit.comm.sent_bytes import SentBytes
 from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.balance import Balance, LayerBalance
 from toolkit.parallel.experts.exchange import exchange_tokens
@@ -123,6 +123,12 @@ class MoE(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         """Return the outputs of tokens (batch, tokens, width), in the same shape. Collective over the ranks of `ep`."""
+        if stream.dim() != 3:
+            raise ToolkitError(
+                f"expected tokens of shape (batch, tokens, width), got {tuple(stream.shape)}",
+                where=type(self).__name__,
+                fix="reshape them: the losses that balance experts need the number of tokens of a sample",
+            )
         tokens = stream.flatten(0, -2)
         if tokens.is_meta or isinstance(tokens, FakeTensor):
             return self._shapes(tokens).view(*stream.shape[:-1], -1)
@@ -135,6 +141,8 @@ class MoE(nn.Module):
                 shared.append(self.shared(tokens))
 
         rows = copy_to(tokens, self.experts.ranks.tensor).index_select(0, routed.tokens)
+        if torch.is_autocast_enabled(rows.device.type):  # as the experts would do after the exchange
+            rows = rows.to(torch.get_autocast_dtype(rows.device.type))
         slots = self.balance.places[routed.experts]
         outputs = exchange_tokens(
             rows, slots, self.routing.experts, self.experts.ranks.experts, self._compute, meanwhile
@@ -147,15 +155,16 @@ class MoE(nn.Module):
         mixed = mixed.to(outputs.dtype)
         for output in shared:
             mixed = mixed + output
-        return mixed.view(*stream.shape[:-1], -1)
+        return mixed.view(stream.shape)
 
+    @torch.compiler.disable  # the grouped product compiles only in bf16
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         # When a pass is repeated, FSDP2 gathers weights by other operations than the first time. Selective recomputation,
         # which compares the operations of both passes, must not see them.
-        with _disable_current_modes() as disabled, ExitStack() as counting:
-            for mode in disabled:
-                if isinstance(mode, SentBytes):
-                    counting.enter_context(mode)
+        with _disable_current_modes() as disabled, ExitStack() as others:
+            for mode in reversed(disabled):
+                if not isinstance(mode, _CachingTorchDispatchMode | _CachedTorchDispatchMode):
+                    others.enter_context(mode)
             outputs: Tensor = self.experts(rows, counts)
         return outputs
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -20,7 +20,7 @@ from toolkit.parallel.experts.layer import MoE
 __all__ = ["Migration", "exchanged"]
 
 # Returns the other tensors of a parameter that move with it, in its shape: the state of the optimizer, an average.
-Companions = Callable[[nn.Parameter], Sequence[Tensor]]
+Companions = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Migration:
         for parameter in layer.experts.parameters():
             for tensor in (parameter, *self.companions(parameter)):
                 _exchange_rows(tensor.to_local() if isinstance(tensor, DTensor) else tensor, sources, group)
-        layer.balance.places.copy_(torch.tensor(places))
+        for kept in (layer.balance.places, *self.companions(layer.balance.places)):
+            kept.copy_(torch.tensor(places))
         if isinstance(layer.experts, FSDPModule):  # it may keep gathered weights, which are outdated
             layer.experts.reshard()
 

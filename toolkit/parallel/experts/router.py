@@ -25,7 +25,7 @@ class Routing:
         experts: the number of experts.
         top: the number of experts that a token uses.
         score: turns the outputs of the gate into scores; "softmax" over experts, or "sigmoid" of each.
-        is_normalised: the weights of a token's experts sum to 1; else they are its scores.
+        is_normalised: the weights of a token's experts sum to 1; else, and with a single expert, they are its scores.
         groups, top_groups: a token chooses only experts of its `top_groups` best groups of `groups` consecutive experts.
         jitter: in training, multiplies the gate's inputs by random factors in [1 - jitter, 1 + jitter].
         chosen_by: "tokens" choose experts; or "experts" choose the tokens with the highest scores, the same number each.
@@ -58,6 +58,12 @@ class Routing:
              f"set top_groups to {self.groups} or less"),
             (self.top > size * self.top_groups, f"expected at least {self.top} experts, which a token uses, in {self.top_groups} "
              f"groups, got {size * self.top_groups}", "increase top_groups"),
+            (self.score not in ("softmax", "sigmoid"), f'expected score = "softmax" or "sigmoid", got "{self.score}"', "use one of them"),
+            (self.chosen_by not in ("tokens", "experts"), f'expected chosen_by = "tokens" or "experts", got "{self.chosen_by}"',
+             "use one of them"),
+            (self.overflow not in ("drop", "next", "pass"), f'expected overflow = "drop", "next" or "pass", got "{self.overflow}"',
+             "use one of them"),
+            (not 0 <= self.jitter < 1, f"expected a jitter of at least 0 and less than 1, got {self.jitter:g}", "use 0.01, for example"),
             (self.capacity < 0, f"expected a capacity of 0 or more, got {self.capacity:g}", "set capacity to 0 for no limit"),
         ):  # fmt: skip
             if is_wrong:
@@ -118,9 +124,10 @@ class Router(nn.Module):
 
     def _by_tokens(self, ranked: Tensor, scores: Tensor, logits: Tensor, probabilities: Tensor) -> Routed:
         given = self.routing
-        experts = self._best(ranked)
+        ranked = self._allowed(ranked)
+        experts = _descending(ranked)[:, : given.top]
         weights = scores.gather(1, experts)
-        if given.is_normalised:
+        if given.is_normalised and given.top > 1:  # a single weight of 1 would give the gate no gradient
             weights = weights / weights.sum(1, keepdim=True).clamp_min(1e-20)
         chosen = _count(experts, given.experts)
         numbers = torch.arange(len(scores), device=scores.device)[:, None].expand_as(experts)
@@ -131,9 +138,11 @@ class Router(nn.Module):
             )
         kept = _have_room(experts, given.experts, self.capacity_of(len(scores)))
         if given.overflow == "next":
-            experts, kept = self._with_next(experts, kept, ranked)
+            used, kept = self._with_next(experts, kept, ranked)
             # Gradients reach the gate through the expert that a token uses, at the weight that it gave the full one.
-            weights = weights * (scores.gather(1, experts) / scores.gather(1, experts).detach().clamp_min(1e-20))
+            score = scores.gather(1, used)
+            moved = weights.detach() * score / score.detach().clamp_min(1e-20)
+            weights, experts = torch.where(used == experts, weights, moved), used
         passed = (weights * ~kept).sum(1) if given.overflow == "pass" else None
         return Routed(numbers[kept], experts[kept], weights[kept], passed, chosen, (~kept).sum(), logits, probabilities)
 
@@ -146,24 +155,24 @@ class Router(nn.Module):
         chosen = is_taken.sum(0)
         return Routed(tokens, experts, scores[is_taken], None, chosen, (~is_taken.any(1)).sum(), logits, probabilities)
 
-    def _best(self, ranked: Tensor) -> Tensor:
-        """Return the best experts of each token, (tokens, top); among equal ones the first, in every layout of ranks."""
+    def _allowed(self, ranked: Tensor) -> Tensor:
+        """Return the ranking, (tokens, experts), with -inf for experts outside of the token's groups."""
         given = self.routing
-        if given.groups > 1:
-            by_group = ranked.unflatten(1, (given.groups, -1))
-            # The value of a group is the sum of the two best experts in it.
-            best = by_group.topk(min(2, by_group.shape[2]), 2).values.sum(2)
-            kept = best.argsort(dim=1, descending=True, stable=True)[:, : given.top_groups]
-            allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
-            ranked = by_group.masked_fill(~allowed[..., None], float("-inf")).flatten(1)
-        return ranked.argsort(dim=1, descending=True, stable=True)[:, : given.top]
+        if given.groups == 1:
+            return ranked
+        by_group = ranked.unflatten(1, (given.groups, -1))
+        # The value of a group is the sum of the two best experts in it.
+        best = by_group.topk(min(2, by_group.shape[2]), 2).values.sum(2)
+        allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, _descending(best)[:, : given.top_groups], True)
+        return by_group.masked_fill(~allowed[..., None], float("-inf")).flatten(1)
 
     def _with_next(self, experts: Tensor, kept: Tensor, ranked: Tensor) -> tuple[Tensor, Tensor]:
         """Give each assignment that found no room to the token's best expert with room that it does not use yet."""
         room = self.capacity_of(len(ranked)) - _count(experts[kept], self.routing.experts)
         experts, kept = experts.clone(), kept.clone()
-        order = ranked.argsort(dim=1, descending=True, stable=True)
-        for preference in range(self.routing.top, self.routing.experts):
+        order = _descending(ranked)
+        allowed = self.routing.experts // self.routing.groups * self.routing.top_groups
+        for preference in range(self.routing.top, allowed):
             for place in range(self.routing.top):
                 wanted = order[:, preference]
                 is_new = ~kept[:, place] & ~((experts == wanted[:, None]) & kept).any(1)
@@ -173,6 +182,11 @@ class Router(nn.Module):
                 kept[:, place] |= takes
                 room = room - _count(wanted[takes], self.routing.experts)
         return experts, kept
+
+
+def _descending(values: Tensor) -> Tensor:
+    """Return the places of the values in each row, the largest first; among equal ones the first, in every layout of ranks."""
+    return values.argsort(dim=1, descending=True, stable=True)
 
 
 def _count(experts: Tensor, number: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from toolkit.train.memory.local_parts import like_parameter, local_of
-from toolkit.train.memory.tier import Slot, Tier, Transfer, wait_for
+from toolkit.train.memory.tier import Slot, Tier, Transfer, is_dense, wait_for
 
 __all__ = ["offload_activations"]
 
@@ -88,7 +88,7 @@ class _Activations:
 
     def pack(self, number: int, tensor: Tensor) -> "Tensor | _Saved":
         whole, tensor = tensor, local_of(tensor)
-        if _storage(tensor) in self.own or tensor.nbytes < _LEAST_BYTES or not _is_dense(tensor):
+        if _storage(tensor) in self.own or tensor.nbytes < _LEAST_BYTES or not is_dense(tensor):
             return whole
         key = (_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), whole._version)
         if key not in self.known:
@@ -125,9 +125,3 @@ def _unpack(saved: "Tensor | _Saved") -> Tensor:
 
 def _storage(tensor: Tensor) -> int:
     return local_of(tensor).untyped_storage()._cdata
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill one range of memory, in any order of dimensions."""
-    strides = tensor.stride()
-    return tensor.permute(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)).is_contiguous()

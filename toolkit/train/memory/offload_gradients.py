@@ -84,7 +84,8 @@ class OffloadedGradients:
         for parameter, gradient in found:
             parameter.grad = like_parameter(parameter, gradient)
         if self._clipped_to is not None and found:
-            clip_grads_with_norm_([parameter for parameter, _ in found], *self._clipped_to)
+            # One by one: gradients of experts are on another mesh than the others.
+            clip_grads_with_norm_([parameter for parameter, _ in found], *self._clipped_to, foreach=False)
 
     def forget(self) -> None:
         """Drop the gradients of this step."""

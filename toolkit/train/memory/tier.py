@@ -25,7 +25,9 @@ from torch import Tensor
 from toolkit.errors import ToolkitError, first_line
 from toolkit.units import format_bytes
 
-__all__ = ["FileTier", "HostTier", "InThreads", "Slot", "Tier", "Traffic", "Transfer", "file_buffer_bytes", "wait_for"]
+__all__ = [
+    "FileTier", "HostTier", "InThreads", "Slot", "Tier", "Traffic", "Transfer", "file_buffer_bytes", "is_dense", "wait_for",
+]  # fmt: skip
 
 _ALIGNMENT = 4096  # of positions, lengths and addresses with O_DIRECT, on all common file systems
 _PIECE_BYTES = 8 << 20
@@ -75,7 +77,7 @@ class Tier(ABC):
 
     @abstractmethod
     def slot(self, like: Tensor) -> Slot:
-        """Return a new slot for tensors with this shape, these strides and this type; its content is undefined."""
+        """Return a new slot for dense tensors with this shape, these strides and this type; its content is undefined."""
 
     def empty(self, slot: Slot, device: torch.device) -> Tensor:
         """Return a new tensor like a slot, to read it into."""
@@ -217,6 +219,7 @@ class FileTier(Tier):
         return descriptor
 
     def slot(self, like: Tensor) -> Slot:
+        assert is_dense(like), "elements with gaps would reach into the next slot"
         length = _aligned(max(1, like.nbytes))
         try:
             if self._segment is None or self._size + length > self._mapped:
@@ -338,9 +341,16 @@ def _aligned(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill one range of memory, in any order of dimensions."""
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)).is_contiguous()
+
+
 def _pages(length: int) -> Tensor:
     """Return new memory of whole pages, of at least this many bytes."""
     pages = mmap.mmap(-1, _aligned(length), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_DONTFORK)  # open(2): a fork while O_DIRECT transfers private pages may corrupt them
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
