@@ -41,7 +41,7 @@ def test_csv_has_a_row_for_each_record(toolkit, run_directory):
     windows = export("windows")
     work = [row for row in windows if (row["metric"], row["rank"]) == ("work_s", "7")]
     assert [(row["host"], row["steps"], float(row["p95"])) for row in work] == [("n1", "50", pytest.approx(0.107))] * 2
-    assert len(windows) == 8 * 2 * 12
+    assert len(windows) == 8 * 2 * 13
     file = toolkit.folder / "steps.csv"
     toolkit.ok("metrics", "export", run_directory.path, "--csv", file)
     assert rows(file.read_text()) == training
