@@ -130,6 +130,13 @@ def test_experts_leave_a_rank_less_to_gather_and_the_rest_as_it_is():
     assert alone["ep"] == spread["ep"]
 
 
+def test_more_ep_ranks_than_ranks_with_shards_exchange_no_experts():
+    """A mesh rejects them; its message, not a division by zero, is what the user gets."""
+    model = Transformer(1e9, layers=10, width=1024, context=1024, experts=8)
+    traffic = model_traffic(model, Step(1, 1), {"shard": 2, "ep": 4})
+    assert traffic["shard"].payload_bytes == pytest.approx(3 * 2 * model.attention_parameters)
+
+
 @pytest.mark.parametrize(
     ("experts", "ep", "said"),
     [(0, 2, "this model has none"), (6, 4, "6 experts per layer are not divisible by ep = 4")],

@@ -82,6 +82,7 @@ _FUNCTIONAL: Mapping[str, _Collective] = {
 }
 _DTENSOR: Mapping[str, _Collective] = {"shard_dim_alltoall": _Collective("all-to-all", 0, 3, _of_whole)}
 _SPLITS = 4  # the place of the sizes of the parts that a rank sends, in `alltoall_base_`
+_adding = threading.Lock()
 _NAMESPACES = {"c10d": _C10D, "_c10d_functional": _FUNCTIONAL, "_dtensor": _DTENSOR}
 
 
@@ -115,9 +116,6 @@ class SentBytes(TorchDispatchMode):
             with _adding:
                 self.of[collective.kind] += round(_bytes_of(args[collective.payload]) * share)
         return func(*args, **(kwargs or {}))
-
-
-_adding = threading.Lock()
 
 
 def counted_here(work: Callable[[], T]) -> Callable[[], T]:

@@ -36,7 +36,7 @@ def check_offload(train: TrainTable, parallel: ParallelTable, ranks: int | None 
         "activations": (
             (train.compile, "compile", "hooks of saved tensors break its graphs", "set train.compile = false"),
             (train.recompute != "none", "recompute", "recomputed blocks keep only their input", 'use recompute = "none"'),
-            (parallel.ep > 1, f"ep = {parallel.ep}", "a rank gets other numbers of tokens in each step", "offload something else"),
+            (parallel.ep > 1, f"ep = {parallel.ep}", "a rank gets other numbers of tokens in each step", 'use offload = "optimizer"'),
             (parallel.pp > 1, f"pp = {parallel.pp}", "stages run several forward passes before a backward pass", "set pp = 1"),
         ),
     }  # fmt: skip

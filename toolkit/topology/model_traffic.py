@@ -94,7 +94,7 @@ def model_traffic(
     of_a_parameter = model.bytes_per_element / (pp * tp)
     dense, experts = kept * of_a_parameter, (model.parameters - kept) / ep * of_a_parameter
     # As if all of shard x cp exchanged them, with the bytes of those that do.
-    copies = shard * cp // ep
+    copies = max(1, shard * cp // ep)
     exchanged = dense + (experts * (1 - 1 / copies) / (1 - 1 / (shard * cp)) if copies > 1 else 0.0)
     rounds = _rounds(zero, times, is_pipeline=pp > 1)
     if context == "heads":
