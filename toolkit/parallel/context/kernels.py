@@ -40,18 +40,19 @@ def attend_backward(
     """
     groups = query.shape[1] // key.shape[1]
     key, value = _repeated(key, query), _repeated(value, query)
+    none = torch.empty((), dtype=torch.int64, device=query.device)  # the state of a dropout that is off
     if query.device.type == "cpu":
         of_query, of_key, of_value = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, query, key, value, mixed, sums, 0.0, is_causal, scale=scale
         )
     elif query.dtype in _HALF:
-        none = torch.empty(0, dtype=torch.int64, device=query.device)
+        # Offsets of packed sequences: any tensor, even an empty one, selects the kernel for packed sequences.
+        not_packed = (None, None)
         of_query, of_key, of_value = _aten._scaled_dot_product_flash_attention_backward(
-            gradient, query, key, value, mixed, sums.contiguous(), none, none, query.shape[2], key.shape[2], 0.0, is_causal,
+            gradient, query, key, value, mixed, sums.contiguous(), *not_packed, query.shape[2], key.shape[2], 0.0, is_causal,
             none, none, scale=scale,
         )  # fmt: skip
     else:
-        none = torch.empty((), dtype=torch.int64, device=query.device)
         padded = torch.nn.functional.pad(sums, (0, -sums.shape[2] % 32), value=float("inf"))
         of_query, of_key, of_value, _ = _aten._scaled_dot_product_efficient_attention_backward(
             gradient, query, key, value, None, mixed, padded, none, none, 0.0, (True, True, True, False), is_causal,
