@@ -120,6 +120,19 @@ LAYOUTS = {
         Layout("pp 2 interleaved x cp 2 heads", 4, {"pp": 2, "cp": 2, "schedule": "interleaved"}),
         Layout("pp 2 x shard 2 zero 3 x cp 2 ring", 8, {"pp": 2, "shard": 2, "cp": 2, "context": "ring"}),
         Layout("pp 2 x cp 2 ring x tp 2", 8, {"pp": 2, "cp": 2, "tp": 2, "context": "ring"}),
+        *(
+            Layout(f"{name} x ep {parallel['ep']}", ranks, parallel, has_experts=True)
+            for name, ranks, parallel in (
+                ("shard 2", 2, {"shard": 2, "ep": 2}),
+                ("shard 4 zero 1", 4, {"shard": 4, "ep": 4, "zero": 1}),
+                ("replicate 2 x shard 2", 4, {"shard": 2, "ep": 2}),
+                ("cp 2 ring", 2, {"cp": 2, "ep": 2, "context": "ring"}),
+                ("shard 2 x cp 2 heads", 4, {"shard": 2, "cp": 2, "ep": 4}),
+                ("shard 2 x tp 2", 4, {"shard": 2, "ep": 2, "tp": 2}),
+                ("pp 2 x shard 2", 4, {"pp": 2, "shard": 2, "ep": 2}),
+                ("pp 2 x cp 2 ring", 4, {"pp": 2, "cp": 2, "ep": 2, "context": "ring"}),
+            )
+        ),
     )
 }
 

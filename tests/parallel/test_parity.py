@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import parity
 import pytest
 import torch
 from launch import launch
@@ -44,15 +42,21 @@ RESUMED, FROM_ONE, ON_ONE = "resumed", "begun by one process", "ended by one pro
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The run of one process with a variant's settings, and a model's arguments, made once."""
+    """The run of one process with a variant's settings, and the model of a layout, made once."""
     folder = tmp_path_factory.mktemp("alone")
 
-    def run_alone(variant: str, steps: int, args: Mapping[str, Any] = MappingProxyType({})) -> Path:
-        run_dir = folder / "-".join([variant.replace(" ", "-"), str(steps), *args])
+    def run_alone(variant: str, steps: int, layout: Layout = LAYOUTS["replicate 2"]) -> Path:
+        one = alone_as(layout)
+        run_dir = folder / "-".join([variant.replace(" ", "-"), str(steps), str(one.has_experts), *one.args])
         settings = VARIANTS[variant] | {"steps": steps}
-        return run_dir if run_dir.exists() else run(Layout("alone", 1, args=dict(args)), run_dir, **settings)
+        return run_dir if run_dir.exists() else run(one, run_dir, **settings)
 
     return run_alone
+
+
+def alone_as(layout: Layout) -> Layout:
+    """One process with the model of a layout."""
+    return Layout("alone", 1, args=layout.args, has_experts=layout.has_experts)
 
 
 def sample_of(variant: str) -> dict[str, Any]:
@@ -110,7 +114,7 @@ def test_a_run_goes_on_with_another_strategy(distance, tmp_path, first, then):
 def run_variant(layout: Layout, name: str, run_dir: Path) -> Path:
     if name in VARIANTS:
         return run(layout, run_dir, **VARIANTS[name])
-    one = Layout("alone", 1, args=layout.args)
+    one = alone_as(layout)
     return run_in_two(one if name == FROM_ONE else layout, one if name == ON_ONE else layout, run_dir)
 
 
@@ -164,27 +168,37 @@ def test_a_planted_bug_exceeds_the_bound(distance, tmp_path, bug, layout):
     assert distance(tmp_path / "run", "clipped").largest > 100 * BOUND
 
 
-@pytest.mark.evidence
-@pytest.mark.timeout(3 * 3600)
-def test_every_layout_trains_as_one_process_does(alone, tmp_path):
+@pytest.fixture(scope="module")
+def recorded() -> Callable[[list[dict[str, Any]]], None]:
+    """Return a function that adds rows to `evidence/parity.json`, which scripts/parity_table.py reads."""
     # First: the checkout may change while this runs.
     version = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    rows: list[dict[str, Any]] = []
-    found_all = {
-        "commit": version.stdout.strip(), "torch": torch.__version__, "time": datetime.now(UTC).isoformat(),
-        "steps": parity.STEPS, "rows": rows,
+    found: dict[str, Any] = {
+        "commit": version.stdout.strip(), "torch": torch.__version__, "time": datetime.now(UTC).isoformat(), "rows": [],
     }  # fmt: skip
     (ROOT / "evidence").mkdir(exist_ok=True)
-    for layout in LAYOUTS.values():
-        for name in (*variants_of(layout), RESUMED, FROM_ONE, ON_ONE):
-            rows.append({"layout": layout.name, "variant": name, "bound": bound_of(name)})
-            run_dir = tmp_path / "run"
-            try:
-                run_variant(layout, name, run_dir)
-                rows[-1] |= vars(difference(run_dir, alone(compared_with(name), STEPS, layout.args)))
-            except (AssertionError, OSError, ToolkitError) as error:  # what one run met says nothing about the others
-                rows[-1]["error"] = f"{type(error).__name__}: {error}"
-            forget(run_dir)
-            (ROOT / "evidence" / "parity.json").write_text(json.dumps(found_all, indent=1))
+
+    def record(rows: list[dict[str, Any]]) -> None:
+        found["rows"] += rows
+        (ROOT / "evidence" / "parity.json").write_text(json.dumps(found, indent=1))
+
+    return record
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)
+def test_every_layout_trains_as_one_process_does(alone, recorded, tmp_path, layout):
+    rows: list[dict[str, Any]] = []
+    for name in (*variants_of(layout), RESUMED, FROM_ONE, ON_ONE):
+        rows.append({"layout": layout.name, "variant": name, "bound": bound_of(name)})
+        run_dir = tmp_path / "run"
+        try:
+            run_variant(layout, name, run_dir)
+            rows[-1] |= vars(difference(run_dir, alone(compared_with(name), STEPS, layout)))
+        except (AssertionError, OSError, ToolkitError) as error:  # what one run met says nothing about the others
+            rows[-1]["error"] = f"{type(error).__name__}: {error}"
+        forget(run_dir)
+    recorded(rows)
     missed = [row for row in rows if "error" in row or max(map(row.get, DIFFERENCES)) > row["bound"]]
     assert missed == []
