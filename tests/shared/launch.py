@@ -107,5 +107,6 @@ def _rank(
         attempt=attempt, run_dir=run_dir,
     )  # fmt: skip
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    dist.barrier()  # a rank that ends before another has connected to it would fail that one
     function(world, *given)
     dist.destroy_process_group()
