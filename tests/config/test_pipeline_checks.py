@@ -61,6 +61,12 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
             {"pp": 2, "shard": 2, "schedule": "zero_bubble"},
             "it delays weight gradients until after the weights that are sharded over 2 ranks have been released. Fix: set zero = 1",
         ),
+        (
+            4,
+            {"shard": 2, "batch": 6, "micro_batch": 1},
+            "train.batch: ranks that share a model require equal numbers of micro-batches, but 4 data ranks have 1 or 2 samples of a batch "
+            "of 6 in micro-batches of 1. Fix: set train.batch = 8, or micro_batch = 2",
+        ),
     ],
 )
 def test_an_impossible_pipeline_is_refused(ranks, keys, message):

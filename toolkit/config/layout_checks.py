@@ -321,6 +321,8 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
             where="train.recompute",
             fix='use "every", or schedule = "interleaved"',
         )
+    if ranks is not None:
+        _check_passes(train, parallel, ranks)
     if train.compile and (name := next((name for name in ("tp", "pp", "cp") if getattr(parallel, name) > 1), "")):
         raise ToolkitError(
             f"{name} = {getattr(parallel, name)} cannot be combined with torch.compile: its communication causes graph breaks",
@@ -333,6 +335,18 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
         _check_adaptive(train, parallel)
     if train.offloaded or train.offload_to or train.offload_activations_as != "as_is":
         check_offload(train, parallel, ranks)
+
+
+def _check_passes(train: TrainTable, parallel: ParallelTable, ranks: int) -> None:
+    """Reject micro-batches of one sample if ranks that gather shards, or exchange tokens, would have different numbers of them."""
+    size = ranks // parallel.model_ranks * parallel.shard
+    if train.micro_batch == 1 and train.batch % max(1, size) and (parallel.shard > 1 or parallel.ep > 1):
+        raise ToolkitError(
+            f"ranks that share a model require equal numbers of micro-batches, but {size} data ranks have {train.batch // size} or "
+            f"{train.batch // size + 1} samples of a batch of {train.batch} in micro-batches of 1",
+            where="train.batch",
+            fix=f"set train.batch = {-(-train.batch // size) * size}, or micro_batch = 2",
+        )
 
 
 def _check_8_bits(train: TrainTable, parallel: ParallelTable) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.train.data.order import SampleOrder, share, split
+from toolkit.train.data.order import SampleOrder, passes_of, share, split
 
 
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**70), epoch=st.integers(0, 5))
@@ -65,3 +65,15 @@ def test_micro_batches_cover_a_share(samples, at_most):
     parts = split(range(7, 7 + samples), at_most)
     assert [index for part in parts for index in part] == list(range(7, 7 + samples))
     assert all(0 < len(part) <= (at_most or samples) for part in parts)
+
+
+@given(batch=st.integers(2, 100), size=st.integers(2, 12), at_most=st.integers(2, 12))
+def test_ranks_with_fewer_samples_have_as_many_micro_batches(batch, size, at_most):
+    if batch < size:
+        return
+    shares = [share(0, batch, rank, size) for rank in range(size)]
+    found = [split(one, at_most, passes_of(batch, size, at_most)) for one in shares]
+    assert len({len(parts) for parts in found}) == 1
+    for one, parts in zip(shares, found, strict=True):
+        assert [index for part in parts for index in part] == [*one]
+        assert all(0 < len(part) <= at_most for part in parts)

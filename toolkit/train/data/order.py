@@ -62,10 +62,23 @@ def share(first: int, batch: int, rank: int, size: int) -> range:
     return range(first + batch * rank // size, first + batch * (rank + 1) // size)
 
 
-def split(samples: range, at_most: int) -> list[range]:
-    """Split the samples into micro-batches of `at_most` samples; 0 returns a single micro-batch."""
+def split(samples: range, at_most: int, at_least: int = 1) -> list[range]:
+    """Split the samples into micro-batches of `at_most` samples; 0 returns a single micro-batch.
+
+    If that makes fewer than `at_least`, return this many, of similar sizes, as far as there are samples.
+    """
     length = at_most or len(samples)
-    return [samples[start : start + length] for start in range(0, len(samples), length)]
+    parts = [samples[start : start + length] for start in range(0, len(samples), length)]
+    count = min(at_least, len(samples))
+    if len(parts) >= count:
+        return parts
+    return [samples[len(samples) * part // count : len(samples) * (part + 1) // count] for part in range(count)]
+
+
+def passes_of(batch: int, size: int, at_most: int) -> int:
+    """Return the number of micro-batches of the rank with most samples; ranks that share a model all have as many."""
+    most = -(-batch // size)
+    return -(-most // (at_most or most))
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

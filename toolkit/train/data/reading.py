@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from toolkit.errors import ToolkitError
-from toolkit.train.data.order import SampleOrder, share, split
+from toolkit.train.data.order import SampleOrder, passes_of, share, split
 from toolkit.train.data.source import Source
 from toolkit.train.data.travel import packed, unpacked
 from toolkit.train.data.worker_life import kill, settle, workers_of
@@ -31,8 +31,9 @@ class Plan:
 
     def ranges(self, first: int) -> Iterator[range]:
         """Yield the rank's micro-batches, without end, beginning with the step at global sample `first`."""
+        passes = passes_of(self.batch, self.size, self.micro_batch)
         while True:
-            yield from split(share(first, self.batch, self.rank, self.size), self.micro_batch)
+            yield from split(share(first, self.batch, self.rank, self.size), self.micro_batch, passes)
             first += self.batch
 
     def first_of(self, samples: range) -> int | None:

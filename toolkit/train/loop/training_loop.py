@@ -14,7 +14,7 @@ from toolkit.metrics.training import TrainRecord
 from toolkit.parallel.experts.migration import Migration
 from toolkit.parallel.replica_check import check_replicas, replica_group
 from toolkit.train.data.broken import BrokenShare
-from toolkit.train.data.order import share, split
+from toolkit.train.data.order import passes_of, share, split
 from toolkit.train.guard import StepDecision
 from toolkit.train.loop.kernels import KernelSteps
 from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
@@ -65,6 +65,7 @@ def training_steps(
     mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
     profiled, kernels = ProfiledSteps(world, settings, step), KernelSteps(world)
     recorded = RecordedSteps(world.device, profile, profiled.steps, is_compiled=settings.compile)
+    passes = passes_of(settings.batch, mesh.data_size, settings.micro_batch)
     replicas = replica_group(mesh) if settings.check_replicas_every else None
     while state.step < settings.steps and not _is_over(step.schedule, validations):
         recorded.begin(state.step + 1)
@@ -72,7 +73,7 @@ def training_steps(
         kernels.begin(state.step + 1)
         samples = share(state.samples, settings.batch, mesh.data_rank, mesh.data_size)
         with profile.phase(DATA):
-            micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
+            micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch, passes)]
         tokens = _tokens(micro_batches[0][0])
         profiled.took(len(micro_batches), settings.batch * tokens)
         # Like `World.should_stop`, but the stop requests are reduced together with the loss: on shared cores, a
