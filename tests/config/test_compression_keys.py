@@ -18,12 +18,16 @@ def compressed(algorithm: str, *settings: str, ranks: int = 4):
 
 
 REFUSED = [
-    ("int8", ["parallel.shard=4"], "gradient_compression.algorithm",
-     "gradient compression exchanges gradients of whole replicas, but with shard = 4 FSDP2 scatters them"),
-    ("int8", ["parallel.shard=2", "parallel.replicate=2"], "gradient_compression.algorithm",
-     "but with replicate = 2 and shard = 2 each rank has a shard"),
-    ("int8", ["parallel.tp=2"], "gradient_compression.algorithm", "but with tp = 2 each rank has slices of matrices"),
-    ("int8", ["parallel.pp=2", "train.micro_batch=4"], "gradient_compression.algorithm", "but with pp = 2 each rank has some of the blocks"),
+    ("top_k", ["parallel.shard=4"], "gradient_compression.algorithm",
+     "with shard = 4 FSDP2 scatters gradients, but top_k is an exchange of whole gradients"),
+    ("int8", ["parallel.shard=4", "gradient_compression.error_feedback=on"], "gradient_compression.error_feedback",
+     "error feedback requires whole gradients, but with shard = 4 FSDP2 scatters them"),
+    ("int8", ["parallel.shard=4", "gradient_compression.dense_steps=9"], "gradient_compression.dense_steps", "no effect on the reduce-scatter"),
+    ("int8", ["parallel.shard=2", "parallel.tp=2"], "gradient_compression.algorithm", "would round shared parameters differently"),
+    ("int8", ["parallel.tp=4"], "gradient_compression.algorithm", "no two ranks have the same part of the model"),
+    ("powersgd", ["parallel.tp=2"], "gradient_compression.algorithm", "powersgd factorises whole matrices, but with shard = 1 and tp = 2"),
+    ("int8", ["parallel.shard=2", "parallel.cp=2"], "gradient_compression.algorithm", "cp = 2 averages gradients together with the shards"),
+    ("int8", ["parallel.shard=2", "train.offload=gradients"], "gradient_compression.algorithm", "gradients that are offloaded"),
     ("int8", ["parallel.reduction=measured"], "gradient_compression.algorithm", 'reduction = "measured" sums gradients in steps'),
     ("int8", ["parallel.reduction=hierarchical", "job.nodes=2", "job.ranks_per_node=2"], "gradient_compression.algorithm",
      'reduction = "hierarchical" sums gradients in steps'),
@@ -54,7 +58,8 @@ def test_combinations_that_cannot_work_are_refused(algorithm, settings, place, m
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [("int8", []), ("int8", ["parallel.unused_parameters=true"]), ("int4", ["gradient_compression.rounding=stochastic"]),
-     ("int8", ["parallel.cp=2"]), ("powersgd", ["gradient_compression.rank=2"]), ("none", ["parallel.shard=4"]),
+     ("int8", ["parallel.cp=2"]), ("int8", ["parallel.shard=4"]), ("top_k", ["parallel.shard=2"]), ("int8", ["parallel.tp=2"]),
+     ("top_k", ["parallel.pp=2", "train.micro_batch=4"]), ("powersgd", ["parallel.pp=2", "train.micro_batch=4"]), ("powersgd", ["gradient_compression.rank=2"]), ("none", ["parallel.shard=4"]),
      ("top_k", ["gradient_compression.momentum=0.9", "train.optimizer=sgd", "train.momentum=0"]),
      ("int8", ["gradient_compression.error_feedback=on", "gradient_compression.residual_type=bf16"])],
 )  # fmt: skip

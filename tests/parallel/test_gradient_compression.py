@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from launch import launch, said_by
-from parity import Layout, difference, job_of, train
+from parity import BOUND, Layout, difference, job_of, train
+from sampling import sampled
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 from toolkit.checkpoint.format.manifest_file import read_manifest
@@ -21,11 +22,12 @@ SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.1}
 class Compressed:
     table: dict[str, Any]
     train: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
 
 
 def job(one: Compressed, ranks: int = 2, **train: Any):
     settings = {"steps": 4, "check_replicas_every": 1} | one.train | train
-    config = job_of(Layout("compressed", ranks), **settings)
+    config = job_of(Layout("compressed", ranks, one.parallel), **settings)
     compression = config.gradient_compression.model_validate({"min_elements": 512} | one.table)
     saves = config.checkpoint.model_copy(update={"every_steps": 1})
     return config.model_copy(update={"gradient_compression": compression, "checkpoint": saves})
@@ -131,3 +133,50 @@ def test_harmful_combinations_are_reported(tmp_path):
     log = said_by(run(Compressed({"algorithm": "top_k"}), tmp_path, steps=1), 0)
     assert "gradient compression: bursts of error feedback disturb adamw" in log
     assert "gradient compression: about 100 steps pass until a gradient is sent, but the run has only 1" in log
+
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "replicate x shard": (4, {"shard": 2}),
+    "replicate x shard zero 1": (4, {"shard": 2, "zero": 1}),
+    "replicate x tp": (4, {"tp": 2}),
+    "replicate x pp": (4, {"pp": 2}),
+    "replicate x shard x pp": (8, {"shard": 2, "pp": 2}),
+    "replicate x tp x pp": (8, {"tp": 2, "pp": 2, "sequence": True}),
+    "replicate 3 x shard": (6, {"shard": 2}),
+}
+
+
+@pytest.mark.parametrize("layout", sampled(list(LAYOUTS), lambda name: name in ("replicate x shard", "replicate x pp")))
+def test_copies_of_parts_average_gradients_and_resume_to_the_last_bit(tmp_path, layout):
+    """With dense messages, they train as one process; with residuals, every bit repeats after a resume."""
+    ranks, parallel = LAYOUTS[layout]
+    dense = Compressed({"algorithm": "int8", "min_elements": 10**6}, parallel=parallel)
+    alone = run(Compressed({"algorithm": "none"}), tmp_path / "alone", ranks=1, check_replicas_every=0)
+    assert difference(run(dense, tmp_path / "dense", ranks), alone, steps=4).largest <= BOUND
+    table = {"algorithm": "int4", "error_feedback": "on", "rounding": "stochastic", "residual_saved": "exact"}
+    one, parts = Compressed(table, SGD, parallel), tmp_path / "parts"
+    whole = run(one, tmp_path / "whole", ranks)
+    run(one, parts, ranks, steps=2)
+    run(one, parts, ranks, attempt=1)
+    assert any(tensor.any() for tensor in residuals(parts, 2).values())
+    assert difference(parts, whole, steps=4).largest == 0
+    assert "after the backward passes" in said_by(parts, 0)
+
+
+@pytest.mark.parametrize("zero", sampled([3, 1], lambda zero: zero == 3))
+def test_shards_receive_compressed_gradients(tmp_path, zero):
+    alone = run(Compressed({"algorithm": "none"}), tmp_path / "alone", ranks=1, check_replicas_every=0)
+    for algorithm, bound in (("int8", 1e-3), ("bf16", 1e-4)):
+        one = Compressed({"algorithm": algorithm}, {"check_replicas_every": 0}, {"shard": 2, "zero": zero})
+        found = difference(run(one, tmp_path / algorithm), alone, steps=4)
+        assert 0 < found.loss < bound
+    assert "int8 in the reduce-scatter: 25.4% of the bytes of dense gradients" in said_by(tmp_path / "int8", 0)
+
+
+def test_residuals_of_shards_continue_in_another_layout(tmp_path):
+    table = {"algorithm": "top_k", "density": 0.05}
+    run(Compressed(table, SGD, {"shard": 2}), tmp_path, ranks=4, steps=2)
+    before = residuals(tmp_path, 2)
+    run(Compressed(table, SGD), tmp_path, ranks=2, attempt=1, steps=3, lr=1e-9)
+    assert before and before.keys() == residuals(tmp_path, 3).keys()
+    assert "gradient compression starts without" not in said_by(tmp_path, 0, attempt=1)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from toolkit.config.table import Table, key
-from toolkit.config.train import ParallelTable, TrainTable
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ ALGORITHMS = {
     "powersgd": AlgorithmFacts(("rank",), feedback=True),
     "ef21": AlgorithmFacts(("density", "momentum"), feedback=None, suits_adam=False),
 }
+# Algorithms whose messages for each rank add up to a sum, which FSDP2's reduce-scatter requires.
+SCATTERED = ("bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural")
 _OF_SOME = ("block", "rounding", "levels", "density", "threshold", "rank", "momentum")
 _OF_FEEDBACK = ("residual_type", "residual_decay")
 
@@ -102,23 +103,39 @@ def check_gradient_compression(resolved: "ResolvedJob") -> None:
         if name not in used and getattr(table, name) != type(table).model_fields[name].default:
             because = "without error feedback" if name in _OF_FEEDBACK else f'with algorithm = "{table.algorithm}"'
             raise ToolkitError(f"{name} has no effect {because}", where=f"gradient_compression.{name}", fix="remove it")
-    for key_name, is_met, message, fix in _exclusions(table, resolved.train, resolved.parallel):
+    for key_name, is_met, message, fix in _exclusions(resolved):
         if is_met:
             raise ToolkitError(message, where=f"gradient_compression.{key_name}", fix=fix)
 
 
-def _exclusions(
-    table: GradientCompressionTable, train: TrainTable, parallel: ParallelTable
-) -> list[tuple[str, bool, str, str]]:
+def _exclusions(resolved: "ResolvedJob") -> list[tuple[str, bool, str, str]]:
     """Return (key, whether the job has the combination, message, fix)."""
+    table, train, parallel = resolved.gradient_compression, resolved.train, resolved.parallel
     name, feedback = table.algorithm, table.has_feedback
-    of_copies = "gradient compression exchanges gradients of whole replicas"
+    copies = min(parallel.sizes(ranks)["replicate"] for ranks in resolved.rank_counts)
+    scatters = parallel.shard > 1 and copies == 1
     return [
-        ("algorithm", parallel.shard > 1 and parallel.replicate > 1,
-         f"{of_copies}, but with replicate = {parallel.replicate} and shard = {parallel.shard} each rank has a shard", "set shard = 1"),
-        ("algorithm", parallel.shard > 1, f"{of_copies}, but with shard = {parallel.shard} FSDP2 scatters them", "set shard = 1"),
-        ("algorithm", parallel.tp > 1, f"{of_copies}, but with tp = {parallel.tp} each rank has slices of matrices", "set tp = 1"),
-        ("algorithm", parallel.pp > 1, f"{of_copies}, but with pp = {parallel.pp} each rank has some of the blocks", "set pp = 1"),
+        ("algorithm", scatters and name not in SCATTERED,
+         f"with shard = {parallel.shard} FSDP2 scatters gradients, but {name} is an exchange of whole gradients",
+         f"use one of {', '.join(SCATTERED)}, or parallel.replicate above 1"),
+        ("algorithm", scatters and parallel.tp * parallel.pp > 1,
+         f"in the reduce-scatter of shard = {parallel.shard}, tensor-parallel ranks and stages would round shared parameters "
+         "differently", "set tp = 1 and pp = 1, or parallel.replicate above 1"),
+        ("error_feedback", scatters and feedback,
+         f"error feedback requires whole gradients, but with shard = {parallel.shard} FSDP2 scatters them",
+         'use error_feedback = "off", or parallel.replicate above 1'),
+        ("dense_steps", scatters and table.dense_steps > 0,
+         f"dense_steps has no effect on the reduce-scatter of shard = {parallel.shard}", "set dense_steps = 0"),
+        ("algorithm", copies == parallel.shard == 1 < parallel.tp * parallel.pp,
+         "no two ranks have the same part of the model, so that there are no gradients to exchange", 'set algorithm = "none"'),
+        ("algorithm", name == "powersgd" and parallel.shard * parallel.tp > 1,
+         f"powersgd factorises whole matrices, but with shard = {parallel.shard} and tp = {parallel.tp} a rank has parts of them",
+         "use int8 or int4"),
+        ("algorithm", parallel.cp > 1 and parallel.shard * parallel.tp * parallel.pp > 1,
+         f"cp = {parallel.cp} averages gradients together with the shards or stages", "set cp = 1"),
+        ("algorithm", parallel.ep > 1, f"ep = {parallel.ep} averages the gradients of experts over other ranks", "set ep = 1"),
+        ("algorithm", copies > 1 < parallel.shard and "gradients" in train.offloaded,
+         "gradients that are offloaded in the backward pass cannot be averaged after it", 'use train.offload = "optimizer"'),
         ("algorithm", parallel.reduction in ("measured", "hierarchical"),
          f'reduction = "{parallel.reduction}" sums gradients in steps between ranks, but compressed gradients have an exchange of '
          "their own", 'set parallel.reduction = "auto"'),

@@ -19,6 +19,7 @@ from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
+from toolkit.parallel.compressed import averages_copies, compress_scattered, compressed_copies
 from toolkit.parallel.context.attention import check_context, split_context
 from toolkit.parallel.context.order import own_tokens
 from toolkit.parallel.experts.balancing import Balancing, named_layers
@@ -191,6 +192,12 @@ def distribute(
                 choose_sharding_collectives(model, world, config.parallel.reduction, topology)
     if parts.tensor is not None:
         passes = TensorPasses(passes, model, parts.tensor.get_group())
+    if averages_copies(mesh, config):
+        ties = [tie.parameter for tie in pipeline.ties] if pipeline is not None else []
+        passes = averaged = compressed_copies(passes, model, world, mesh, config, profile, ties)
+        compression = averaged.compression
+    elif config.gradient_compression.algorithm != "none" and not mesh.are_copies:
+        compress_scattered(model, world, config)
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, config.parallel)}\n")
     experts = Balancing(named_layers(model), layers, mesh.sizes["tp"], world.device) if layers else None
@@ -230,7 +237,8 @@ class _Parts:
             splits = loss_parallel()  # a trial may include the loss of split logits
         with splits:
             design.prepare(Part(part, inputs, is_last))
-        data = self.mesh.parameter_mesh("replicate", "shard")
+        averaged = () if averages_copies(self.mesh, self.config) else ("replicate",)
+        data = self.mesh.parameter_mesh(*averaged, "shard")
         between: Between = nullcontext
         if data is not None and not self.mesh.are_copies:
             between = shard(part, design.outline, data, settings, self.mesh)

@@ -103,7 +103,7 @@ def replicate(
     settings = config.parallel
     group = mesh.group("replicate", "cp") or dist.group.WORLD
     assert group is not None, "initialize the default process group before distributing a model"
-    compression = _compression(model, world, config)
+    compression = compression_of(model, world, config) if config.gradient_compression.algorithm != "none" else None
     reduction = find_reduction(group, world, settings.reduction, topology, compression=compression)
 
     def wrap(bucket_mb: float) -> DistributedDataParallel:
@@ -123,9 +123,8 @@ def replicate(
     return passes
 
 
-def _compression(model: nn.Module, world: World, config: ResolvedJob) -> GradientCompression | None:
-    if config.gradient_compression.algorithm == "none":
-        return None
+def compression_of(model: nn.Module, world: World, config: ResolvedJob) -> GradientCompression:
+    """Return the compression of the gradients of `model`; rank 0 prints what is known to harm."""
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     compression = GradientCompression(config.gradient_compression, trained, config.train.seed)
     for warning in compression.warnings(config.train.optimizer, config.train.steps):

@@ -8,6 +8,8 @@ from toolkit.comm.compression import quantise, signs, sparse
 from toolkit.comm.compression.compressor import Compressor
 from toolkit.config.gradient_compression import GradientCompressionTable
 
+__all__ = ["BUILD"]
+
 Build = Callable[[GradientCompressionTable], Compressor]
 
 

@@ -11,6 +11,8 @@ from toolkit.comm.compression.compressor import Compressor
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 
+__all__ = ["reduce_scatter"]
+
 
 @dataclass(frozen=True)
 class Exchanged:
@@ -76,6 +78,20 @@ def _two_phase(x: Tensor, compressor: Compressor, peers: Peers, seed: int, befor
     # The owner, too, decodes the message, so that it has the bits of the other ranks.
     mean = compressor.decode(gathered, length, seed).view(-1)[:n]
     return Exchanged(mean, own, (owned, part[: owned.stop - owned.start] - mean[owned]))
+
+
+def reduce_scatter(rows: Tensor, compressor: Compressor, group: dist.ProcessGroup, seed: int) -> Tensor:
+    """Return the sum over the ranks of the row for this rank: the first of two phases. Collective.
+
+    Args:
+        rows: one for each rank, fp32 of shape (ranks, n). One number that is not finite makes all sums NaN.
+    """
+    n = rows.shape[1]
+    padded = torch.nn.functional.pad(rows + rows.sum() * 0, (0, -n % compressor.block))
+    sent = compressor.encode(padded, seed + group.rank())
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return compressor.decode(received, padded.shape[1], seed).sum(0)[:n]
 
 
 def _gather(x: Tensor, compressor: Compressor, peers: Peers, seed: int) -> Exchanged:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
@@ -28,13 +29,16 @@ class Kind:
 class KeptState:
     """Tensors by kind and parameter, all zero at first.
 
+    `parameters` may be sharded: then tensors are those of this rank's parts, and a checkpoint has them like the parameters.
     `step` is the number of steps that have ended. `peers` are the ranks whose tensors belong together in a checkpoint,
     which has the means of all kinds except "second", and with `saves_own` also those of each rank. "second" is what the
     second of two phases lost: only one rank has it, so it counts for all of them in the mean residual.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind], device: torch.device, *, saves_own: bool = False) -> None:
-        self.kinds, self.step = kinds, 0
+    def __init__(
+        self, kinds: Mapping[str, Kind], device: torch.device, parameters: Mapping[str, Tensor], *, saves_own: bool = False
+    ) -> None:  # fmt: skip
+        self.kinds, self.step, self._parameters = kinds, 0, parameters
         self.peers = Peers(None, (0,), 0)
         self._device, self._saves_own = device, saves_own
         self._pending: dict[tuple[str, str], Tensor] = {}
@@ -112,7 +116,9 @@ class KeptState:
         source = self._key if is_own else "mean"
         for kind, tensors in filled.get(source, {}).items():
             if (source, kind) not in lacking:
-                values = {(kind, name): one.flatten().to(self.kinds[kind].dtype) for name, one in tensors.items()}
+                values = {
+                    (kind, name): local(one).flatten().to(self.kinds[kind].dtype) for name, one in tensors.items()
+                }
                 self._kept |= values
         if begun := [kind for kind in filled.get(source, ()) if (source, kind) in lacking]:
             return f"gradient compression starts without {', '.join(begun)}, which the checkpoint lacks"
@@ -131,4 +137,24 @@ class KeptState:
         }
 
     def _with_own(self, means: Tensors) -> dict[str, Any]:
-        return {"mean": means} | ({self._key: self._own()} if self._saves_own else {}) if means else {}
+        found = {"mean": means} | ({self._key: self._own()} if self._saves_own else {}) if means else {}
+        return {
+            source: {
+                kind: {name: _sharded_like(one, self._parameters[name]) for name, one in tensors.items()}
+                for kind, tensors in kinds.items()
+            }
+            for source, kinds in found.items()
+        }
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded_like(part: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from toolkit.comm.compression import low_rank
 from toolkit.comm.compression.algorithms import BUILD
 from toolkit.comm.compression.compressor import uniform
 from toolkit.comm.compression.exchange import Exchanged, exchange, sent_bytes
-from toolkit.comm.compression.feedback import KeptState, Kind
+from toolkit.comm.compression.feedback import KeptState, Kind, local
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
@@ -28,16 +28,22 @@ class GradientCompression:
     """
 
     def __init__(self, settings: GradientCompressionTable, parameters: Mapping[str, Tensor], seed: int = 0) -> None:
-        """Compress the gradients of `parameters`. All ranks pass the same names, shapes, settings and seed."""
+        """Compress the gradients of `parameters`, or of this rank's parts of them.
+
+        All ranks pass the same names, shapes of parts, settings and seed.
+        """
         self.settings = settings
         self.scale: Callable[[], float] = lambda: 1.0
         self._seed = seed
         self._compressor = BUILD[settings.algorithm](settings) if settings.algorithm in BUILD else None
-        self._parameters = dict(parameters)
+        self._parameters = {name: local(one.detach()) for name, one in parameters.items()}
         self._names = {id(one): name for name, one in parameters.items()}
-        self.compressed = {name: one.shape for name, one in parameters.items() if self._is_compressed(one)}
+        # By the size of whole parameters, so that another layout compresses the same ones.
+        self.compressed = {
+            name: self._parameters[name].shape for name, one in parameters.items() if self._is_compressed(one)
+        }
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
-        self.kept = KeptState(self._kinds(), device, saves_own=settings.residual_saved == "exact")
+        self.kept = KeptState(self._kinds(), device, parameters, saves_own=settings.residual_saved == "exact")
 
     def _is_compressed(self, parameter: Tensor) -> bool:
         if not parameter.is_floating_point() or parameter.numel() < self.settings.min_elements:
@@ -187,9 +193,9 @@ class GradientCompression:
         return int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "little")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps, which selects random numbers and ends `dense_steps`."""
+        """Return the number of steps, which selects random numbers and ends `dense_steps`, and of ranks."""
         self.kept.settle()
-        return {"step": self.kept.step}
+        return {"step": self.kept.step, "ranks": self.kept.peers.size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.kept.discard()

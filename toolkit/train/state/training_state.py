@@ -251,7 +251,8 @@ class TrainingState:
         missing = [name.removeprefix(above) for name in loaded.missing if name.startswith(above)]
         idle = {name.split(".")[0] for name in stored.below("gradient_compression.mean")} - room.get("mean", {}).keys()
         dropped = [f"gradient compression drops {', '.join(sorted(idle))} of the checkpoint"] if idle else []
-        return [self.compression.kept.take(room, missing, loaded.world_size), *dropped]
+        ranks = loaded.state.get("extra", {}).get("gradient_compression", {}).get("ranks", loaded.world_size)
+        return [self.compression.kept.take(room, missing, ranks), *dropped]
 
     def _take_values(self, saved: dict[str, Any]) -> list[str]:
         """Restore schedule, scaler and extras; return a message for everything that could not be restored."""
