@@ -113,12 +113,18 @@ def test_moved_experts_change_nothing_and_a_run_resumes_at_another_ep(tmp_path):
         (2, {"shard": 2, "ep": 2}, {"experts": 7}, "expected a number of experts divisible by ep = 2, got 7. Fix: use 8 experts"),
         (2, {"pp": 2, "schedule": "zero_bubble"}, {}, "zero_bubble computes the gradients of weights in passes of their own"),
         (2, {"tp": 2, "sequence": True}, {}, "the ranks of tp have different tokens with parallel.sequence"),
-        (1, {"expert_migration": 1.3}, {}, "experts move only between several ranks"),
     ],
 )  # fmt: skip
 def test_layouts_that_experts_do_not_support_are_refused(tmp_path, ranks, parallel, args, message):
     with pytest.raises((AssertionError, ToolkitError), match=message):
         run(tmp_path, ranks, parallel, args, steps=1)
+
+
+def test_one_rank_trains_on_with_a_migration_that_has_no_effect(tmp_path):
+    run(tmp_path, 1, {"expert_migration": 1.3}, steps=1)
+    assert "no experts move (parallel.expert_migration): each rank has all of them (parallel.ep = 1)" in said_by(
+        tmp_path, 0
+    )
 
 
 def test_a_dense_model_has_no_experts_to_split(tmp_path):

@@ -82,4 +82,8 @@ def test_a_run_ends_where_its_replicas_part(tmp_path, name, ranks):
     config = parity.job_of(layout, steps=4, check_replicas_every=2)
     with pytest.raises(AssertionError, match="exit codes of the ranks"):
         launch(train_with_a_fault, layout.ranks, tmp_path / "run", config)
-    assert re.search(f"replicas differ after step 2: token_embedding.weight on {ranks}", said_by(tmp_path / "run", 0))
+    for rank in range(layout.ranks):
+        assert re.search(
+            f"replicas differ after step 2: token_embedding.weight on {ranks}", said_by(tmp_path / "run", rank)
+        )
+    assert "Fix: test the memory" in said_by(tmp_path / "run", 0)

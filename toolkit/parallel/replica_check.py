@@ -17,43 +17,34 @@ from toolkit.parallel.mesh import Mesh
 
 __all__ = ["check_replicas", "replica_group"]
 
-_WHERE = "train.check_replicas_every"
 _PIECE = 1 << 20  # elements whose digest is computed at once
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def replica_group(mesh: Mesh) -> dist.ProcessGroup:
-    """Return the ranks that have the same parameters as this one.
+def replica_group(mesh: Mesh) -> dist.ProcessGroup | None:
+    """Return the ranks that have the same parameters as this one; None if no other rank has them."""
+    return mesh.group("replicate") if mesh.sizes["shard"] > 1 else mesh.group("replicate", "cp")
+
+
+def check_replicas(module: nn.Module, group: dist.ProcessGroup, step: int, equal_at: int = 0) -> None:
+    """Compare the parameters of `module` over the replicas in `group`. Collective over all ranks of the job.
+
+    Args:
+        equal_at: the last step whose replicas were equal, or 0.
 
     Raises:
-        ToolkitError: no other rank has them.
-    """
-    group = mesh.group("replicate") if mesh.sizes["shard"] > 1 else mesh.group("replicate", "cp")
-    if group is None:
-        raise ToolkitError(
-            "expected several replicas of the model, got one",
-            where=_WHERE,
-            fix="set it to 0, or parallel.replicate = 2",
-        )
-    return group
-
-
-def check_replicas(module: nn.Module, group: dist.ProcessGroup, step: int) -> None:
-    """Compare the parameters of `module` over the replicas in `group`. Collective.
-
-    Raises:
-        ToolkitError: they differ; the message names the first such parameter and the ranks that are not in the majority.
+        ToolkitError: they differ; the message, the same on all ranks, names the first such parameter and the ranks that are not
+            in the majority.
     """
     named = [(name, _local(one)) for name, one in module.named_parameters()]
-    if not named:
-        return
-    own = torch.stack([_digest(tensor) for _, tensor in named])
+    own = torch.stack([_digest(tensor) for _, tensor in named]) if named else torch.zeros(1, dtype=torch.int64)
     others = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(others, own, group=group)
-    for number, (name, _) in enumerate(named):
-        found = [int(of_rank[number]) for of_rank in others]
-        if len(set(found)) > 1:
-            _refuse(name, found, group, step)
+    differs = (torch.stack(others) != own).any(0)
+    anywhere = differs.any().int()  # also among other shards, whose ranks would wait for these
+    dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    if anywhere:
+        _refuse(named, others, differs, group, step, equal_at)
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -70,15 +61,24 @@ def _digest(tensor: Tensor) -> Tensor:
     return total
 
 
-def _refuse(name: str, found: list[int], group: dist.ProcessGroup, step: int) -> None:
-    hosts: list[str | None] = [None] * len(found)
-    dist.all_gather_object(hosts, socket.gethostname(), group=group)
-    ((usual, count), *_) = Counter(found).most_common()
-    apart = [place for place, digest in enumerate(found) if digest != usual or 2 * count <= len(found)]
-    ranks = ", ".join(f"rank {dist.get_global_rank(group, place)} on {hosts[place]}" for place in apart)
+def _refuse(
+    named: list[tuple[str, Tensor]], digests: list[Tensor], differs: Tensor, group: dist.ProcessGroup, step: int, equal_at: int
+) -> None:  # fmt: skip
+    hosts: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    own = ""
+    if differs.any():
+        number = int(differs.nonzero()[0])
+        found = [int(of_rank[number]) for of_rank in digests]
+        ((usual, count), *_) = Counter(found).most_common()
+        apart = [place for place, digest in enumerate(found) if digest != usual or 2 * count <= len(found)]
+        ranks = [dist.get_global_rank(group, place) for place in apart]
+        own = f"{named[number][0]} on {', '.join(f'rank {rank} on {hosts[rank]}' for rank in ranks)}"
+    everywhere: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, own)
+    earlier = f"step {equal_at} or earlier" if equal_at else f"before step {step}, whose replicas no check has compared"
     raise ToolkitError(
-        f"replicas differ after step {step}: {name} on {ranks}",
-        where=_WHERE,
-        fix="test the memory of the faulty node, and resume without it from a checkpoint of an earlier step: `toolkit resume RUN "
-        "--checkpoint STEP --set job.exclude=NODE`",
+        f"replicas differ after step {step}: {next(filter(None, everywhere))}",
+        fix=f"test the memory of the faulty node, and resume without it from a checkpoint of {earlier}: `toolkit resume RUN "
+        "--from STEP --set job.exclude=NODE`",
     )

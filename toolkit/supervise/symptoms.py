@@ -93,14 +93,17 @@ COLLECTIVE_TIMEOUT = Symptom(
 )  # fmt: skip
 PEER_LOST = Symptom("peer_lost", "the connection to another rank was lost, and no rank reported the reason")
 NODE_LOST = Symptom("node_lost", "a node failed")
+REPLICAS_DIFFER = Symptom(
+    "replicas_differ", "replicas of the model are not equal, as after a fault of memory or of a GPU"
+)
 REFUSED = Symptom("refused", "a rank rejected its input", plain=True)
 FAILED = Symptom("failed", "toolkit itself failed on this host", plain=True)
 SILENT = Symptom("silent_end", "ranks exited without reporting an error", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, PMIX_ORDER, NO_INTERPRETER,
-    IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, CONTROLLER_AWAY, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED,
-    SILENT,
+    IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, CONTROLLER_AWAY, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REPLICAS_DIFFER,
+    REFUSED, FAILED, SILENT,
 )  # fmt: skip
 
 # The first match counts, so specific patterns precede general ones.
@@ -132,6 +135,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
          r"timed out .*(?:gloo|nccl|collective)|did not finish in [\d.]+ s; rank \d+ did not (?:come|join)"),
+        (REPLICAS_DIFFER, r"replicas differ after step \d+: "),
     )
 )  # fmt: skip
 

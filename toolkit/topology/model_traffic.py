@@ -133,6 +133,12 @@ def _check_experts(model: Transformer, ep: int) -> None:
             where="parallel.ep",
             fix="set ep = 1, or pass the number of experts per layer",
         )
+    if model.experts and not 1 <= model.experts_per_token <= model.experts:
+        raise ToolkitError(
+            f"expected 1 to {model.experts} experts per token, got {model.experts_per_token}",
+            where="experts-per-token",
+            fix=f"use 1 to {model.experts}",
+        )
     if model.experts % ep:
         raise ToolkitError(
             f"{model.experts} experts per layer are not divisible by ep = {ep}",

@@ -1,6 +1,9 @@
 """What moves with the experts of a training: the state of the optimizer and the weight average."""
 
+import sys
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from toolkit.config.resolved import ResolvedJob
@@ -15,13 +18,18 @@ __all__ = ["migration_of"]
 def migration_of(
     model: DistributedModel, optimizer: torch.optim.Optimizer, average: WeightAverage | None, config: ResolvedJob
 ) -> Migration | None:
-    """Return what moves the experts of `model` between ranks; None if the job moves none.
+    """Return what moves the experts of `model` between ranks; None, with a line if the job has the key, if they cannot move.
 
     Raises:
-        ToolkitError: the job has one rank of `ep`, or state that cannot move by rows.
+        ToolkitError: the job has state that cannot move by rows.
     """
     parallel, train = config.parallel, config.train
-    if model.experts is None or not parallel.expert_migration:
+    if not parallel.expert_migration:
+        return None
+    if model.experts is None or parallel.ep == 1:  # also after a resume on fewer ranks
+        why = "the model has none" if model.experts is None else "each rank has all of them (parallel.ep = 1)"
+        if dist.get_rank() == 0:
+            sys.stderr.write(f"no experts move (parallel.expert_migration): {why}\n")
         return None
     if config.adapters.rank:
         raise ToolkitError(
@@ -29,11 +37,11 @@ def migration_of(
             where="parallel.expert_migration",
             fix="set it to 0",
         )
-    if parallel.ep == 1 or train.offloaded - {"activations"} or train.optimizer == "adamw_8bit":
+    if train.offloaded - {"activations"} or train.optimizer == "adamw_8bit":
         raise ToolkitError(
-            "experts move only between several ranks, and not with offloaded or 8-bit state",
+            "experts cannot move with offloaded or 8-bit state",
             where="parallel.expert_migration",
-            fix='set it to 0, or ep = 2 with train.optimizer = "adamw" and without train.offload',
+            fix='set expert_migration = 0, or train.optimizer = "adamw" without train.offload',
         )
 
     def companions(parameter: Tensor) -> list[Tensor]:

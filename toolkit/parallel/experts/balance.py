@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from toolkit.errors import ToolkitError
 from toolkit.parallel.experts.router import Routed
 
 __all__ = ["Balance", "LayerBalance"]
@@ -30,6 +31,13 @@ class Balance:
     loss: float = 0.01
     z_loss: float = 1e-3
     bias_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value >= 0:
+                raise ToolkitError(
+                    f"expected {name} of 0 or more, got {value:g}", where="experts", fix="use 0 to turn it off"
+                )
 
 
 class LayerBalance(nn.Module):

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, counted
 
 __all__ = ["Routed", "Router", "Routing"]
 
@@ -50,21 +50,22 @@ class Routing:
     def __post_init__(self) -> None:
         size = self.experts // max(1, self.groups)
         for is_wrong, message, fix in (
+            (self.experts < 1, f"expected at least one expert, got {self.experts}", "use 8, for example"),
             (not 1 <= self.top <= self.experts, f"expected 1 to {self.experts} experts per token, got {self.top}",
-             f"set the number of experts per token to {self.experts} or less"),
+             f"use 1 to {self.experts} experts per token"),
             (self.groups < 1 or self.experts % max(1, self.groups) != 0,
              f"expected a number of groups that divides {self.experts} experts, got {self.groups}", "change the number of groups"),
             (not 1 <= self.top_groups <= self.groups, f"expected 1 to {self.groups} groups per token, got {self.top_groups}",
-             f"set top_groups to {self.groups} or less"),
-            (self.top > size * self.top_groups, f"expected at least {self.top} experts, which a token uses, in {self.top_groups} "
-             f"groups, got {size * self.top_groups}", "increase top_groups"),
+             f"use 1 to {self.groups} groups per token"),
+            (self.top > size * self.top_groups, f"expected at least {self.top} experts, which a token uses, in "
+             f"{counted(self.top_groups, 'group')}, got {size * self.top_groups}", "use more groups per token"),
             (self.score not in ("softmax", "sigmoid"), f'expected score = "softmax" or "sigmoid", got "{self.score}"', "use one of them"),
             (self.chosen_by not in ("tokens", "experts"), f'expected chosen_by = "tokens" or "experts", got "{self.chosen_by}"',
              "use one of them"),
             (self.overflow not in ("drop", "next", "pass"), f'expected overflow = "drop", "next" or "pass", got "{self.overflow}"',
              "use one of them"),
             (not 0 <= self.jitter < 1, f"expected a jitter of at least 0 and less than 1, got {self.jitter:g}", "use 0.01, for example"),
-            (self.capacity < 0, f"expected a capacity of 0 or more, got {self.capacity:g}", "set capacity to 0 for no limit"),
+            (not self.capacity >= 0, f"expected a capacity of 0 or more, got {self.capacity:g}", "set capacity to 0 for no limit"),
         ):  # fmt: skip
             if is_wrong:
                 raise ToolkitError(message, where="experts", fix=fix)

@@ -66,7 +66,9 @@ def training_steps(
     profiled, kernels = ProfiledSteps(world, settings, step), KernelSteps(world)
     recorded = RecordedSteps(world.device, profile, profiled.steps, is_compiled=settings.compile)
     passes = passes_of(settings.batch, mesh.data_size, settings.micro_batch)
-    replicas = replica_group(mesh) if settings.check_replicas_every else None
+    replicas, equal_at = replica_group(mesh) if settings.check_replicas_every else None, 0
+    if settings.check_replicas_every and replicas is None and world.rank == 0:
+        sys.stderr.write("no replicas to compare (train.check_replicas_every): no two ranks have the same parameters\n")
     while state.step < settings.steps and not _is_over(step.schedule, validations):
         recorded.begin(state.step + 1)
         profiled.begin(state.step + 1)
@@ -96,7 +98,8 @@ def training_steps(
             if mesh.data_rank == mesh.place["cp"] == mesh.place["tp"] == 0:
                 sys.stderr.write(f"step {state.step}: {line}\n")
         if replicas is not None and state.step % settings.check_replicas_every == 0:
-            check_replicas(step.model.module, replicas, state.step)
+            check_replicas(step.model.module, replicas, state.step, equal_at)
+            equal_at = state.step
         last = state.step == settings.steps or _is_finished(step.schedule)
         if last or state.step % settings.log_every == 0:
             record = _record(world, settings, state, stepped, tokens, mark)
