@@ -10,6 +10,7 @@ import torch
 from toolkit.comm.compression.algorithms import BUILD
 from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
+from toolkit.config.local_sgd import LocalSgdTable
 from toolkit.jobs.train_lm import GPT, Arguments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compression.md").read_text()
@@ -21,9 +22,11 @@ ROWS = {
 }
 
 
-def test_the_table_of_the_job_file_is_valid():
-    (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    assert GradientCompressionTable(**tomllib.loads(toml)["gradient_compression"]).rank == 4
+def test_the_tables_of_the_job_files_are_valid():
+    first, second = (tomllib.loads(toml) for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+    assert GradientCompressionTable(**first["gradient_compression"]).rank == 4
+    assert GradientCompressionTable(**second["gradient_compression"]).algorithm == "int8"
+    assert LocalSgdTable(**second["local_sgd"]).fragments == 5
 
 
 def test_the_line_is_that_of_the_shipped_model():

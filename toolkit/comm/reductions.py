@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from toolkit.errors import ToolkitError
 
+__all__ = ["backend_all_reduce"]
+
 OPS = ("sum", "avg", "min", "max", "product")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)

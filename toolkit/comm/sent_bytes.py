@@ -7,6 +7,7 @@ reduce-scatter or an all-to-all; the same formulas predict the traffic in `topol
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -123,10 +124,11 @@ def counted_here(work: Callable[[], T]) -> Callable[[], T]:
     entered = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SentBytes)]
     if not entered:
         return work
-    of = entered[-1].of
 
     def counted() -> T:
-        with SentBytes(of):
+        with ExitStack() as counting:
+            for mode in entered:
+                counting.enter_context(SentBytes(mode.of))
             return work()
 
     return counted

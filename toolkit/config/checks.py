@@ -333,6 +333,8 @@ NEEDS = (
         ("rank",), lambda it: it.rank > 0, "rank",
     ),
     Need("adapters", ("double_quantization",), ("quantize",), lambda it: "4" in it.quantize, 'quantize = "nf4"'),
+    Need("local_sgd", ("every", "fragments"), ("algorithm",), lambda it: it.algorithm != "none", 'algorithm = "average" or "diloco"'),
+    Need("local_sgd", ("outer_lr", "outer_momentum"), ("algorithm",), lambda it: it.algorithm == "diloco", 'algorithm = "diloco"'),
     Need("parallel", ("sequence",), ("tp",), lambda it: it.tp > 1, "tp = 2 or more"),
     Need("parallel", ("context",), ("cp",), lambda it: it.cp > 1, "cp = 2 or more"),
     Need("parallel", ("schedule", "stages_per_rank", "balance"), ("pp",), lambda it: it.pp > 1, "pp = 2 or more"),

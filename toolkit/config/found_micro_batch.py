@@ -22,6 +22,8 @@ def layout_of(job: ResolvedJob) -> dict[str, Any]:
     others = {"args": job.args, "adapters": job.adapters.model_dump(mode="json")}
     if job.gradient_compression.algorithm != "none":
         others["gradient_compression"] = job.gradient_compression.model_dump(mode="json")
+    if job.local_sgd.algorithm != "none":
+        others["local_sgd"] = job.local_sgd.model_dump(mode="json")
     return {"ranks": list(job.rank_counts), **tables, **others}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from toolkit.config.adapters import check_adapters
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.gradient_compression import check_gradient_compression
+from toolkit.config.local_sgd import check_local_sgd
 from toolkit.config.offload_checks import check_offload
 from toolkit.config.refusal import refuse
 from toolkit.config.resolved import ResolvedJob
@@ -31,6 +32,7 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_combinations(resolved)
     try:
         check_gradient_compression(resolved)
+        check_local_sgd(resolved)
     except ToolkitError as error:
         raise resolved.placed(error) from None
     if resolved.adapters.model_fields_set:

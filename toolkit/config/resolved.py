@@ -21,6 +21,7 @@ from toolkit.config.document import DEEPEST, Origin, OriginInComponent, leaves, 
 from toolkit.config.env import EnvTable, NotifyTable, RestartTable
 from toolkit.config.gradient_compression import GradientCompressionTable
 from toolkit.config.job import JobTable, check_sbatch_options
+from toolkit.config.local_sgd import LocalSgdTable
 from toolkit.config.memory_presets import preset_values
 from toolkit.config.observe import ObserveTable
 from toolkit.config.site import (
@@ -67,6 +68,9 @@ class JobFile(Table):
     parallel: ParallelTable = key(None, "How the model is distributed over the ranks.", default_factory=ParallelTable)
     gradient_compression: GradientCompressionTable = key(
         None, "Compression of exchanged gradients.", default_factory=GradientCompressionTable
+    )
+    local_sgd: LocalSgdTable = key(
+        None, "Exchanges of parameters every few steps, instead of gradients.", default_factory=LocalSgdTable
     )
     adapters: AdaptersTable = key(None, "Low-rank adapters on a frozen base.", default_factory=AdaptersTable)
     args: dict[str, Any] = key(
@@ -119,6 +123,7 @@ class ResolvedJob(BaseModel):
     train: TrainTable
     parallel: ParallelTable
     gradient_compression: GradientCompressionTable = GradientCompressionTable()
+    local_sgd: LocalSgdTable = LocalSgdTable()
     adapters: AdaptersTable = AdaptersTable()
     args: dict[str, Any] = {}
 

@@ -183,7 +183,8 @@ def distribute(
         passes = pipeline
     else:
         model, between = whole, parts.lay(whole, world, design.trial_on_meta)
-        if mesh.are_copies and world.size > 1:  # one rank has nothing to reduce, and DDP would copy its gradients
+        is_local = config.local_sgd.algorithm != "none"  # replicas that exchange no gradients
+        if mesh.are_copies and world.size > 1 and not is_local:  # DDP would copy the gradients of a single rank
             passes = replicate(model, mesh, world, config, topology, profile)
             compression = passes.compression
         else:

@@ -17,6 +17,7 @@ from toolkit.config.entry import VALIDATION_LOSS
 from toolkit.config.found_micro_batch import with_found_micro_batch
 from toolkit.config.gradient_compression import check_gradient_compression
 from toolkit.config.layout_checks import check_combinations, check_roll_back
+from toolkit.config.local_sgd import check_local_sgd
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError, counted
@@ -41,6 +42,7 @@ from toolkit.train.early_stop import EarlyStop
 from toolkit.train.expert_migration import migration_of
 from toolkit.train.guard import LossGuard
 from toolkit.train.held_out import HeldOut, Validation
+from toolkit.train.local_sgd import LocalSgd
 from toolkit.train.loop.step import LossOf, OptimizerStep
 from toolkit.train.loop.training_loop import training_steps
 from toolkit.train.loop.validations import Validations
@@ -105,6 +107,7 @@ class Trainer:
         train = config.train
         check_combinations(train, config.parallel, world.size)
         check_gradient_compression(config)
+        check_local_sgd(config)
         if train.deterministic:
             use_deterministic_kernels()
         self._adapters = None
@@ -141,6 +144,8 @@ class Trainer:
         self._scaler = scaler if scaler.is_enabled() else None
         if self.model.compression is not None and self._scaler is not None:
             self.model.compression.scale = self._scaler.get_scale
+        is_local = config.local_sgd.algorithm != "none"
+        self.local_sgd = LocalSgd(world, self.model.module, self.optimizer, config) if is_local else None
         self.step = self._made_step()
         self._migration = migration_of(self.model, self.optimizer, self.average, self._config)
         # Data-parallel ranks need different dropout, ranks with parts of the same model need equal dropout. The
@@ -154,6 +159,8 @@ class Trainer:
         self.state = self._training_state()
         self.validations = self._made_validations()
         self.saves = self._resumed_saves()
+        if self.local_sgd:
+            self.local_sgd.begin(is_new=not self.state.step)
         if self._offload:
             self._offload.begin(self.optimizer)
 
@@ -181,6 +188,8 @@ class Trainer:
                     log.write(record)
                 self._tell(record)
                 self._callbacks.on_step(state, record)
+            if self.local_sgd:
+                self.local_sgd.merge()
             self._callbacks.on_end(state, stopped=bool(world.stop_watch.stop_agreed))
         if self._probe:
             self._probe.write()
@@ -201,7 +210,7 @@ class Trainer:
         broken = BrokenShare(world, loader.skips, self._config.data.broken_limit, counts=counts)
         return training_steps(
             world, self._config.train, state, self.step, loader.take_samples, self.saves, self.validations, broken,
-            self._migration,
+            self._migration, self.local_sgd,
         )  # fmt: skip
 
     def _with_smaller_micro_batch(self, mesh: Mesh) -> TrainTable:
@@ -304,13 +313,14 @@ class Trainer:
     def _training_state(self) -> TrainingState:
         train = self._config.train
         own: dict[str, Any] = {"guard": self._guard, "early_stop": self._early_stop, "adapters": self._adapters}
-        own["gradient_compression"] = self.model.compression
+        compression = self.local_sgd.compression if self.local_sgd else self.model.compression
+        own["gradient_compression"] = compression
         return TrainingState(
             self.model.module, self.optimizer, self.schedule, train.seed, {"seed": train.seed, **self._task.data},
             scaler=self._scaler, modules={"average": self.average} if self.average is not None else {},
             extra=self._task.extra | {name: one for name, one in own.items() if one is not None},
             stream=self.model.stream, offload=self._offload, without_frozen=self._adapters is not None,
-            compression=self.model.compression,
+            compression=compression, local_sgd=self.local_sgd,
         )  # fmt: skip
 
     def _made_validations(self) -> Validations | None:
@@ -325,7 +335,7 @@ class Trainer:
             )
         return Validations(
             self._world, self.model, held_out, every=train.validate_every, micro_batch=train.micro_batch,
-            average=self.average, early_stop=self._early_stop, told=self._validated,
+            average=self.average, early_stop=self._early_stop, local_sgd=self.local_sgd, told=self._validated,
         )  # fmt: skip
 
     def _resumed_saves(self) -> Saves | None:

@@ -55,6 +55,7 @@ class RecordedSteps:
         self._steps = 0
         self._counting: SentBytes | None = None
         self._sent: int | None = None  # bytes
+        self._exchanged = 0  # bytes, after this step
         self._clock: _EventClock | HostClock = HostClock()
         if self._recorder is not None:
             if torch.device(device).type == "cuda":
@@ -93,6 +94,10 @@ class RecordedSteps:
         self._counting = SentBytes()
         return self._counting
 
+    def exchanged(self, sent: int) -> None:
+        """Add bytes that this rank sent after this step, which `counting_bytes` does not cover."""
+        self._exchanged = sent
+
     def logged(self, tokens: int, loss: float, grad_norm: float) -> None:
         """Record values of this step: the number of tokens on this rank, and what the loop has read from the device."""
         if self._recorder is not None:
@@ -116,7 +121,8 @@ class RecordedSteps:
         if self._counting is not None:
             self._sent, self._counting = self._counting.total, None
         if self._sent is not None:
-            recorder.noted[_BYTES] = self._sent
+            recorder.noted[_BYTES] = self._sent + self._exchanged
+        self._exchanged = 0
         if not self._has_phases:
             return recorder.end(number)
         self._has_phases = False

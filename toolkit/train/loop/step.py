@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from toolkit.comm.reductions import backend_all_reduce
 from toolkit.metrics.step_profile import OPTIMIZER
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
@@ -129,12 +130,12 @@ class OptimizerStep:
         return self.model.clip(self.clip_norm) if self.gradients is None else self.gradients.clip(self.clip_norm)
 
     def _norm_to_judge(self, norm: Tensor) -> float | None:
-        """Return rank 0's norm, because the ranks sum in different orders but must reach the same decision.
+        """Return the largest norm of the ranks, which must reach the same decision: their sums differ, or with local SGD all.
 
         Return None for an fp16 overflow: the scaler then skips the step and decreases the scale.
         """
         known = norm.detach().double()
-        dist.broadcast(known, src=0)
+        backend_all_reduce(known, "max", None)
         said = float(known)
         return None if self.scaler is not None and not math.isfinite(said) else said
 

@@ -9,13 +9,14 @@ from typing import Protocol
 from torch import Tensor
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
+from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
 from toolkit.parallel.experts.migration import Migration
 from toolkit.parallel.replica_check import check_replicas, replica_group
 from toolkit.train.data.broken import BrokenShare
 from toolkit.train.data.order import passes_of, share, split
 from toolkit.train.guard import StepDecision
+from toolkit.train.local_sgd import LocalSgd
 from toolkit.train.loop.kernels import KernelSteps
 from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
 from toolkit.train.loop.recording import RecordedSteps
@@ -50,13 +51,14 @@ def training_steps(
     validations: Validations | None = None,
     broken: BrokenShare | None = None,
     migration: Migration | None = None,
+    local_sgd: LocalSgd | None = None,
 ) -> Iterator[TrainRecord]:
     """Run optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` steps.
 
     The loop validates as `validations` requires, and ends early if it requests that. A bad step changes no weights; a
     roll-back continues from the newest checkpoint. The loop saves as `saves` requires, at the end, on request, and if
     any rank received a stop request. The record of a step precedes its save: with `log_every` 1, the records contain
-    every step that a checkpoint contains.
+    every step that a checkpoint contains. `local_sgd` exchanges parameters after its steps.
 
     Raises:
         ToolkitError: the guard's limit is exceeded, there is no checkpoint to roll back to, `broken` exceeds its
@@ -97,6 +99,9 @@ def training_steps(
         for line in migration.after_step(state.step) if migration else ():
             if mesh.data_rank == mesh.place["cp"] == mesh.place["tp"] == 0:
                 sys.stderr.write(f"step {state.step}: {line}\n")
+        if local_sgd is not None:
+            with profile.phase(COMMUNICATION):
+                recorded.exchanged(local_sgd.after_step(state.step))
         if replicas is not None and state.step % settings.check_replicas_every == 0:
             check_replicas(step.model.module, replicas, state.step, equal_at)
             equal_at = state.step

@@ -18,6 +18,7 @@ from toolkit.train.data.broken import SkipCount
 from toolkit.train.data.travel import each_tensor
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.held_out import HeldOut, Validation, loss_of, validate
+from toolkit.train.local_sgd import LocalSgd
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 
@@ -27,6 +28,7 @@ class Validations:
 
     Args:
         average: the averaged weights to validate with; None validates the model's own weights.
+        local_sgd: merges the replicas before each validation.
         early_stop: decides by the mean of "loss" whether the run ends.
     """
 
@@ -40,12 +42,13 @@ class Validations:
         micro_batch: int,
         average: WeightAverage | None = None,
         early_stop: EarlyStop | None = None,
+        local_sgd: LocalSgd | None = None,
         told: Callable[[Validation], None] = lambda found: None,
     ) -> None:
         self._world, self._model, self._held_out = world, model, held_out
         self._every, self._micro_batch = every, micro_batch
         self._average, self._early_stop = average, early_stop
-        self._told = told
+        self._local_sgd, self._told = local_sgd, told
         self._skips = SkipCount(lambda said: say(f"validation: {said}"))
         self._last: tuple[int, Validation] | None = None  # the last validation and its step
         self._log = None
@@ -57,6 +60,8 @@ class Validations:
     def measure(self) -> Validation:
         """Validate now. Collective."""
         module, mesh, average, held_out = self._model.module, self._model.mesh, self._average, self._held_out
+        if self._local_sgd is not None:
+            self._local_sgd.merge()
         with average.in_place_of(module) if average is not None else nullcontext():
             return validate(
                 module,

@@ -17,6 +17,7 @@ from toolkit.comm.agreement import from_rank_zero
 from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.errors import ToolkitError
 from toolkit.train.gather_names import of_all_ranks
+from toolkit.train.local_sgd import LocalSgd
 from toolkit.train.memory.offload import Offload
 from toolkit.train.randomness import Generator, RandomStreams
 from toolkit.train.state.matching import (
@@ -39,7 +40,7 @@ from toolkit.train.state.stateful import Stateful, take_extra, take_state, value
 from toolkit.world.facts import World
 
 # A checkpoint may lack tensors below these keys: the states of new ranks and streams, and of parameters without state.
-_OPTIONAL = ("random", "optimizer", "gradient_compression")
+_OPTIONAL = ("random", "optimizer", "gradient_compression", "local_sgd")
 
 
 @dataclass
@@ -64,6 +65,7 @@ class TrainingState:
             draw the same numbers have the same index. By default, each rank has its own stream.
         offload: what is outside of the memory of the device.
         compression: the compression of the gradients, whose residuals belong to the state.
+        local_sgd: exchanges between replicas; a save averages what differs between them.
         without_frozen: leave parameters that are not trained out of checkpoints; the job sets them before a resume.
     """
 
@@ -84,6 +86,7 @@ class TrainingState:
     offload: Offload | None = None
     without_frozen: bool = False
     compression: GradientCompression | None = None
+    local_sgd: LocalSgd | None = None
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -91,7 +94,7 @@ class TrainingState:
         self._settings = GroupSettings(self.optimizer)
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
-        """Save on all ranks. Each rank adds its own random streams; the other values must be the same on all ranks."""
+        """Save on all ranks. Each rank adds its own random streams; `local_sgd` makes the other values equal, which they must be."""
         with self._host_access():
             return checkpointer.save(self.step, *self._to_save(world))
 
@@ -112,6 +115,8 @@ class TrainingState:
         return self.offload.tier.host_access() if self.offload is not None else nullcontext()
 
     def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self.local_sgd is not None:
+            self.local_sgd.merge(with_optimizer=True)
         tensors = self._tensors() | {"random": {self._stream_key(world): self._streams(world).states()}}
         if self.compression is not None:
             tensors["gradient_compression"] = self.compression.kept.saved()
@@ -186,6 +191,7 @@ class TrainingState:
             "model": self._model_tensors(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "modules": {name: get_model_state_dict(module) for name, module in self.modules.items()},
+            **({"local_sgd": self.local_sgd.outer} if self.local_sgd is not None else {}),
         }
 
     def _model_tensors(self) -> dict[str, Any]:
@@ -231,6 +237,7 @@ class TrainingState:
         changes = [
             self._settings.take_over(saved.get("groups", [{}] * len(self.optimizer.param_groups))),
             *self._take_residuals(tensors, loaded, stored),
+            *self._take_outer_steps(loaded, stored),
             *self._take_values(saved),
             *self._go_on_drawing(tensors["random"][self._stream_key(world)], loaded, stored, world),
         ]
@@ -253,6 +260,12 @@ class TrainingState:
         dropped = [f"gradient compression drops {', '.join(sorted(idle))} of the checkpoint"] if idle else []
         ranks = loaded.state.get("extra", {}).get("gradient_compression", {}).get("ranks", loaded.world_size)
         return [self.compression.kept.take(room, missing, ranks), *dropped]
+
+    def _take_outer_steps(self, loaded: LoadedCheckpoint, stored: Stored) -> list[str]:
+        if self.local_sgd is None or not self.local_sgd.outer:
+            return ["the outer momentum of the checkpoint is ignored"] if stored.below("local_sgd") else []
+        missing = [name.removeprefix("local_sgd.") for name in loaded.missing if name.startswith("local_sgd.")]
+        return [self.local_sgd.take(missing)]
 
     def _take_values(self, saved: dict[str, Any]) -> list[str]:
         """Restore schedule, scaler and extras; return a message for everything that could not be restored."""
