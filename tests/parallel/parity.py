@@ -148,8 +148,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variants_of(layout: Layout) -> list[str]:
-    """A pipeline has no steps of one micro-batch; tp, pp and cp part the graphs of torch.compile."""
-    left_out = {"pp": ("one pass", "compiled"), "tp": ("compiled",), "cp": ("compiled",)}
+    """A pipeline has no steps of one micro-batch; tp, pp and cp part the graphs of torch.compile.
+
+    In bf16, tokens at the edge of a choice take another expert, whose gradients then differ by more than rounding.
+    """
+    left_out = {"pp": ("one pass", "compiled"), "tp": ("compiled",), "cp": ("compiled",), "ep": ("bf16",)}
     return [name for name in VARIANTS if not any(name in left_out.get(key, ()) for key in layout.parallel)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import parity
 import pytest
-from launch import said_by
+from launch import launch, said_by
 from parity import Layout
 from sampling import sampled
 
@@ -118,6 +118,24 @@ def test_moved_experts_change_nothing_and_a_run_resumes_at_another_ep(tmp_path):
 def test_layouts_that_experts_do_not_support_are_refused(tmp_path, ranks, parallel, args, message):
     with pytest.raises((AssertionError, ToolkitError), match=message):
         run(tmp_path, ranks, parallel, args, steps=1)
+
+
+def _overflow_at_first(world, config):
+    from toolkit.train import trainer
+    from toolkit.train.optim.precision import gradient_scaler
+
+    trainer.gradient_scaler = lambda *given: gradient_scaler(*given, first_scale=2.0**30)
+    parity.train(world, config)
+
+
+def test_a_step_that_overflows_changes_no_shares_and_no_bias(tmp_path):
+    fp16 = parity.job_of(layout(1, {}, bias_rate=1e-3), steps=1, precision="fp16")
+    launch(_overflow_at_first, 1, tmp_path, fp16)
+    with parity.stored(tmp_path, 1) as checkpoint:
+        shares = {key: checkpoint.read(key) for key in checkpoint.manifest.tensors if key.endswith("balance.shares")}
+        biases = {key: checkpoint.read(key) for key in checkpoint.manifest.tensors if key.endswith("router.bias")}
+    assert all((one == 1 / 8).all() for one in shares.values()) and shares
+    assert not any(one.any() for one in biases.values()) and biases
 
 
 def test_one_rank_trains_on_with_a_migration_that_has_no_effect(tmp_path):

@@ -17,17 +17,21 @@ class OrderedThread:
     """
 
     def __init__(self, name: str) -> None:
+        self._is_closed = False
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Queue `work`; the future gets its result or its exception."""
+        """Queue `work`; the future gets its result or its exception. Raises RuntimeError after `close`."""
+        if self._is_closed:  # the future would wait forever
+            raise RuntimeError("expected an open thread, got one that is closed")
         future: Future[Any] = Future()
         self._waiting.put((future, counted_here(work)))
         return future
 
     def close(self) -> None:
         """Stop the thread after the submitted work."""
+        self._is_closed = True
         self._waiting.put(None)
 
     def _run(self) -> None:

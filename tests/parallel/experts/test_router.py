@@ -167,6 +167,9 @@ def test_the_gate_stays_in_fp32():
         ({"groups": 4, "top_groups": 5}, "expected 1 to 4 groups per token, got 5"),
         ({"groups": 8, "top_groups": 1}, "expected at least 2 experts"),
         ({"capacity": -1.0}, "expected a capacity of 0 or more, got -1"),
+        ({"capacity": float("nan")}, "expected a capacity of 0 or more, got nan"),
+        ({"overflow": "next"}, 'overflow = "next" has no effect without a capacity'),
+        ({"chosen_by": "experts", "groups": 2}, "groups, capacity and overflow have no effect"),
     ],
 )
 def test_impossible_choices_are_refused(given, message):

@@ -64,6 +64,11 @@ class Routing:
              "use one of them"),
             (self.overflow not in ("drop", "next", "pass"), f'expected overflow = "drop", "next" or "pass", got "{self.overflow}"',
              "use one of them"),
+            (self.chosen_by == "experts" and (self.groups > 1 or self.capacity > 0 or self.overflow != "drop"),
+             'with chosen_by = "experts" each expert takes the same number of tokens, so that groups, capacity and overflow have no effect',
+             "remove them"),
+            (self.overflow != "drop" and self.capacity == 0, f'overflow = "{self.overflow}" has no effect without a capacity',
+             "set a capacity, such as 1.25"),
             (not 0 <= self.jitter < 1, f"expected a jitter of at least 0 and less than 1, got {self.jitter:g}", "use 0.01, for example"),
             (not self.capacity >= 0, f"expected a capacity of 0 or more, got {self.capacity:g}", "set capacity to 0 for no limit"),
         ):  # fmt: skip

@@ -103,11 +103,11 @@ class OptimizerStep:
             if self.parts is not None and isinstance(self.schedule, AdaScale):
                 self._compare_parts(self.schedule, self.parts, len(micro_batches[0][0]), norm, keep=decision is GO_ON)
             rate = self.schedule.rate()
-            self._update(rate, keep=decision is GO_ON)
+            updated = self._update(rate, keep=decision is GO_ON)
             self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
-        experts = self.model.experts.end() if self.model.experts and decision is GO_ON else None
+        experts = self.model.experts.end() if self.model.experts and updated else None
         return Stepped(sums[0], sums[1], sums[2], norm, rate, decision, experts)
 
     def _updating(self, micro_batches: Sequence[MicroBatch]) -> AbstractContextManager[None]:
@@ -150,13 +150,14 @@ class OptimizerStep:
         square, number = parts.mean_square(share)
         schedule.observe(square, float(norm) ** 2, number)
 
-    def _update(self, rate: float, *, keep: bool) -> None:
-        """Update the weights if the guard accepts the step (`keep`)."""
+    def _update(self, rate: float, *, keep: bool) -> bool:
+        """Update the weights if the guard accepts the step (`keep`); return whether they have changed, the same on all ranks."""
         self._set_rate(rate)
-        if (compression := self.model.compression) is not None:
-            overflowed = self.scaler is not None and bool(found_inf_of(self.scaler, self.optimizer))
-            if overflowed or not keep:
-                compression.kept.discard()
+        # Waits for the device only where something else depends on the step.
+        depends = self.model.compression is not None or self.model.experts is not None
+        overflowed = depends and self.scaler is not None and bool(found_inf_of(self.scaler, self.optimizer))
+        if self.model.compression is not None and (overflowed or not keep):
+            self.model.compression.kept.discard()
         if keep:
             if self.scaler is None:
                 self.optimizer.step()
@@ -166,6 +167,7 @@ class OptimizerStep:
                 self.average.update(self.model.module)
         if self.scaler is not None:
             self.scaler.update()
+        return keep and not overflowed
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
         """Run forward and backward passes and discard their gradients, before random streams are seeded or restored.
