@@ -93,11 +93,12 @@ def test_inside_an_allocation_and_without_the_command_line(here: Site) -> None:
     said = [line.partition(",")[0] for line in done.stdout.splitlines()]
     assert {f"[{rank}] rank {rank} of 4" for rank in range(4)} <= set(said), done
     mpi, library = mpi_of(here.cluster.layout)
+    # One rank per node: with more, Open MPI 4 can crash in MPI_Init on a busy machine (toolkit/world/discover.py).
     alone = here.command(
-        ["srun", "-N4", "-n8", "--ntasks-per-node=2", f"--mpi={mpi}", sys.executable, str(SHIPPED / "mpi_hello.py")],
+        ["srun", "-N4", "-n4", "--ntasks-per-node=1", f"--mpi={mpi}", sys.executable, str(SHIPPED / "mpi_hello.py")],
         MPI4PY_LIBMPI=library,
     )  # fmt: skip
-    assert sorted(hello_lines(alone.stdout)) == list(range(8)), alone
+    assert sorted(hello_lines(alone.stdout)) == list(range(4)), alone
     wrong = here.command(["salloc", "-N2", *TOOLKIT, "run", "mpi_hello", "-N", "1"])
     assert wrong.returncode == 2 and "omit -N" in wrong.stderr
 

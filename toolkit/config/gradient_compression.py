@@ -42,6 +42,11 @@ ALGORITHMS = {
     "bernoulli": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
     "powersgd": AlgorithmFacts(("rank",), feedback=True),
     "ef21": AlgorithmFacts(("density", "momentum"), feedback=None, suits_adam=False),
+    "auto": AlgorithmFacts(("block", "rounding"), feedback=None),
+}
+_NO_FEEDBACK = {
+    "ef21": "is itself a form of error feedback",
+    "auto": "changes between algorithms that keep no residual",
 }
 # Algorithms whose messages for each rank add up to a sum, which FSDP2's reduce-scatter requires.
 SCATTERED = ("bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural")
@@ -54,8 +59,8 @@ class GradientCompressionTable(Table):
 
     algorithm: Literal[
         "none", "bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural", "sign", "ef_sign", "one_bit", "top_k",
-        "threshold", "gaussian_k", "random_k", "bernoulli", "powersgd", "ef21"
-    ] = key("none", "How to compress gradients; `none` sends them as they are.")  # fmt: skip
+        "threshold", "gaussian_k", "random_k", "bernoulli", "powersgd", "ef21", "auto"
+    ] = key("none", "How to compress gradients; `none` sends them as they are, `auto` measures whether `bf16` or `int8` is faster.")  # fmt: skip
     dense_steps: int = key(0, "Number of first steps without compression.", ge=0)
     min_elements: int = key(4096, "Parameters with fewer elements are not compressed.", ge=1)
     block: int = key(256, "Numbers that share a scale; a multiple of 8.", ge=8, multiple_of=8)
@@ -131,6 +136,8 @@ def _exclusions(resolved: "ResolvedJob") -> list[tuple[str, bool, str, str]]:
         ("algorithm", name == "powersgd" and parallel.shard * parallel.tp > 1,
          f"powersgd factorises whole matrices, but with shard = {parallel.shard} and tp = {parallel.tp} a rank has parts of them",
          "use int8 or int4"),
+        ("algorithm", name == "auto" and parallel.tp * parallel.pp > 1,
+         "tensor-parallel ranks and stages, which share parameters, could choose different algorithms", "use int8"),
         ("algorithm", parallel.cp > 1 and parallel.shard * parallel.tp * parallel.pp > 1,
          f"cp = {parallel.cp} averages gradients together with the shards or stages", "set cp = 1"),
         ("algorithm", parallel.ep > 1, f"ep = {parallel.ep} averages the gradients of experts over other ranks", "set ep = 1"),
@@ -142,8 +149,8 @@ def _exclusions(resolved: "ResolvedJob") -> list[tuple[str, bool, str, str]]:
         ("algorithm", train.lr_scaling == "adaptive",
          "AdaScale compares the gradients of micro-batches with their exact mean", 'use lr_scaling = "linear"'),
         ("error_feedback", table.error_feedback != "auto" and ALGORITHMS[name].feedback is None,
-         f'"{name}" ' + ("is itself a form of error feedback" if name == "ef21" else
-                         "loses more than the gradient has, so that residuals would grow without a limit"), 'use "auto"'),
+         f'"{name}" ' + _NO_FEEDBACK.get(name, "loses more than the gradient has, so that residuals would grow without a limit"),
+         'use "auto"'),
         ("error_feedback", feedback and parallel.unused_parameters,
          "error feedback would keep what belongs to parameters without a gradient, which DDP does not update "
          "(parallel.unused_parameters)", 'use error_feedback = "off"'),

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from toolkit.comm.compression import low_rank
 from toolkit.comm.compression.algorithms import BUILD
-from toolkit.comm.compression.compressor import uniform
+from toolkit.comm.compression.automatic import CANDIDATES, AutomaticChoice
+from toolkit.comm.compression.compressor import Compressor, uniform
 from toolkit.comm.compression.exchange import Exchanged, exchange, sent_bytes
 from toolkit.comm.compression.feedback import KeptState, Kind, local
 from toolkit.comm.peers import Peers
@@ -35,7 +37,7 @@ class GradientCompression:
         self.settings = settings
         self.scale: Callable[[], float] = lambda: 1.0
         self._seed = seed
-        self._compressor = BUILD[settings.algorithm](settings) if settings.algorithm in BUILD else None
+        self._fixed = BUILD[settings.algorithm](settings) if settings.algorithm in BUILD else None
         self._parameters = {name: local(one.detach()) for name, one in parameters.items()}
         self._names = {id(one): name for name, one in parameters.items()}
         # By the size of whole parameters, so that another layout compresses the same ones.
@@ -43,20 +45,26 @@ class GradientCompression:
             name: self._parameters[name].shape for name, one in parameters.items() if self._is_compressed(one)
         }
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
+        self._choice = AutomaticChoice(settings, device) if settings.algorithm == "auto" else None
         self.kept = KeptState(self._kinds(), device, parameters, saves_own=settings.residual_saved == "exact")
+
+    @property
+    def _compressor(self) -> Compressor | None:
+        """What encodes the gradients of this step; None for dense ones, and for PowerSGD."""
+        return self._choice.compressor if self._choice is not None else self._fixed
 
     def _is_compressed(self, parameter: Tensor) -> bool:
         if not parameter.is_floating_point() or parameter.numel() < self.settings.min_elements:
             return False
-        return self._compressor is not None or low_rank.is_worth(parameter.shape, self.settings.rank)
+        return self.settings.algorithm != "powersgd" or low_rank.is_worth(parameter.shape, self.settings.rank)
 
     def _kinds(self) -> dict[str, Kind]:
         settings, shapes = self.settings, self.compressed
         residual = Kind(torch.bfloat16 if settings.residual_type == "bf16" else torch.float32, shapes)
         kinds = {"residual": residual} if settings.has_feedback else {}
-        if kinds and self._compressor is not None and self._compressor.exchange == "two_phase":
+        if kinds and self._fixed is not None and self._fixed.exchange == "two_phase":
             kinds["second"] = residual
-        if self._compressor is None:
+        if settings.algorithm == "powersgd":
             factors = {name: (settings.rank, low_rank.as_matrix(shape)[1]) for name, shape in shapes.items()}
             kinds[f"factor_{settings.rank}"] = Kind(torch.float32, factors)
         others = {
@@ -73,14 +81,16 @@ class GradientCompression:
         """Return a log line with the algorithm and its traffic relative to that of dense gradients."""
         total = max(1, sum(one.numel() for one in self._parameters.values()))
         few = sum(shape.numel() for shape in self.compressed.values())
+        if self._choice is not None:
+            return f"auto: the fastest of {', '.join(CANDIDATES)}; {len(self.compressed)} of {len(self._parameters)} parameters compressed"
         per_number = 8 * (ranks - 1) / ranks  # bytes that a rank sends in a dense ring
-        if self._compressor is None:
+        if self._fixed is None:
             sides = (sum(low_rank.as_matrix(shape)) for shape in self.compressed.values())
             sent = per_number * self.settings.rank * sum(sides)
         else:
-            sent = sent_bytes(few, self._compressor, ranks)
+            sent = sent_bytes(few, self._fixed, ranks)
         share = (sent / per_number + total - few) / total
-        unbiased = ", unbiased" if self._compressor is not None and self._compressor.is_unbiased else ""
+        unbiased = ", unbiased" if self._fixed is not None and self._fixed.is_unbiased else ""
         feedback = ", with error feedback" if self.settings.has_feedback else ""
         return (
             f"{self.settings.algorithm}{unbiased}{feedback}: {share:.1%} of the bytes of dense gradients; "
@@ -89,7 +99,7 @@ class GradientCompression:
 
     def warnings(self, optimizer: str, steps: int) -> list[str]:
         """Return messages about combinations that are known to give a worse loss."""
-        found, name, compressor = [], self.settings.algorithm, self._compressor
+        found, name, compressor = [], self.settings.algorithm, self._fixed
         if not (self.settings.has_feedback or name == "ef21"):
             return []
         suits_adam = ALGORITHMS[name].suits_adam and not (name == "powersgd" and self.settings.rank < 4)
@@ -114,16 +124,29 @@ class GradientCompression:
             )
         self.kept.begin(names)
         chosen = self.compressed if self.kept.step >= self.settings.dense_steps else {}
+        compressed = [(name, one) for name, one in zip(names, gradients, strict=True) if name in chosen]
         dense = [one for name, one in zip(names, gradients, strict=True) if name not in chosen]
-        if dense:
-            flat = _flat(dense).div_(peers.size)
-            backend_all_reduce(flat, "sum", peers.group)
-            self._finish(flat, dense)
-        those = {name: one for name, one in zip(names, gradients, strict=True) if name in chosen}
-        if those:
-            scale = self.scale()
-            mean = self._averaged(list(those), _flat(one.float() for one in those.values()).div_(scale), peers)
-            self._finish(mean * scale, list(those.values()))
+        with ExitStack() as timing:
+            if self._choice is not None:
+                self._choice.begin(self.kept.step, peers)
+                timing.enter_context(self._choice.timed(sum(one.numel() for _, one in compressed)))
+                if self._choice.compressor is None:
+                    dense, compressed = list(gradients), []
+            if dense:
+                self._reduce_dense(dense, peers)
+            if compressed:
+                scale = self.scale()
+                flat = _flat(one.float() for _, one in compressed).div_(scale)
+                mean = self._averaged([name for name, _ in compressed], flat, peers)
+                self._finish(mean * scale, [one for _, one in compressed])
+
+    def _reduce_dense(self, gradients: list[Tensor], peers: Peers) -> None:
+        together = _one_after_another(gradients)
+        flat = (together if together is not None else _flat(gradients)).div_(peers.size)
+        backend_all_reduce(flat, "sum", peers.group)
+        self.kept.check(flat)
+        if together is None:
+            self._finish(flat, gradients)
 
     def _finish(self, mean: Tensor, gradients: Sequence[Tensor]) -> None:
         self.kept.check(mean)
@@ -144,9 +167,10 @@ class GradientCompression:
             x = kept.read("residual", names).mul_(settings.residual_decay).add_(x)
         if "second" in kept.kinds:
             before = kept.read("second", names).mul_(settings.residual_decay)
-        if self._compressor is None:
+        if settings.algorithm == "powersgd":
             found = self._factorised(names, x, peers)
         else:
+            assert self._compressor is not None
             found = exchange(x, self._compressor, peers, self._seed_of(names), before)
         if before is not None and found.lost is not None:
             # Ranges of ranks change with the buckets: what this rank lost elsewhere is now part of its residual.
@@ -200,6 +224,16 @@ class GradientCompression:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.kept.discard()
         self.kept.step = int(state["step"])
+
+
+def _one_after_another(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return tensors that follow each other in memory, as a bucket of DDP, as one; None if they do not."""
+    end = tensors[0].data_ptr()
+    for one in tensors:
+        if one.data_ptr() != end or not one.is_contiguous() or one.dtype != tensors[0].dtype:
+            return None
+        end += one.nbytes
+    return tensors[0].as_strided((sum(one.numel() for one in tensors),), (1,))
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -1,0 +1,128 @@
+"""`algorithm = "auto"`: dense, bf16 or int8 messages, whichever is fastest by the times of the run's own exchanges.
+
+A candidate takes C n + B / rate seconds for n numbers: C is the time to encode and decode one, measured at the start, B the
+bytes that a rank sends. The last steps give the rate: what their exchanges took without C n. Ranks wait for each other in an
+exchange, so the fastest rank's time counts, and of C the slowest rank's. Each of the candidates can follow another at any step,
+because none keeps a residual.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from toolkit.comm.compression.algorithms import BUILD
+from toolkit.comm.compression.compressor import Compressor
+from toolkit.comm.compression.exchange import sent_bytes
+from toolkit.comm.peers import Peers
+from toolkit.comm.reductions import backend_all_reduce
+from toolkit.config.gradient_compression import GradientCompressionTable
+
+DENSE = "none"
+CANDIDATES = (DENSE, "bf16", "int8")
+_FIRST, _EVERY = 10, 50  # steps before the first decision, and between two
+_GAIN = 1.15  # a candidate must be this many times as fast as what it replaces
+_LEAST_WIRE = 0.1  # share of an exchange that is not coding, at least: C may be measured too high
+_SAMPLE = 1 << 18  # numbers that are encoded to measure C
+
+
+class AutomaticChoice:
+    """The candidate of the current step, the same on all ranks.
+
+    Attributes:
+        algorithm: one of `CANDIDATES`.
+    """
+
+    def __init__(self, table: GradientCompressionTable, device: torch.device) -> None:
+        self.algorithm = DENSE
+        self._device = device
+        self._compressors = {name: BUILD[name](table) for name in CANDIDATES if name != DENSE}
+        self._coding_s: dict[str, float] = {}
+        self._step, self._numbers = 0, 0
+        self._seconds: list[float] = []  # of the exchanges of each step since the last decision
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """The compressor of the current step; None for dense messages."""
+        return self._compressors.get(self.algorithm)
+
+    def begin(self, step: int, peers: Peers) -> None:
+        """Note that an exchange of step `step`, from 0, begins; decide if the step is a new one and a decision is due. Collective."""
+        if step == self._step and self._seconds:
+            return
+        if self._seconds and step % _EVERY == _FIRST:
+            self._decide(step, peers)
+            self._seconds = []
+        self._step, self._numbers = step, 0
+        self._seconds.append(0.0)
+
+    @contextmanager
+    def timed(self, numbers: int) -> Iterator[None]:
+        """Add the time of an exchange of `numbers` gradients to this step."""
+        self._synchronize()
+        begun = time.perf_counter()
+        yield
+        self._synchronize()
+        self._seconds[-1] += time.perf_counter() - begun
+        self._numbers += numbers
+
+    def _decide(self, step: int, peers: Peers) -> None:
+        fastest = torch.tensor(self._seconds, dtype=torch.float64, device=self._device)
+        backend_all_reduce(fastest, "min", peers.group)
+        expected = self._expected_s(statistics.median(fastest.tolist()), peers)
+        before, self.algorithm = self.algorithm, chosen(self.algorithm, expected)
+        if dist.get_rank() == 0 and (step == _FIRST or before != self.algorithm):
+            times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in expected.items())
+            sys.stderr.write(
+                f"gradient compression: {self.algorithm} after {step} steps; expected exchanges per step: {times}\n"
+            )
+
+    def _expected_s(self, took_s: float, peers: Peers) -> dict[str, float]:
+        """Return the seconds per step of each candidate, from those of the current one. Collective."""
+        if not self._coding_s:
+            self._coding_s = {name: _coding_s(one, self._device) for name, one in self._compressors.items()}
+        slowest = torch.tensor(list(self._coding_s.values()), dtype=torch.float64, device=self._device)
+        backend_all_reduce(slowest, "max", peers.group)
+        coding_s = {DENSE: 0.0} | {
+            name: per_number * self._numbers for name, per_number in zip(self._coding_s, slowest.tolist(), strict=True)
+        }
+        sent = {
+            name: sent_bytes(self._numbers, self._compressors[name], peers.size)
+            if name != DENSE
+            else 8 * (peers.size - 1) / peers.size * self._numbers
+            for name in CANDIDATES
+        }
+        wire_s = max(took_s - coding_s[self.algorithm], _LEAST_WIRE * took_s)
+        rate = sent[self.algorithm] / wire_s
+        return {name: coding_s[name] + sent[name] / rate for name in CANDIDATES}
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+def chosen(current: str, expected_s: dict[str, float]) -> str:
+    """Return the candidate that replaces `current`, or `current`: dense as soon as it is faster, others if they gain enough."""
+    best = min(expected_s, key=lambda name: expected_s[name])
+    if current != DENSE and expected_s[DENSE] < expected_s[current] and best == DENSE:
+        return DENSE
+    return best if expected_s[current] >= _GAIN * expected_s[best] else current
+
+
+def _coding_s(compressor: Compressor, device: torch.device) -> float:
+    """Return the seconds to encode and decode one number, as two phases do: encoded once, decoded three times."""
+    values = torch.randn(1, _SAMPLE, device=device)
+    found = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        message = compressor.encode(values, 0)
+        for _ in range(3):
+            compressor.decode(message, _SAMPLE, 0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - begun)
+    return min(found) / _SAMPLE
