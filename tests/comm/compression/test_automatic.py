@@ -42,7 +42,8 @@ def on_a_link(state: Any, megabytes_per_s: list[float]) -> list[str]:
             compression.reduce(["weight"], [torch.ones(numbers) * peers.place], peers)
             # Sent by each of two ranks; the time to encode is far below.
             sent = {"none": 4, "bf16": 2, "int8": 1 + 4 / 64}[choice.algorithm] * numbers
-            choice._seconds[-1] = sent / (rate * 1e6) + 0.005 * (step % 7 == 0) * (1 - peers.place)
+            choice._wire_s[-1] = sent / (rate * 1e6) + 0.005 * (step % 7 == 0) * (1 - peers.place)
+            choice._exchange_s[-1] = choice._wire_s[-1] + (0.0 if choice.algorithm == "none" else 1e-9 * numbers)
         found.append(choice.algorithm)
     return found
 

@@ -1,16 +1,16 @@
 """`algorithm = "auto"`: dense, bf16 or int8 messages, whichever is fastest by the times of the run's own exchanges.
 
-A candidate takes C n + B / rate seconds for n numbers: C is the time to encode and decode one, measured at the start, B the
-bytes that a rank sends. The last steps give the rate: what their exchanges took without C n. Ranks wait for each other in an
-exchange, so the fastest rank's time counts, and of C the slowest rank's. Each of the candidates can follow another at any step,
-because none keeps a residual.
+A candidate takes C n + B / rate seconds for n numbers: C is the time to encode and decode one, B the bytes that a rank sends. The
+transfers of the last steps give the rate. The steps also give C, once a candidate was in use, when cores are as busy as they are; before,
+a trial does. Ranks wait for each other in a transfer, so the fastest rank's time counts, and of C the slowest rank's. Each of the
+candidates can follow another at any step, because none keeps a residual.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,6 @@ DENSE = "none"
 CANDIDATES = (DENSE, "bf16", "int8")
 _FIRST, _EVERY = 10, 50  # steps before the first decision, and between two
 _GAIN = 1.15  # a candidate must be this many times as fast as what it replaces
-_LEAST_WIRE = 0.1  # share of an exchange that is not coding, at least: C may be measured too high
 _SAMPLE = 1 << 18  # numbers that are encoded to measure C
 
 
@@ -43,7 +42,8 @@ class AutomaticChoice:
         self._compressors = {name: BUILD[name](table) for name in CANDIDATES if name != DENSE}
         self._coding_s: dict[str, float] = {}
         self._step, self._numbers = 0, 0
-        self._seconds: list[float] = []  # of the exchanges of each step since the last decision
+        self._exchange_s: list[float] = []  # of each step since the last decision
+        self._wire_s: list[float] = []  # of them, the transfers
 
     @property
     def compressor(self) -> Compressor | None:
@@ -52,28 +52,42 @@ class AutomaticChoice:
 
     def begin(self, step: int, peers: Peers) -> None:
         """Note that an exchange of step `step`, from 0, begins; decide if the step is a new one and a decision is due. Collective."""
-        if step == self._step and self._seconds:
+        if step == self._step and self._wire_s:
             return
-        if self._seconds and step % _EVERY == _FIRST:
+        if self._wire_s and step % _EVERY == _FIRST:
             self._decide(step, peers)
-            self._seconds = []
+            self._exchange_s, self._wire_s = [], []
         self._step, self._numbers = step, 0
-        self._seconds.append(0.0)
+        self._exchange_s.append(0.0)
+        self._wire_s.append(0.0)
 
     @contextmanager
-    def timed(self, numbers: int) -> Iterator[None]:
+    def exchanging(self, numbers: int) -> Iterator[None]:
         """Add the time of an exchange of `numbers` gradients to this step."""
+        with self._timed(self._exchange_s):
+            yield
+        self._numbers += numbers
+
+    def wire(self) -> AbstractContextManager[None]:
+        """Return a context that adds the time of a transfer to this step."""
+        return self._timed(self._wire_s)
+
+    @contextmanager
+    def _timed(self, seconds: list[float]) -> Iterator[None]:
         self._synchronize()
         begun = time.perf_counter()
         yield
         self._synchronize()
-        self._seconds[-1] += time.perf_counter() - begun
-        self._numbers += numbers
+        seconds[-1] += time.perf_counter() - begun
 
     def _decide(self, step: int, peers: Peers) -> None:
-        fastest = torch.tensor(self._seconds, dtype=torch.float64, device=self._device)
-        backend_all_reduce(fastest, "min", peers.group)
-        expected = self._expected_s(statistics.median(fastest.tolist()), peers)
+        if self.algorithm != DENSE:
+            coding = [whole - wire for whole, wire in zip(self._exchange_s, self._wire_s, strict=True)]
+            self._coding_s[self.algorithm] = statistics.median(coding) / max(1, self._numbers)
+        for name, compressor in self._compressors.items():
+            if name not in self._coding_s:
+                self._coding_s[name] = _coding_s(compressor, self._device)
+        expected = self._expected_s(peers)
         before, self.algorithm = self.algorithm, chosen(self.algorithm, expected)
         if dist.get_rank() == 0 and (step == _FIRST or before != self.algorithm):
             times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in expected.items())
@@ -81,24 +95,20 @@ class AutomaticChoice:
                 f"gradient compression: {self.algorithm} after {step} steps; expected exchanges per step: {times}\n"
             )
 
-    def _expected_s(self, took_s: float, peers: Peers) -> dict[str, float]:
-        """Return the seconds per step of each candidate, from those of the current one. Collective."""
-        if not self._coding_s:
-            self._coding_s = {name: _coding_s(one, self._device) for name, one in self._compressors.items()}
-        slowest = torch.tensor(list(self._coding_s.values()), dtype=torch.float64, device=self._device)
+    def _expected_s(self, peers: Peers) -> dict[str, float]:
+        """Return the seconds per step of each candidate. Collective."""
+        fastest = torch.tensor(self._wire_s, dtype=torch.float64, device=self._device)
+        backend_all_reduce(fastest, "min", peers.group)
+        slowest = torch.tensor(
+            [self._coding_s[name] for name in self._compressors], dtype=torch.float64, device=self._device
+        )
         backend_all_reduce(slowest, "max", peers.group)
-        coding_s = {DENSE: 0.0} | {
-            name: per_number * self._numbers for name, per_number in zip(self._coding_s, slowest.tolist(), strict=True)
-        }
-        sent = {
-            name: sent_bytes(self._numbers, self._compressors[name], peers.size)
-            if name != DENSE
-            else 8 * (peers.size - 1) / peers.size * self._numbers
-            for name in CANDIDATES
-        }
-        wire_s = max(took_s - coding_s[self.algorithm], _LEAST_WIRE * took_s)
-        rate = sent[self.algorithm] / wire_s
-        return {name: coding_s[name] + sent[name] / rate for name in CANDIDATES}
+        numbers = self._numbers
+        coding_s = dict(zip(self._compressors, (slowest * numbers).tolist(), strict=True))
+        sent = {name: sent_bytes(numbers, one, peers.size) for name, one in self._compressors.items()}
+        sent[DENSE], coding_s[DENSE] = 8 * (peers.size - 1) / peers.size * numbers, 0.0
+        seconds_per_byte = statistics.median(fastest.tolist()) / max(1.0, sent[self.algorithm])
+        return {name: coding_s[name] + sent[name] * seconds_per_byte for name in CANDIDATES}
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -125,4 +135,4 @@ def _coding_s(compressor: Compressor, device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - begun)
-    return min(found) / _SAMPLE
+    return statistics.median(found) / _SAMPLE

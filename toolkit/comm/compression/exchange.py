@@ -1,5 +1,7 @@
 """The exchanges of messages between ranks. All ranks get the same bits, because they decode the same messages in one order."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,8 @@ from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 
 __all__ = ["reduce_scatter"]
+
+Wire = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -26,18 +30,21 @@ class Exchanged:
     lost: tuple[slice, Tensor] | None = None
 
 
-def exchange(x: Tensor, compressor: Compressor, peers: Peers, seed: int, before: Tensor | None = None) -> Exchanged:
+def exchange(
+    x: Tensor, compressor: Compressor, peers: Peers, seed: int, before: Tensor | None = None, wire: Wire = nullcontext
+) -> Exchanged:  # fmt: skip
     """Average x, fp32 of shape (n,), over the ranks. Collective.
 
     Args:
         seed: the same on all ranks; ranks that encode for themselves add their number to it.
         before: for two phases, numbers of shape (n,) that this rank adds to the mean of its range.
+        wire: returns a context for each transfer of two phases, to time them.
     """
     if compressor.exchange == "sum":
         return _sum(x, compressor, peers, seed)
     if compressor.exchange == "gather":
         return _gather(x, compressor, peers, seed + peers.place)
-    return _two_phase(x, compressor, peers, seed + peers.place, before)
+    return _two_phase(x, compressor, peers, seed + peers.place, before, wire)
 
 
 def sent_bytes(n: int, compressor: Compressor, ranks: int) -> float:
@@ -62,7 +69,9 @@ def _sum(x: Tensor, compressor: Compressor, peers: Peers, seed: int) -> Exchange
     return Exchanged(compressor.decode(message, len(x), seed)[0], own)
 
 
-def _two_phase(x: Tensor, compressor: Compressor, peers: Peers, seed: int, before: Tensor | None) -> Exchanged:
+def _two_phase(
+    x: Tensor, compressor: Compressor, peers: Peers, seed: int, before: Tensor | None, wire: Wire
+) -> Exchanged:
     ranks, n = peers.size, len(x)
     length = _part_length(n, compressor.block, ranks)
     owned = slice(min(n, peers.place * length), min(n, (peers.place + 1) * length))
@@ -70,11 +79,14 @@ def _two_phase(x: Tensor, compressor: Compressor, peers: Peers, seed: int, befor
     sent = compressor.encode(rows, seed)
     own = compressor.decode(sent, length, seed).view(-1)[:n]
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=peers.group)
+    with wire():
+        dist.all_to_all_single(received, sent, group=peers.group)
     part = compressor.decode(received, length, seed).sum(0).div_(ranks)
     if before is not None:
         part[: owned.stop - owned.start] += before[owned]
-    gathered = _all_gathered(compressor.encode(part[None], seed + ranks), peers)
+    again = compressor.encode(part[None], seed + ranks)
+    with wire():
+        gathered = _all_gathered(again, peers)
     # The owner, too, decodes the message, so that it has the bits of the other ranks.
     mean = compressor.decode(gathered, length, seed).view(-1)[:n]
     return Exchanged(mean, own, (owned, part[: owned.stop - owned.start] - mean[owned]))

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ class GradientCompression:
         with ExitStack() as timing:
             if self._choice is not None:
                 self._choice.begin(self.kept.step, peers)
-                timing.enter_context(self._choice.timed(sum(one.numel() for _, one in compressed)))
+                timing.enter_context(self._choice.exchanging(sum(one.numel() for _, one in compressed)))
                 if self._choice.compressor is None:
                     dense, compressed = list(gradients), []
             if dense:
@@ -140,10 +140,14 @@ class GradientCompression:
                 mean = self._averaged([name for name, _ in compressed], flat, peers)
                 self._finish(mean * scale, [one for _, one in compressed])
 
+    def _wire(self) -> AbstractContextManager[None]:
+        return self._choice.wire() if self._choice is not None else nullcontext()
+
     def _reduce_dense(self, gradients: list[Tensor], peers: Peers) -> None:
         together = _one_after_another(gradients)
         flat = (together if together is not None else _flat(gradients)).div_(peers.size)
-        backend_all_reduce(flat, "sum", peers.group)
+        with self._wire():
+            backend_all_reduce(flat, "sum", peers.group)
         self.kept.check(flat)
         if together is None:
             self._finish(flat, gradients)
@@ -171,7 +175,7 @@ class GradientCompression:
             found = self._factorised(names, x, peers)
         else:
             assert self._compressor is not None
-            found = exchange(x, self._compressor, peers, self._seed_of(names), before)
+            found = exchange(x, self._compressor, peers, self._seed_of(names), before, self._wire)
         if before is not None and found.lost is not None:
             # Ranges of ranks change with the buckets: what this rank lost elsewhere is now part of its residual.
             owned, lost = found.lost
