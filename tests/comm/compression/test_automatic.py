@@ -11,6 +11,8 @@ from compression_cases import table
 from toolkit.comm.compression.automatic import chosen
 from toolkit.comm.compression.reducer import GradientCompression
 
+LATENCY_S = 0.002
+
 
 @pytest.mark.parametrize(
     ("current", "expected_s", "wanted"),
@@ -36,13 +38,18 @@ def on_a_link(state: Any, megabytes_per_s: list[float]) -> list[str]:
     compression.kept.peers = peers
     choice = compression._choice
     assert choice is not None
+    choice._latency_s = lambda peers: LATENCY_S  # type: ignore[method-assign]
     found = []
     for rate in megabytes_per_s:
         for step in range(50):
             compression.reduce(["weight"], [torch.ones(numbers) * peers.place], peers)
-            # Sent by each of two ranks; the time to encode is far below.
+            # Sent by each of two ranks, with a latency; the time to encode is far below.
             sent = {"none": 4, "bf16": 2, "int8": 1 + 4 / 64}[choice.algorithm] * numbers
-            choice._wire_s[-1] = sent / (rate * 1e6) + 0.005 * (step % 7 == 0) * (1 - peers.place)
+            choice._wire_s[-1] = (
+                (1 if choice.algorithm == "none" else 3) * LATENCY_S
+                + sent / (rate * 1e6)
+                + 0.005 * (step % 7 == 0) * (1 - peers.place)
+            )
             choice._exchange_s[-1] = choice._wire_s[-1] + (0.0 if choice.algorithm == "none" else 1e-9 * numbers)
         found.append(choice.algorithm)
     return found

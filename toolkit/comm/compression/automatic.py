@@ -1,7 +1,7 @@
 """`algorithm = "auto"`: dense, bf16 or int8 messages, whichever is fastest by the times of the run's own exchanges.
 
-A candidate takes C n + B / rate seconds for n numbers: C is the time to encode and decode one, B the bytes that a rank sends. The
-transfers of the last steps give the rate. The steps also give C, once a candidate was in use, when cores are as busy as they are; before,
+A candidate takes C n + L m + B / rate seconds for n numbers: C is the time to encode and decode one, L the latency of one of m transfers,
+B the bytes that a rank sends. The transfers of the last steps, without their latency, give the rate. The steps also give C, once a candidate was in use, when cores are as busy as they are; before,
 a trial does. Ranks wait for each other in a transfer, so the fastest rank's time counts, and of C the slowest rank's. Each of the
 candidates can follow another at any step, because none keeps a residual.
 """
@@ -26,6 +26,7 @@ DENSE = "none"
 CANDIDATES = (DENSE, "bf16", "int8")
 _FIRST, _EVERY = 10, 50  # steps before the first decision, and between two
 _GAIN = 1.15  # a candidate must be this many times as fast as what it replaces
+_TRANSFERS = {DENSE: 1, "bf16": 3, "int8": 3}  # per bucket: two phases, and dense ones of small parameters
 _SAMPLE = 1 << 18  # numbers that are encoded to measure C
 
 
@@ -40,8 +41,8 @@ class AutomaticChoice:
         self.algorithm = DENSE
         self._device = device
         self._compressors = {name: BUILD[name](table) for name in CANDIDATES if name != DENSE}
-        self._coding_s: dict[str, float] = {}
-        self._step, self._numbers = 0, 0
+        self._coding_s: dict[str, float] = {}  # per number
+        self._step, self._numbers, self._buckets = 0, 0, 0
         self._exchange_s: list[float] = []  # of each step since the last decision
         self._wire_s: list[float] = []  # of them, the transfers
 
@@ -51,13 +52,13 @@ class AutomaticChoice:
         return self._compressors.get(self.algorithm)
 
     def begin(self, step: int, peers: Peers) -> None:
-        """Note that an exchange of step `step`, from 0, begins; decide if the step is a new one and a decision is due. Collective."""
+        """Note that an exchange of step `step`, from 0, begins, and decide at each 50th new step. Collective."""
         if step == self._step and self._wire_s:
             return
         if self._wire_s and step % _EVERY == _FIRST:
             self._decide(step, peers)
             self._exchange_s, self._wire_s = [], []
-        self._step, self._numbers = step, 0
+        self._step, self._numbers, self._buckets = step, 0, 0
         self._exchange_s.append(0.0)
         self._wire_s.append(0.0)
 
@@ -67,6 +68,7 @@ class AutomaticChoice:
         with self._timed(self._exchange_s):
             yield
         self._numbers += numbers
+        self._buckets += 1
 
     def wire(self) -> AbstractContextManager[None]:
         """Return a context that adds the time of a transfer to this step."""
@@ -90,25 +92,36 @@ class AutomaticChoice:
         expected = self._expected_s(peers)
         before, self.algorithm = self.algorithm, chosen(self.algorithm, expected)
         if dist.get_rank() == 0 and (step == _FIRST or before != self.algorithm):
-            times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in expected.items())
+            times = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in expected.items())
             sys.stderr.write(
                 f"gradient compression: {self.algorithm} after {step} steps; expected exchanges per step: {times}\n"
             )
 
     def _expected_s(self, peers: Peers) -> dict[str, float]:
         """Return the seconds per step of each candidate. Collective."""
-        fastest = torch.tensor(self._wire_s, dtype=torch.float64, device=self._device)
+        fastest = torch.tensor([*self._wire_s, self._latency_s(peers)], dtype=torch.float64, device=self._device)
         backend_all_reduce(fastest, "min", peers.group)
+        *wire_s, latency_s = fastest.tolist()
         slowest = torch.tensor(
             [self._coding_s[name] for name in self._compressors], dtype=torch.float64, device=self._device
         )
         backend_all_reduce(slowest, "max", peers.group)
-        numbers = self._numbers
-        coding_s = dict(zip(self._compressors, (slowest * numbers).tolist(), strict=True))
-        sent = {name: sent_bytes(numbers, one, peers.size) for name, one in self._compressors.items()}
-        sent[DENSE], coding_s[DENSE] = 8 * (peers.size - 1) / peers.size * numbers, 0.0
-        seconds_per_byte = statistics.median(fastest.tolist()) / max(1.0, sent[self.algorithm])
-        return {name: coding_s[name] + sent[name] * seconds_per_byte for name in CANDIDATES}
+        coding_s = {DENSE: 0.0} | dict(zip(self._compressors, (slowest * self._numbers).tolist(), strict=True))
+        waits_s = {name: latency_s * number * self._buckets for name, number in _TRANSFERS.items()}
+        sent = {DENSE: 8 * (peers.size - 1) / peers.size * self._numbers} | {
+            name: sent_bytes(self._numbers, one, peers.size) for name, one in self._compressors.items()
+        }
+        per_byte_s = max(0.0, statistics.median(wire_s) - waits_s[self.algorithm]) / max(1.0, sent[self.algorithm])
+        return {name: coding_s[name] + waits_s[name] + sent[name] * per_byte_s for name in CANDIDATES}
+
+    def _latency_s(self, peers: Peers) -> float:
+        """Return the median seconds of a transfer of one number. Collective."""
+        number, found = torch.zeros(1, device=self._device), []
+        for _ in range(5):
+            with self._timed(seconds := [0.0]):
+                dist.all_reduce(number, group=peers.group)
+            found += seconds
+        return statistics.median(found)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
