@@ -65,7 +65,7 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
             4,
             {"shard": 2, "batch": 6, "micro_batch": 1},
             "train.batch: ranks that share a model require equal numbers of micro-batches, but 4 data ranks have 1 or 2 samples of a batch "
-            "of 6 in micro-batches of 1. Fix: set train.batch = 8, or micro_batch = 2",
+            "of 6 in micro-batches of 1. Fix: set train.batch = 8",
         ),
     ],
 )

@@ -50,6 +50,12 @@ def test_one_flipped_bit_names_the_rank(tmp_path, ranks, faulty, dtype, named):
     assert found == [[f"replicas differ after step 2: 1.weight on {named}"]] * ranks
 
 
+def test_ranks_with_other_experts_are_no_replicas(tmp_path):
+    layout = parity.Layout("cp x ep", 2, {"cp": 2, "ep": 2, "context": "ring"}, {"layers": 1}, has_experts=True)
+    parity.run(layout, tmp_path / "run", steps=1, check_replicas_every=1)
+    assert "no replicas to compare" in said_by(tmp_path / "run", 0)
+
+
 def test_equal_replicas_pass(tmp_path):
     assert results_of(findings, 2, tmp_path / "run", [], "float32") == [[], []]
 

@@ -51,6 +51,7 @@ _NO_FEEDBACK = {
 # Algorithms whose messages for each rank add up to a sum, which FSDP2's reduce-scatter requires.
 SCATTERED = ("bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural")
 _OF_SOME = ("block", "rounding", "levels", "density", "threshold", "rank", "momentum")
+_OF_UNITS = ("wrap", "gather_type", "reduce_type", "output_type")
 _OF_FEEDBACK = ("residual_type", "residual_decay")
 
 
@@ -136,6 +137,11 @@ def _exclusions(resolved: "ResolvedJob") -> list[tuple[str, bool, str, str]]:
         ("algorithm", name == "powersgd" and parallel.shard * parallel.tp > 1,
          f"powersgd factorises whole matrices, but with shard = {parallel.shard} and tp = {parallel.tp} a rank has parts of them",
          "use int8 or int4"),
+        ("algorithm", copies > 1 == parallel.shard < parallel.tp * parallel.pp and any(
+            getattr(parallel, one) != type(parallel).model_fields[one].default for one in _OF_UNITS),
+         f"{', '.join(_OF_UNITS)} belong to FSDP2, which does not reduce compressed gradients without shard", "remove them"),
+        ("algorithm", scatters and name in ("bf16", "fp16") and parallel.reduce_type == "bf16",
+         f'reduce_type = "bf16" sends as few bytes as {name}', 'remove one of them, or use algorithm = "int8"'),
         ("algorithm", name == "auto" and parallel.tp * parallel.pp > 1,
          "tensor-parallel ranks and stages, which share parameters, could choose different algorithms", "use int8"),
         ("algorithm", parallel.cp > 1 and parallel.shard * parallel.tp * parallel.pp > 1,

@@ -12,7 +12,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import SEVERAL_STAGES, ParallelTable, TrainTable, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError, counted
 
-__all__ = ["SHAPE", "check_combinations", "check_roll_back", "refuse_components"]
+__all__ = ["SHAPE", "check_combinations", "check_passes", "check_roll_back", "refuse_components"]
 
 
 def check_layout(resolved: ResolvedJob) -> None:
@@ -21,7 +21,8 @@ def check_layout(resolved: ResolvedJob) -> None:
     Raises:
         ToolkitError: the message states both numbers, and the fix a number that works.
     """
-    if resolved.train.is_auto:
+    is_auto = resolved.train.is_auto
+    if is_auto:
         _check_auto(resolved)
         resolved = resolved.model_copy(update={"train": resolved.train.model_copy(update={"micro_batch": 1})})
     _check_mesh(resolved)
@@ -29,7 +30,7 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_reduction(resolved)
     _check_profile(resolved)
     _check_pipeline(resolved)
-    _check_combinations(resolved)
+    _check_combinations(resolved, is_auto=is_auto)
     try:
         check_gradient_compression(resolved)
         check_local_sgd(resolved)
@@ -199,9 +200,11 @@ def _check_pipeline(resolved: ResolvedJob) -> None:
         )
 
 
-def _check_combinations(resolved: ResolvedJob) -> None:
+def _check_combinations(resolved: ResolvedJob, *, is_auto: bool) -> None:
     try:
         check_combinations(resolved.train, resolved.parallel, min(resolved.rank_counts))
+        if not is_auto:
+            check_passes(resolved.train, resolved.parallel, min(resolved.rank_counts))
     except ToolkitError as error:
         raise resolved.placed(error) from None
     train = resolved.train
@@ -323,8 +326,6 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
             where="train.recompute",
             fix='use "every", or schedule = "interleaved"',
         )
-    if ranks is not None:
-        _check_passes(train, parallel, ranks)
     if train.compile and (name := next((name for name in ("tp", "pp", "cp") if getattr(parallel, name) > 1), "")):
         raise ToolkitError(
             f"{name} = {getattr(parallel, name)} cannot be combined with torch.compile: its communication causes graph breaks",
@@ -339,15 +340,19 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
         check_offload(train, parallel, ranks)
 
 
-def _check_passes(train: TrainTable, parallel: ParallelTable, ranks: int) -> None:
-    """Reject micro-batches of one sample if ranks that gather shards, or exchange tokens, would have different numbers of them."""
+def check_passes(train: TrainTable, parallel: ParallelTable, ranks: int) -> None:
+    """Reject micro-batches of one sample if ranks that gather shards, or exchange tokens, would have different numbers of them.
+
+    Raises:
+        ToolkitError: the message states the numbers, and the fix a batch that works.
+    """
     size = ranks // parallel.model_ranks * parallel.shard
     if train.micro_batch == 1 and train.batch % max(1, size) and (parallel.shard > 1 or parallel.ep > 1):
         raise ToolkitError(
             f"ranks that share a model require equal numbers of micro-batches, but {size} data ranks have {train.batch // size} or "
             f"{train.batch // size + 1} samples of a batch of {train.batch} in micro-batches of 1",
             where="train.batch",
-            fix=f"set train.batch = {-(-train.batch // size) * size}, or micro_batch = 2",
+            fix=f"set train.batch = {-(-train.batch // size) * size}",
         )
 
 

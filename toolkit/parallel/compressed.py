@@ -5,6 +5,7 @@ ranks of `replicate`. Without copies, FSDP2's reduce-scatter sends compressed pa
 which would need whole gradients on every rank.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -133,10 +134,11 @@ def compress_scattered(model: nn.Module, world: World, config: ResolvedJob) -> N
     """Compress the parts of gradients that FSDP2's reduce-scatter sends, in all FSDP modules of `model`."""
     table = config.gradient_compression
     scatter = CompressedScatter(table, config.train.seed)
+    dense_bytes = 2 if config.parallel.reduce_type == "bf16" else 4
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
-    share = scatter.compressor.wire_bytes(1 << 20) / (4 << 20)
+    share = scatter.compressor.wire_bytes(1 << 20) / (dense_bytes << 20)
     if world.rank == 0:
         dense = f"{share:.1%} of the bytes of dense gradients"
         sys.stderr.write(f"gradient reduction: {table.algorithm} in the reduce-scatter: {dense}\n")
@@ -150,7 +152,8 @@ class CompressedScatter:
 
     def __init__(self, table: GradientCompressionTable, seed: int) -> None:
         self.compressor = BUILD[table.algorithm](table)
-        self._least, self._calls = table.min_elements, seed << 32
+        self._least, self._seed = table.min_elements, seed
+        self._is_random = table.algorithm in ("qsgd", "terngrad", "natural") or table.rounding == "stochastic"
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -162,7 +165,11 @@ class CompressedScatter:
         if input_tensor.numel() < self._least:
             dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
             return
-        self._calls += 1
         rows = input_tensor.view(group.size(), -1).float()
-        part = reduce_scatter(rows, self.compressor, group, self._calls * group.size())
+        part = reduce_scatter(rows, self.compressor, group, self._seed_of(rows) if self._is_random else 0)
         output_tensor.copy_(part / group.size() if op == dist.ReduceOp.AVG else part)
+
+    def _seed_of(self, rows: Tensor) -> int:
+        """Return a seed that follows from the gradients, so that a resumed run repeats it; other ranks need not know it."""
+        words = f"{self._seed}/{int(rows.view(torch.int32).sum(dtype=torch.int64))}"
+        return int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "little")

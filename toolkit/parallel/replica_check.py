@@ -23,7 +23,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def replica_group(mesh: Mesh) -> dist.ProcessGroup | None:
     """Return the ranks that have the same parameters as this one; None if no other rank has them."""
-    return mesh.group("replicate") if mesh.sizes["shard"] > 1 else mesh.group("replicate", "cp")
+    has_parts = mesh.sizes["shard"] > 1 or mesh.sizes["ep"] > 1  # ranks of cp have other shards or experts
+    return mesh.group("replicate") if has_parts else mesh.group("replicate", "cp")
 
 
 def check_replicas(module: nn.Module, group: dist.ProcessGroup, step: int, equal_at: int = 0) -> None:
@@ -76,7 +77,7 @@ def _refuse(
         own = f"{named[number][0]} on {', '.join(f'rank {rank} on {hosts[rank]}' for rank in ranks)}"
     everywhere: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, own)
-    earlier = f"step {equal_at} or earlier" if equal_at else f"before step {step}, whose replicas no check has compared"
+    earlier = f"step {equal_at} or earlier" if equal_at else "an earlier step (no check preceded)"
     raise ToolkitError(
         f"replicas differ after step {step}: {next(filter(None, everywhere))}",
         fix=f"test the memory of the faulty node, and resume without it from a checkpoint of {earlier}: `toolkit resume RUN "

@@ -16,7 +16,7 @@ from toolkit.comm.agreement import from_rank_zero
 from toolkit.config.entry import VALIDATION_LOSS
 from toolkit.config.found_micro_batch import with_found_micro_batch
 from toolkit.config.gradient_compression import check_gradient_compression
-from toolkit.config.layout_checks import check_combinations, check_roll_back
+from toolkit.config.layout_checks import check_combinations, check_passes, check_roll_back
 from toolkit.config.local_sgd import check_local_sgd
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import TrainTable
@@ -121,6 +121,7 @@ class Trainer:
         mesh = make_mesh(world, config, topology)
         if world.halvings:
             train = self._with_smaller_micro_batch(mesh)
+        check_passes(train, config.parallel, world.size)
         if train.lr_scaling == "adaptive":
             check_parts(train.batch, train.micro_batch, mesh.data_size)
         self.loader = self._made_loader(mesh)

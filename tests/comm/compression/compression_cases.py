@@ -308,3 +308,14 @@ def keep_after_nan_bias(state: Any) -> bool:
         compression.reduce(list(found), list(found.values()), peers)
         residuals.append(digest(list(compression.kept.saved()["mean"]["residual"].values())))
     return residuals[0] == residuals[1]
+
+
+def empty_parts(state: Any, algorithms: list[str]) -> bool:
+    """Whether the mean of parts of length 0 is one, with every algorithm."""
+    for algorithm in algorithms:
+        compression = GradientCompression(table(algorithm, min_elements=1), {"head": torch.zeros(0, 4096)})
+        compression.compressed = {"head": torch.Size((0, 4096))}
+        gradient = torch.zeros(0, 4096)
+        compression.reduce(["head"], [gradient], state.communicator.peers)
+        assert gradient.shape == (0, 4096)
+    return True

@@ -229,6 +229,10 @@ def test_the_hook_of_ddp_conserves_the_sum_over_rebuilt_buckets(ranks, algorithm
     assert found[0]["line"].endswith("; 6 of 12 parameters compressed")
 
 
+def test_shards_without_a_row_have_nothing_to_reduce(ranks):
+    assert ranks(2).run(cases.empty_parts, ["int8", "int4", "top_k", "ef21", "random_k"]) == [True, True]
+
+
 @pytest.mark.parametrize("algorithm", FIXED)
 def test_a_communicator_reduces_tensors(ranks, algorithm):
     found = ranks(2).run(cases.all_reduce, "avg", algorithm, (60, 50), "float32")

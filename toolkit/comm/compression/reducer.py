@@ -134,7 +134,7 @@ class GradientCompression:
                     dense, compressed = list(gradients), []
             if dense:
                 self._reduce_dense(dense, peers)
-            if compressed:
+            if any(one.numel() for _, one in compressed):  # not of shards without a row
                 scale = self.scale()
                 flat = _flat(one.float() for _, one in compressed).div_(scale)
                 mean = self._averaged([name for name, _ in compressed], flat, peers)
