@@ -17,6 +17,7 @@ __all__ = ["differing_collectives", "main_thread", "ranks_by"]
 
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
+_UNCHANGED = 3  # readings in a row, after which the files are complete
 # faulthandler prints the innermost frame first, and marks the interrupted thread as "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
@@ -33,10 +34,12 @@ def collect_stacks(
         signal_guards_here(attempt, signal.SIGUSR1)
     deadline = time.monotonic() + PATIENCE_S
     sizes: list[int] = []
-    while time.monotonic() < deadline:  # a rank writes its file line by line
+    unchanged = 0
+    while (
+        time.monotonic() < deadline and unchanged < _UNCHANGED
+    ):  # a rank writes its file in pieces, and may pause between them
         before, sizes = sizes, [_size_of(attempt.stack_file(rank)) for rank in ranks]
-        if all(sizes) and sizes == before:
-            break
+        unchanged = unchanged + 1 if all(sizes) and sizes == before else 0
         time.sleep(0.1)
     places = ranks_by(innermost, attempt, ranks)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
@@ -47,10 +50,12 @@ def collect_stacks(
 
 
 def _size_of(path: Path) -> int:
+    """Return the size of a file of whole lines, else 0."""
     try:
-        return path.stat().st_size
+        text = path.read_bytes()
     except FileNotFoundError:
         return 0
+    return len(text) if text.endswith(b"\n") else 0
 
 
 def ranks_by(form: Callable[[str], str], attempt: AttemptDirectory, ranks: Sequence[int]) -> dict[str, list[int]]:
