@@ -1,9 +1,10 @@
 """`algorithm = "auto"`: dense, bf16 or int8 messages, whichever is fastest by the times of the run's own exchanges.
 
-A candidate takes C n + L m + B / rate seconds for n numbers: C is the time to encode and decode one, L the latency of one of m transfers,
-B the bytes that a rank sends. The transfers of the last steps, without their latency, give the rate. The steps also give C, once a candidate was in use, when cores are as busy as they are; before,
-a trial does. Ranks wait for each other in a transfer, so the fastest rank's time counts, and of C the slowest rank's. Each of the
-candidates can follow another at any step, because none keeps a residual.
+A candidate takes C n + L m + B / rate seconds for n numbers: C is the time to encode and decode one, L the latency of one
+of m transfers, B the bytes that a rank sends. The transfers of the last steps, without their latency, give the rate. Once a
+candidate was in use, its steps give C, when cores are as busy as they are; before, a trial does. Ranks wait for each other in
+a transfer, so the fastest rank's time counts, and of C the slowest rank's. Each of the candidates can follow another at any
+step, because none keeps a residual.
 """
 
 import statistics
