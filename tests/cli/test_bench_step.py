@@ -43,7 +43,7 @@ def test_it_runs_steps_and_says_where_their_time_went(toolkit, here) -> None:
     assert found == json.loads(path.read_text()) and (found["first_step"], found["steps"]) == (3, 4)
     assert "small passes" in [one["rule"] for one in advice]
     # Every rank saves, so the fastest rank's mean would hold the save; another rank's may hold a wait for a core.
-    assert read_profile(path).phase("checkpoint").ranks.min < 1e-3, "the save at the end is no profiled step's"
+    assert read_profile(path).phase("checkpoint").ranks.min < 1e-3, "the save at the end belongs to no profiled step"
     assert path.with_name("trace.json").exists()
 
 
