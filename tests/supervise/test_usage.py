@@ -141,7 +141,7 @@ class Hopper(Nvml):
     NVML_TEMPERATURE_GPU = NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = (
         NVML_VOLATILE_ECC
     ) = 0
-    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 5
+    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_GRAPHICS_UTIL, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 1, 5
 
     def __init__(self, **answers):
         super().__init__()
@@ -164,11 +164,12 @@ class Hopper(Nvml):
         raise self.NVMLError
 
     def c_nvmlGpmMetricsGet_t(self):
-        return SimpleNamespace(metrics=[SimpleNamespace()])
+        return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(10)])
 
     def nvmlGpmMetricsGet(self, request):
-        assert (request.numMetrics, request.metrics[0].metricId) == (1, 5) and request.sample1 is not request.sample2
-        request.metrics[0].value = 37.5
+        assert request.sample1 is not request.sample2
+        for metric in request.metrics[: request.numMetrics]:
+            metric.value = {1: 62.5, 5: 37.5}[metric.metricId]
 
     def nvmlGpmSampleFree(self, sample):
         self.freed.append(sample)
@@ -194,6 +195,7 @@ def test_the_state_of_a_gpu_names_its_ranks_and_their_memory():
         None,
     )
     assert (first.tensor, second.tensor, len(nvml.freed)) == (None, 0.375, 1)
+    assert (first.busy, second.busy) == (0.5, 0.625)  # of the last second, since the last sample
     assert [(one.rank, one.pool, one.used_bytes, one.free_bytes) for one in memory] == [
         (3, "gpu 0", 23, 50),
         (4, "gpu 0", 5, 50),

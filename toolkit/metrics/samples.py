@@ -26,7 +26,7 @@ class MemorySample:
 class GpuSample:
     """State of a GPU.
 
-    busy: share of time with a running kernel, 0 to 1.
+    busy: share of time with a running kernel, 0 to 1, since the sample before; before Hopper, of the last second.
     hot_c: the temperature at which the driver lowers the clock; 0 if unknown.
     throttle: the hardware and thermal reasons for a lower clock, such as "hw_thermal"; power caps do not count.
     ecc_errors: uncorrected memory errors since the driver was loaded; None if the GPU does not report them.

@@ -43,7 +43,7 @@ class NvidiaGpus:
     handles: Mapping[str, Any]
     indexes: Mapping[str, int]
     _uses: dict[str, GpuUse] = field(default_factory=dict)
-    _activity: dict[str, Any] = field(default_factory=dict)  # the last GPM sample of each GPU
+    _activities: dict[str, Any] = field(default_factory=dict)  # the last GPM sample of each GPU
 
     def sample(self) -> list[GpuUse]:
         nvml = self.library
@@ -85,7 +85,8 @@ class NvidiaGpus:
                 errors = int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC))
             throttle = tuple(name for bit, name in _THROTTLE.items() if reasons & bit)
             ranks = tuple(one.rank for one in memory)
-            tensor = self._tensor_activity(uuid, handle)
+            mean_busy, tensor = self._activity(uuid, handle)
+            busy = busy if mean_busy is None else mean_busy
             yield GpuSample(now_s, host, number, ranks, busy, heat_c, hot_c, throttle, errors, tensor), memory
 
     def _memory_of_ranks(
@@ -102,27 +103,32 @@ class NvidiaGpus:
                     used[rank] = used.get(rank, 0) + int(process.usedGpuMemory)
         return [MemorySample(now_s, host, rank, f"gpu {number}", used[rank], free) for rank in sorted(used)]
 
-    def _tensor_activity(self, uuid: str, handle: Any) -> float | None:
-        """Return the share of time since the last call with active tensor cores; None before Hopper (GPM), or at first."""
+    def _activity(self, uuid: str, handle: Any) -> tuple[float | None, float | None]:
+        """Return the shares of time since the last call with a running kernel and with active tensor cores.
+
+        None before Hopper (no GPM), and at the first call.
+        """
         nvml = self.library
         if not hasattr(nvml, "nvmlGpmQueryDeviceSupport"):  # an older pynvml, such as that of an image
-            return None
+            return None, None
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return None
+                return None, None
             sample = nvml.nvmlGpmSampleGet(handle, nvml.nvmlGpmSampleAlloc())
-            before, self._activity[uuid] = self._activity.get(uuid), sample
+            before, self._activities[uuid] = self._activities.get(uuid), sample
             if before is None:
-                return None
+                return None, None
+            kinds = (nvml.NVML_GPM_METRIC_GRAPHICS_UTIL, nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL)
             request = nvml.c_nvmlGpmMetricsGet_t()
-            request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+            request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(kinds)
             request.sample1, request.sample2 = before, sample
-            request.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+            for metric, kind in zip(request.metrics, kinds, strict=False):  # an array of all metrics of NVML
+                metric.metricId = kind
             nvml.nvmlGpmMetricsGet(request)
             nvml.nvmlGpmSampleFree(before)
-            return float(request.metrics[0].value) / 100
+            return float(request.metrics[0].value) / 100, float(request.metrics[1].value) / 100
         except nvml.NVMLError:
-            return None
+            return None, None
 
 
 def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
