@@ -123,7 +123,9 @@ def test_a_slow_link_is_exposed_communication_on_all_ranks_as_ddp_itself_has_it(
     launch(train_over_a_slow_link, 2, tmp_path, job(**WINDOW, micro_batch=4))
     profile = profile_of(tmp_path)
     communication = profile.phase("communication")
-    assert communication is not None and communication.ranks.min >= LATE_S
+    assert communication is not None and communication.ranks.min >= 0.9 * LATE_S, (
+        "the rest of the backward pass hides little"
+    )
     told = json.loads((tmp_path / "ddp-0.json").read_text())
     assert len(told) >= 4 and statistics.median(told[1:]) >= 0.9 * LATE_S
     # DDP tells of each step one later; its steps and ours differ by the sum of the loss alone.
