@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from toolkit.rundir.layout import RunDirectory
+from toolkit.submission.foreground import Interrupts
 
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 
@@ -49,8 +54,29 @@ def test_ctrl_c_before_the_supervisor_hears_it(here) -> None:
     window = here.run("sleep 600")
     window.until(", in /")
     window.interrupt()
-    assert window.wait() == 130
+    assert window.wait() == 130, window.screen
     assert here.status()["state"] == "stopped"
+
+
+def test_ctrl_c_inside_a_write_to_stderr(tmp_path, monkeypatch, capfd) -> None:
+    """Its handler runs while the buffer of stderr is locked."""
+    run = RunDirectory(tmp_path)
+    run.control.mkdir()
+
+    class Interrupted(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            os.kill(os.getpid(), signal.SIGINT)
+            return len(data)
+
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Interrupted()), write_through=True))
+    with Interrupts(run) as interrupts:
+        print("run 20261127-000000-abcd", file=sys.stderr, flush=True)
+        assert interrupts.asked
+    assert (run.control / "stop").exists()
+    assert "press Ctrl-C again to kill it" in capfd.readouterr().err
 
 
 def test_a_lost_terminal_ends_no_run(here, toolkit) -> None:

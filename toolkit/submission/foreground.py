@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ __all__ = ["Interrupts", "show_output", "start_here"]
 MOST_SHOWN_RANKS = 64
 # With less free space, rank output is lost: only the records of the attempt may use the reserved space.
 LINES_BYTES = (1 << 14) + RESERVE_BYTES
+_ASKED = b"\ntoolkit: asked the run to save and exit; press Ctrl-C again to kill it\n"
 ROOM_PERIOD_S = 3.0  # time between two checks of the free space
 
 
@@ -100,7 +100,9 @@ class Interrupts:
             self.asked = True
             # If the supervisor does not handle signals yet, it reads this file later.
             write_text(self.run.control / "stop", utc_now() + "\n")
-            print("\ntoolkit: asked the run to save and exit; press Ctrl-C again to kill it", file=sys.stderr)  # noqa: T201
+            # Not with print: a handler can run inside a write to stderr, whose buffer refuses a second one.
+            with suppress(OSError):
+                os.write(2, _ASKED)
 
 
 def show_output(
