@@ -29,7 +29,7 @@ REFUSED = [
     ("int8", ["parallel.tp=2", "parallel.gather_type=bf16"], "gradient_compression.algorithm", "belong to FSDP2"),
     ("bf16", ["parallel.shard=4", "parallel.reduce_type=bf16"], "gradient_compression.algorithm", "sends as few bytes as bf16"),
     ("auto", ["parallel.tp=2"], "gradient_compression.algorithm", "could choose different algorithms"),
-    ("auto", ["gradient_compression.error_feedback=on"], "gradient_compression.error_feedback", "keep no residual"),
+    ("auto", ["gradient_compression.error_feedback=on"], "gradient_compression.error_feedback", "for `powersgd` only"),
     ("int8", ["parallel.shard=2", "parallel.cp=2"], "gradient_compression.algorithm", "cp = 2 averages gradients together with the shards"),
     ("int8", ["parallel.shard=2", "train.offload=gradients"], "gradient_compression.algorithm", "gradients that are offloaded"),
     ("int8", ["parallel.reduction=measured"], "gradient_compression.algorithm", 'reduction = "measured" sums gradients in steps'),
@@ -46,6 +46,10 @@ REFUSED = [
      "which requires error feedback"),
     ("int8", ["gradient_compression.rank=2"], "gradient_compression.rank", 'rank has no effect with algorithm = "int8"'),
     ("int8", ["gradient_compression.residual_type=bf16"], "gradient_compression.residual_type", "residual_type has no effect without error feedback"),
+    ("int8", ["gradient_compression.policy=aggressive"], "gradient_compression.policy", 'policy has no effect with algorithm = "int8"'),
+    ("auto", ["gradient_compression.policy=conservative", "gradient_compression.rank=2"], "gradient_compression.rank",
+     'rank has no effect with policy = "conservative"'),
+    ("auto", ["parallel.unused_parameters=true"], "gradient_compression.policy", "error feedback of powersgd"),
     ("natural", ["gradient_compression.block=64"], "gradient_compression.block", 'block has no effect with algorithm = "natural"'),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from toolkit.jobs.train_lm import GPT, Arguments
 PAGE = (Path(__file__).parents[2] / "docs" / "compression.md").read_text()
 ROWS = {
     cells[0].split("`")[1]: cells
-    for line in PAGE.split("## Error feedback")[0].splitlines()
+    for line in PAGE.split("## Algorithms")[1].split("## Error feedback")[0].splitlines()
     if line.startswith("| `") and not line.startswith("| `algorithm`")
     for cells in [[cell.strip() for cell in line[1:-1].split("|")]]
 }

@@ -22,15 +22,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.comm.communicator import Communicator
 from toolkit.comm.compat import after_backward, world_timeout
+from toolkit.comm.compression.exchange import NodeTiers
 from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.counters import Counters
 from toolkit.comm.handle import Handle
-from toolkit.comm.hierarchical import HierarchicalReducer
+from toolkit.comm.hierarchical import HierarchicalReducer, own_group
+from toolkit.comm.peers import Peers
 from toolkit.comm.presence import BEAT_S
 from toolkit.comm.tiers import choose_tiers, say
 from toolkit.comm.watched import WatchedCalls
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
+from toolkit.topology.groups import plan_groups
 from toolkit.world.facts import World
 
 __all__ = ["Reduction", "find_reduction"]
@@ -46,10 +49,11 @@ class Reduction:
     hook: Hook | None
     line: str
 
-    def register_on(self, model: DistributedDataParallel) -> None:
-        """Register the hook on `model`. Call once."""
-        if self.hook is not None:
-            model.register_comm_hook(None, self.hook)
+    def register_on(self, model: DistributedDataParallel, *, overlap: bool = True) -> None:
+        """Register the hook on `model`, once; without `overlap`, the backward pass waits for each bucket."""
+        hook = self.hook if overlap else without_overlap(self.hook, model.process_group)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
 
 
 def find_reduction(
@@ -67,7 +71,7 @@ def find_reduction(
 
     `setting` is "auto" or "hierarchical" (two tiers if the layout has them), "flat" (DDP's own), or "measured": toolkit
     measures the links between the ranks for some seconds and reduces each bucket with its fastest algorithm. With
-    `compression`, all ranks exchange compressed gradients directly, whatever `setting` is.
+    `compression`, its `scope` decides which ranks exchange compressed gradients, whatever `setting` is.
 
     A backward pass that waits longer than `timeout_s` for a rank (None: the timeout of the default process group), or
     loses one, raises a CollectiveError that names the rank. `beat_s` is the interval of the ranks' heartbeats.
@@ -85,6 +89,7 @@ def find_reduction(
         )
         if compression is None:
             return _by_measurement(communicator, world)
+        _use_tiers(compression, group.size() == world.size, topology, patience_s)
         line = say(world, f"{GRADIENTS}: {compression.describe(communicator.size)}")
         return Reduction(compressed_hook(communicator, compression), line)
     plan, line = choose_tiers(GRADIENTS, group.size(), world, setting, topology)
@@ -94,6 +99,14 @@ def find_reduction(
     with calls.making():
         reducer = HierarchicalReducer(plan, counters, timeout_s=timeout_s)
     return Reduction(hierarchical_hook(reducer, calls), line)
+
+
+def _use_tiers(compression: GradientCompression, has_all_ranks: bool, topology: Topology, timeout_s: float) -> None:
+    """Compress only between nodes, if the algorithm and the layout of ranks allow it. Collective."""
+    if not (compression.can_use_tiers and has_all_ranks and (plan := plan_groups(topology)).hierarchical):
+        return
+    node, across = own_group(plan.node_groups, timeout_s), own_group(plan.cross_groups, timeout_s)
+    compression.use_tiers(NodeTiers(node, Peers(across, tuple(range(across.size())), across.rank())))
 
 
 def _by_measurement(communicator: Communicator, world: World) -> Reduction:
@@ -123,6 +136,25 @@ def compressed_hook(communicator: Communicator, compression: GradientCompression
         return _future_of(reduced, gradients)
 
     return hook
+
+
+def without_overlap(hook: Hook | None, group: dist.ProcessGroup) -> Hook:
+    """Return a hook like `hook`, or DDP's own reduction, that completes each bucket before the backward pass continues."""
+
+    def own(bucket: dist.GradBucket) -> torch.Tensor:
+        gradients = bucket.buffer().div_(group.size())
+        dist.all_reduce(gradients, group=group)
+        return gradients
+
+    def in_turn(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradients = own(bucket) if hook is None else hook(state, bucket).wait()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[] if gradients.device.type == "cpu" else [gradients.device]
+        )
+        done.set_result(gradients)
+        return done
+
+    return in_turn
 
 
 def measured_hook(communicator: Communicator) -> Hook:

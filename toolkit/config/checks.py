@@ -346,7 +346,7 @@ NEEDS = (
         "shard = 2 or more",
     ),
     Need(
-        "parallel", ("bucket_mb", "unused_parameters"), _MODEL, lambda it: it.shard * it.tp * it.pp == 1,
+        "parallel", ("bucket_mb", "overlap", "unused_parameters"), _MODEL, lambda it: it.shard * it.tp * it.pp == 1,
         "{other} = 1",
     ),
     Need("parallel", ("reduction",), ("tp", "pp"), lambda it: it.tp * it.pp == 1, "{other} = 1"),

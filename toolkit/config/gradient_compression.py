@@ -42,15 +42,12 @@ ALGORITHMS = {
     "bernoulli": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
     "powersgd": AlgorithmFacts(("rank",), feedback=True),
     "ef21": AlgorithmFacts(("density", "momentum"), feedback=None, suits_adam=False),
-    "auto": AlgorithmFacts(("block", "rounding"), feedback=None),
+    "auto": AlgorithmFacts(("block", "rounding", "rank", "policy", "residual_type", "residual_decay"), feedback=None),
 }
-_NO_FEEDBACK = {
-    "ef21": "is itself a form of error feedback",
-    "auto": "changes between algorithms that keep no residual",
-}
+_NO_FEEDBACK = {"ef21": "is itself a form of error feedback", "auto": "uses error feedback for `powersgd` only"}
 # Algorithms whose messages for each rank add up to a sum, which FSDP2's reduce-scatter requires.
 SCATTERED = ("bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural")
-_OF_SOME = ("block", "rounding", "levels", "density", "threshold", "rank", "momentum")
+_OF_SOME = ("block", "rounding", "levels", "density", "threshold", "rank", "momentum", "policy")
 _OF_UNITS = ("wrap", "gather_type", "reduce_type", "output_type")
 _OF_FEEDBACK = ("residual_type", "residual_decay")
 
@@ -61,7 +58,18 @@ class GradientCompressionTable(Table):
     algorithm: Literal[
         "none", "bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural", "sign", "ef_sign", "one_bit", "top_k",
         "threshold", "gaussian_k", "random_k", "bernoulli", "powersgd", "ef21", "auto"
-    ] = key("none", "How to compress gradients; `none` sends them as they are, `auto` measures whether `bf16` or `int8` is faster.")  # fmt: skip
+    ] = key("none", "How to compress gradients; `none` sends them as they are, `auto` chooses for each bucket by `policy`.")  # fmt: skip
+    policy: Literal["bandwidth_aware", "conservative", "aggressive", "loss_aware"] = key(
+        "bandwidth_aware",
+        "How `auto` chooses: `bandwidth_aware` the fastest of dense, `bf16`, `int8` and `powersgd`, by measured times; "
+        "`conservative` always `int8`; `aggressive` `powersgd` for matrices and `int8` for others, after 10 dense steps; "
+        "`loss_aware` as `aggressive`, but `int8` while the norm of the gradient changes by more than half in 50 steps.",
+    )
+    scope: Literal["nodes", "all"] = key(
+        "nodes",
+        "Which ranks exchange compressed gradients. With `nodes`, replicas of a whole model on nodes with equally many ranks "
+        "first average dense ones in each node, except with algorithms that sum or keep state; `all` compresses everything.",
+    )
     dense_steps: int = key(0, "Number of first steps without compression.", ge=0)
     min_elements: int = key(4096, "Parameters with fewer elements are not compressed.", ge=1)
     block: int = key(256, "Numbers that share a scale; a multiple of 8.", ge=8, multiple_of=8)
@@ -88,6 +96,11 @@ class GradientCompressionTable(Table):
     )
 
     @property
+    def factorises(self) -> bool:
+        """Whether matrices may be sent as products of thin ones."""
+        return self.algorithm == "powersgd" or (self.algorithm == "auto" and self.policy != "conservative")
+
+    @property
     def has_feedback(self) -> bool:
         """Whether residuals are kept."""
         default = self.algorithm != "none" and bool(ALGORITHMS[self.algorithm].feedback)
@@ -105,9 +118,13 @@ def check_gradient_compression(resolved: "ResolvedJob") -> None:
         return
     facts = ALGORITHMS[table.algorithm]
     used = {*facts.keys, *(_OF_FEEDBACK if table.has_feedback else ())}
+    setting = f'algorithm = "{table.algorithm}"'
+    if table.algorithm == "auto" and not table.factorises:
+        used -= {"rank", *_OF_FEEDBACK}
+        setting = f'policy = "{table.policy}"'
     for name in (*_OF_SOME, *_OF_FEEDBACK):
         if name not in used and getattr(table, name) != type(table).model_fields[name].default:
-            because = "without error feedback" if name in _OF_FEEDBACK else f'with algorithm = "{table.algorithm}"'
+            because = "without error feedback" if name in _OF_FEEDBACK else f"with {setting}"
             raise ToolkitError(f"{name} has no effect {because}", where=f"gradient_compression.{name}", fix="remove it")
     for key_name, is_met, message, fix in _exclusions(resolved):
         if is_met:
@@ -160,6 +177,9 @@ def _exclusions(resolved: "ResolvedJob") -> list[tuple[str, bool, str, str]]:
         ("error_feedback", feedback and parallel.unused_parameters,
          "error feedback would keep what belongs to parameters without a gradient, which DDP does not update "
          "(parallel.unused_parameters)", 'use error_feedback = "off"'),
+        ("policy", name == "auto" and table.policy != "conservative" and parallel.unused_parameters,
+         "error feedback of powersgd would keep what belongs to parameters without a gradient (parallel.unused_parameters)",
+         'use policy = "conservative"'),
         ("momentum", table.momentum > 0 and name == "top_k" and not feedback,
          "momentum correction accumulates what was not sent, which requires error feedback", "set momentum = 0"),
         ("momentum", table.momentum > 0 and name == "top_k" and not (train.optimizer == "sgd" and train.momentum == 0),

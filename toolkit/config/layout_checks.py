@@ -332,6 +332,12 @@ def check_combinations(train: TrainTable, parallel: ParallelTable, ranks: int | 
             where="train.compile",
             fix=f"set train.compile = false, or {name} = 1",
         )
+    if parallel.bucket_mb == "planned" and parallel.unused_parameters:
+        raise ToolkitError(
+            "with unused_parameters, DDP keeps its first buckets, which are not in the order of a plan",
+            where="parallel.bucket_mb",
+            fix='use "measured", or a size',
+        )
     if train.optimizer == "adamw_8bit":
         _check_8_bits(train, parallel)
     if train.lr_scaling == "adaptive":

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalSgdTable", "check_local_sgd"]
 
-_OF_DDP = ("reduction", "bucket_mb", "unused_parameters")
+_OF_DDP = ("reduction", "bucket_mb", "overlap", "unused_parameters")
 
 
 class LocalSgdTable(Table):

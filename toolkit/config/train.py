@@ -279,11 +279,16 @@ class ParallelTable(Table):
     unused_parameters: bool = key(
         False, "Find parameters without a gradient in every step, for models that do not always use all parameters."
     )
-    bucket_mb: Annotated[float, Field(gt=0)] | Literal["measured"] = key(
+    bucket_mb: Annotated[float, Field(gt=0)] | Literal["measured", "planned"] = key(
         DDP_BUCKET_MB,
-        "Bucket size in MiB for the gradient all-reduce of replicas. `measured` tries several sizes before the first step; a "
-        "later attempt may choose another size, which changes the last bits of the sums.",
-        form='a number above 0, or "measured"',
+        "Bucket size in MiB for the gradient all-reduce of replicas. `measured` tries several sizes before the first step, "
+        "`planned` computes one for each bucket from the times of a backward pass and of two all-reduces; a later attempt may "
+        "choose others, which changes the last bits of the sums.",
+        form='a number above 0, "measured" or "planned"',
+    )
+    overlap: bool = key(
+        True,
+        "Reduce gradients of replicas during the backward pass; `false` makes it wait for each bucket, for comparison.",
     )
     reduction: Literal["auto", "flat", "hierarchical", "measured"] = key(
         "auto",

@@ -1,5 +1,6 @@
 """Advice, and the rules on the shares of a step, from a step profile or the windows of a run. Standard library only."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,7 +104,7 @@ def _setting(phase: str, share: float, keys: Mapping[str, Any]) -> tuple[str, fl
         return "checkpoint.background=true", share, "at most the share"
     if phase == COMMUNICATION and keys.get("parallel.reduction") == "flat":
         return "parallel.reduction=auto", share, "at most the share"
-    if phase == COMMUNICATION and keys.get("parallel.bucket_mb", "measured") != "measured":
+    if phase == COMMUNICATION and keys.get("parallel.bucket_mb", "measured") not in ("measured", "planned"):
         return "parallel.bucket_mb=measured", share, "at most the share"
     return "", 0.0, ""
 
@@ -133,6 +134,8 @@ def less_communication(mesh: Mapping[str, int], nodes: int, *, has_passes: bool)
         ways.append("a smaller parallel.zero, which gathers less often, if memory allows it")
     elif nodes > 1 and mesh.get("replicate", 1) > 1:
         ways.append('parallel.reduction = "hierarchical" or, on the CPU, "measured"')
+        if math.prod(mesh.get(name, 1) for name in ("tp", "pp", "cp", "ep")) == 1:
+            ways.append('gradient_compression.algorithm = "auto" on links of a few Gbit/s or less')
     if has_passes:
         ways.append("a larger train.micro_batch")
     ways.append("a larger train.batch, for more samples per gradient reduction")

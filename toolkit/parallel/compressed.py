@@ -65,7 +65,7 @@ class CompressedCopies:
 
     def prepare(self, once: Callable[[], None]) -> None:
         self._passes.prepare(once)
-        self.compression.kept.reset()
+        self.compression.reset()
 
 
 def compressed_copies(

@@ -7,6 +7,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,9 @@ from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.gradient import find_reduction
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import DDP_BUCKET_MB
+from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
+from toolkit.parallel.bucket_plan import measure_link, measure_readiness, plan_buckets
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, PassesInTurn
 from toolkit.topology.facts import Topology
@@ -31,19 +35,20 @@ class ReplicatedPasses:
     """Runs passes through a model that is replicated by DDP; gradients are reduced with the last micro-batch."""
 
     def __init__(
-        self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int, profile: Profile
-    ) -> None:
+        self, wrap: Callable[[float | list[float]], DistributedDataParallel], bucket_mb: float | Literal["measured", "planned"],
+        ranks: int, profile: Profile,
+    ) -> None:  # fmt: skip
         """Wrap the model. Collective.
 
         Args:
-            wrap: wraps the model in DDP with the given bucket size in MiB.
-            bucket_mb: the bucket size; None chooses it by a measurement in `prepare`.
+            wrap: wraps the model in DDP with the given bucket size in MiB, or with one for each bucket.
+            bucket_mb: the bucket size, or how to choose it in `prepare`.
             profile: records the phases of the passes.
         """
         self.compression: GradientCompression | None = None
         self._wrap, self._ranks, self._profile = wrap, ranks, profile
-        self._measures = bucket_mb is None
-        self._passes = self._with_buckets(bucket_mb or DDP_BUCKET_MB)
+        self._chosen_by = bucket_mb if isinstance(bucket_mb, str) else ""
+        self._passes = self._with_buckets(DDP_BUCKET_MB if isinstance(bucket_mb, str) else bucket_mb)
 
     @property
     def module(self) -> nn.Module:
@@ -56,8 +61,10 @@ class ReplicatedPasses:
         self._passes.run(micro_batches, part_of, heard, precision)
 
     def prepare(self, once: Callable[[], None]) -> None:
-        """Try some bucket sizes and keep the fastest, then run another pass, in which DDP builds its final buckets."""
-        if self._measures:
+        """Choose the bucket sizes if they are not given, then run another pass, in which DDP builds its final buckets."""
+        if self._chosen_by == "planned":
+            self._plan(once)
+        if self._chosen_by == "measured":
             seconds = {size_mb: self._try(size_mb, once) for size_mb in self._sizes_mb()}
             best = min(seconds, key=lambda size_mb: seconds[size_mb])
             if dist.get_rank() == 0:
@@ -66,9 +73,34 @@ class ReplicatedPasses:
             self._passes = self._with_buckets(best)
         once()
         if self.compression is not None:
-            self.compression.kept.reset()
+            self.compression.reset()
 
-    def _with_buckets(self, size_mb: float) -> PassesInTurn:
+    def _plan(self, once: Callable[[], None]) -> None:
+        """Plan the sizes of buckets, and keep them if a pass with them is not slower than with the default size."""
+        default_s = self._try(DDP_BUCKET_MB, once)
+        parallel = self._passes.module
+        assert isinstance(parallel, DistributedDataParallel)
+        group, device = parallel.process_group, next(parallel.parameters()).device
+        ready_s, sizes = measure_readiness(parallel, group, lambda: self._without_reduction(once))
+        plan = plan_buckets(ready_s, sizes, measure_link(group, sum(sizes), device))
+        del parallel  # with its buckets
+        planned_s = self._try(plan.sizes_mb, once)
+        if dist.get_rank() == 0:
+            found = ", ".join(f"{size_mb:.3g}" for size_mb in plan.sizes_mb)
+            kept = "kept" if planned_s <= default_s else f"{DDP_BUCKET_MB:g} MiB kept"
+            predicted = "" if self.compression is not None else f" (predicted {plan.ends_s * 1e3:.1f})"
+            sys.stderr.write(
+                f"gradient buckets: {found} MiB planned; a pass takes {planned_s * 1e3:.1f} ms{predicted}, {default_s * 1e3:.1f} ms with {DDP_BUCKET_MB:g} MiB: {kept}\n"
+            )
+        if planned_s > default_s:
+            self._passes = self._with_buckets(DDP_BUCKET_MB)
+
+    def _without_reduction(self, once: Callable[[], None]) -> None:
+        assert isinstance(self._passes.module, DistributedDataParallel)
+        with self._passes.module.no_sync():
+            once()
+
+    def _with_buckets(self, size_mb: float | list[float]) -> PassesInTurn:
         parallel = self._wrap(size_mb)
         # DDP averages gradients over ranks.
         return PassesInTurn(parallel, float(self._ranks), parallel.no_sync, self._profile)
@@ -80,7 +112,7 @@ class ReplicatedPasses:
         model_mb = sum(one.numel() * one.element_size() for one in parameters if one.requires_grad) / 2**20
         return [size_mb for number, size_mb in enumerate(TRIED_MB) if not number or TRIED_MB[number - 1] < model_mb]
 
-    def _try(self, size_mb: float, once: Callable[[], None]) -> float:
+    def _try(self, size_mb: float | list[float], once: Callable[[], None]) -> float:
         """Return the median seconds of a pass on the slowest rank; the same on all ranks."""
         self._passes = self._with_buckets(size_mb)
         once()
@@ -106,19 +138,25 @@ def replicate(
     compression = compression_of(model, world, config) if config.gradient_compression.algorithm != "none" else None
     reduction = find_reduction(group, world, settings.reduction, topology, compression=compression)
 
-    def wrap(bucket_mb: float) -> DistributedDataParallel:
+    def wrap(bucket_mb: float | list[float]) -> DistributedDataParallel:
+        sizes: dict[str, Any] = {"bucket_cap_mb_list" if isinstance(bucket_mb, list) else "bucket_cap_mb": bucket_mb}
         parallel = DistributedDataParallel(
             model,
             process_group=group,
-            bucket_cap_mb=bucket_mb,
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.unused_parameters,
+            **sizes,
         )
-        reduction.register_on(parallel)
+        reduction.register_on(parallel, overlap=settings.overlap)
         return parallel
 
-    bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)
-    passes = ReplicatedPasses(wrap, bucket_mb, mesh.gradient_size, profile)
+    if settings.bucket_mb == "planned" and "bucket_cap_mb_list" not in signature(DistributedDataParallel).parameters:
+        raise ToolkitError(
+            f"planned buckets require torch 2.13 or newer, got {torch.__version__}",
+            where="parallel.bucket_mb",
+            fix='set bucket_mb = "measured", or a size',
+        )
+    passes = ReplicatedPasses(wrap, settings.bucket_mb, mesh.gradient_size, profile)
     passes.compression = compression
     return passes
 

@@ -11,8 +11,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.comm.compression import exchange as exchanges
+from toolkit.comm.compression.algorithms import BUILD
+from toolkit.comm.compression.exchange import NodeTiers
 from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.comm.gradient import find_reduction
+from toolkit.comm.hierarchical import own_group
+from toolkit.comm.peers import Peers
 from toolkit.config.gradient_compression import GradientCompressionTable
 from toolkit.topology.facts import Topology
 
@@ -71,15 +75,15 @@ def count_sent(call: Callable[[], object]) -> int:
     total, ranks = 0, dist.get_world_size()
     all_to_all, all_gather = dist.all_to_all_single, exchanges.all_gather_single
 
-    def counted_all_to_all(received: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
+    def counted_all_to_all(received: torch.Tensor, sent: torch.Tensor, **rest: Any) -> Any:
         nonlocal total
         total += sent.nbytes * (ranks - 1) // ranks
-        all_to_all(received, sent, group=group)
+        return all_to_all(received, sent, **rest)
 
-    def counted_all_gather(rows: torch.Tensor, row: torch.Tensor, group: Any) -> None:
+    def counted_all_gather(rows: torch.Tensor, row: torch.Tensor, **rest: Any) -> Any:
         nonlocal total
         total += row.nbytes * (ranks - 1) if row.dtype == torch.uint8 else 0
-        all_gather(rows, row, group=group)
+        return all_gather(rows, row, **rest)
 
     dist.all_to_all_single, exchanges.all_gather_single = counted_all_to_all, counted_all_gather
     try:
@@ -89,13 +93,38 @@ def count_sent(call: Callable[[], object]) -> int:
     return total
 
 
-def conserve(state: Any, settings: GradientCompressionTable, steps: int) -> tuple[list[float], list[str]]:
+def tiers_of(state: Any) -> NodeTiers:
+    """Nodes of two of four ranks."""
+    if not hasattr(state, "tiers"):
+        node, across = own_group(((0, 1), (2, 3))), own_group(((0, 2), (1, 3)))
+        state.tiers = NodeTiers(node, Peers(across, (0, 1), across.rank()))
+    return state.tiers
+
+
+def conserve(
+    state: Any, settings: GradientCompressionTable, steps: int, segment: int = 0, in_nodes: bool = False
+) -> tuple[list[float], list[str]]:
     """The relative difference between sums of gradients and of results plus mean residual, by parameter.
 
-    Buckets change after the second step, a step is skipped, and one has an infinity.
+    Buckets change after the second step, a step is skipped, and one has an infinity. `segment` is the numbers of all ranks
+    in one message, if not 0.
     """
+    whole = exchanges._SEGMENT
+    exchanges._SEGMENT = segment or whole
+    assert not segment or len(list(exchanges._segments(1000, 64, 2, torch.device("cpu")))) > 5
+    try:
+        return _conserve(state, settings, steps, in_nodes)
+    finally:
+        exchanges._SEGMENT = whole
+
+
+def _conserve(
+    state: Any, settings: GradientCompressionTable, steps: int, in_nodes: bool
+) -> tuple[list[float], list[str]]:
     peers = state.communicator.peers
     compression = compression_of(peers, settings)
+    if in_nodes:
+        compression.use_tiers(tiers_of(state))
     left = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     bits = []
     for step in range(steps):
@@ -169,8 +198,14 @@ def resume(state: Any, settings: GradientCompressionTable, steps: int) -> tuple[
     saved, counted = first.kept.saved(), first.state_dict()
     run(then, range(7, 9))  # a rehearsal, whose traces the load removes
     room = then.kept.room()
-    assert shapes(room) == shapes(saved)
-    notice = then.kept.take(saved, [], peers.size)
+    if saved:
+        assert shapes(room) == shapes(saved)
+        notice = then.kept.take(saved, [], peers.size)
+    else:  # nothing but zeros, which a checkpoint then lacks
+        lacking = [
+            f"{source}.{kind}.{name}" for source, kinds in room.items() for kind in kinds for name in kinds[kind]
+        ]
+        notice = then.kept.take(room, lacking, peers.size)
     then.load_state_dict(counted)
     return run(first, range(steps, 2 * steps)), run(then, range(steps, 2 * steps)), notice
 
@@ -249,13 +284,39 @@ def all_reduce(state: Any, op: str, compression: Any, shape: tuple[int, ...], dt
     return digest([tensor]), float((tensor - wanted).norm() / wanted.norm())
 
 
-def train_with_ddp(state: Any, settings: GradientCompressionTable, bucket_mb: float) -> dict[str, Any]:
+def average_in_nodes(state: Any, settings: GradientCompressionTable) -> tuple[str, float, int]:
+    """One mean of four ranks on two nodes: a digest of its bits, its error, and the bytes of messages to the other node."""
+    peers = state.communicator.peers
+    compression, found = compression_of(peers, settings), gradients(peers.place, 0)
+    compression.use_tiers(tiers_of(state))
+    wanted = mean_over(peers, found)
+    total, posted = 0, exchanges.exchange
+
+    def counted(x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        nonlocal total
+        total += int(exchanges.sent_bytes(len(x), BUILD[settings.algorithm](settings), 2))
+        return posted(x, *rest, **named)
+
+    exchanges.exchange = counted
+    try:
+        compression.reduce(NAMES, list(found.values()), peers)
+    finally:
+        exchanges.exchange = posted
+    here = list(compression.compressed)
+    error = sum(float((found[name] - wanted[name]).square().sum()) for name in here)
+    return digest(list(found.values())), (error / sum(float(wanted[one].square().sum()) for one in here)) ** 0.5, total
+
+
+def train_with_ddp(
+    state: Any, settings: GradientCompressionTable, bucket_mb: float, in_nodes: bool = False
+) -> dict[str, Any]:
     """Real buckets: rebuilt after the first pass, accumulated in two passes, the last one with the hook."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
     compression = GradientCompression(settings, dict(model.named_parameters()))
     parallel = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
-    found = find_reduction(dist.group.WORLD, state.world, "auto", Topology((), {}), compression=compression)
+    topology = Topology((), {"node0": (0, 1), "node1": (2, 3)} if in_nodes else {})
+    found = find_reduction(dist.group.WORLD, state.world, "auto", topology, compression=compression)
     found.register_on(parallel)
     total = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in model.named_parameters()}
     generator = torch.Generator().manual_seed(state.world.rank)

@@ -30,37 +30,148 @@ def test_a_candidate_must_gain_enough_and_dense_returns_at_once(current, expecte
     assert chosen(current, expected_s) == wanted
 
 
-def on_a_link(state: Any, megabytes_per_s: list[float]) -> list[str]:
-    """The choice after each 50 steps over a link of these rates; rank 1 always arrives late."""
+def test_dense_steps_and_buckets_without_matrices_do_not_count_as_coding(ranks):
+    for coding_s, choices in ranks(2).run(after_dense_steps):
+        assert set(choices) == {"large"}, "nothing is chosen for the biases"
+        assert 1e-11 < coding_s["none"] < 1e-7 and 1e-11 < coding_s["bf16"] < 1e-6
+
+
+def after_dense_steps(state: Any) -> tuple[dict[str, float], dict[str, str]]:
+    """The seconds per number of candidates after a decision of which only the last steps were in use, and the choices."""
     peers = state.communicator.peers
-    numbers = 1 << 18
-    compression = GradientCompression(table("auto"), {"weight": torch.zeros(numbers)})
+    shapes = {"large": (1 << 16,), "bias": (8,)}
+    compression = GradientCompression(
+        table("auto", dense_steps=35), {name: torch.zeros(shape) for name, shape in shapes.items()}
+    )
+    compression.kept.peers = peers
+    choice = compression._choice
+    assert choice is not None
+    choice._by_bucket["large"] = "bf16"
+    for step in range(62):
+        if step == 11:
+            choice._by_bucket["large"] = "bf16"  # whatever the first decision was
+        for name, shape in shapes.items():
+            compression.reduce([name], [torch.ones(shape)], peers)
+    return choice._coding_s, choice._by_bucket
+
+
+def test_a_rehearsal_leaves_no_choice(ranks):
+    assert ranks(2).run(after_a_rehearsal) == [{}, {}]
+
+
+def after_a_rehearsal(state: Any) -> dict[str, str]:
+    peers = state.communicator.peers
+    compression = GradientCompression(table("auto", policy="aggressive"), {"matrix": torch.zeros(64, 64)})
+    compression.kept.peers = peers
+    for _ in range(12):
+        compression.reduce(["matrix"], [torch.ones(64, 64)], peers)
+    assert compression._choice is not None
+    assert compression._choice._by_bucket == {"matrix": "powersgd"}
+    compression.reset()
+    compression.reduce(["matrix"], [torch.ones(64, 64)], peers)
+    return compression._choice._by_bucket
+
+
+def on_a_link(state: Any, megabytes_per_s: list[float], policy: str = "bandwidth_aware") -> list[dict[str, str]]:
+    """The choices after each 50 steps over a link of these rates; rank 1 always arrives late."""
+    peers = state.communicator.peers
+    shapes = {"vector": (1 << 18,), "matrix": (512, 512)}
+    settings = table("auto", policy=policy)
+    compression = GradientCompression(settings, {name: torch.zeros(shape) for name, shape in shapes.items()})
     compression.kept.peers = peers
     choice = compression._choice
     assert choice is not None
     choice._latency_s = lambda peers: LATENCY_S  # type: ignore[method-assign]
     found = []
-    for rate in megabytes_per_s:
+    for number, rate in enumerate(megabytes_per_s):
         for step in range(50):
-            compression.reduce(["weight"], [torch.ones(numbers) * peers.place], peers)
-            # Sent by each of two ranks, with a latency; the time to encode is far below.
-            sent = {"none": 4, "bf16": 2, "int8": 1 + 4 / 64}[choice.algorithm] * numbers
-            choice._wire_s[-1] = (
-                (1 if choice.algorithm == "none" else 3) * LATENCY_S
-                + sent / (rate * 1e6)
-                + 0.005 * (step % 7 == 0) * (1 - peers.place)
-            )
-            choice._exchange_s[-1] = choice._wire_s[-1] + (0.0 if choice.algorithm == "none" else 1e-9 * numbers)
-        found.append(choice.algorithm)
+            for name, shape in shapes.items():
+                gradient = torch.ones(shape) * peers.place * 10.0**-number
+                compression.reduce([name], [gradient], peers)
+            # What these messages would take on the link; the time to encode is far below.
+            times = choice._times[-1]
+            late_s = (0.5 + 0.005 * (step % 7 == 0)) * (1 - peers.place)
+            times.wire_s = times.transfers * LATENCY_S + times.sent / (rate * 1e6) + late_s
+            times.coding_s.update({one: 1e-9 * count for one, count in times.numbers.items()})
+        found.append({name: choice._by_bucket[name] for name in shapes})
     return found
 
 
 def test_the_choice_follows_the_link_and_changes_twice(ranks):
     found = ranks(2).run(on_a_link, [100_000.0, 5.0, 5.0, 100_000.0, 100_000.0, 100_000.0])
     assert found[0] == found[1], "ranks agree"
-    assert found[0] == ["none", "none", "int8", "int8", "none", "none"], (
-        "a decision uses the steps since the one before"
-    )
+    dense, slim = {"vector": "none", "matrix": "none"}, {"vector": "int8", "matrix": "powersgd"}
+    assert found[0] == [dense, dense, slim, slim, dense, dense], "a decision uses the steps since the one before"
+
+
+def test_policies_choose_without_times(ranks):
+    (conservative, *_), _ = ranks(2).run(on_a_link, [1.0], "conservative")
+    (aggressive, *_), _ = ranks(2).run(on_a_link, [1.0], "aggressive")
+    assert conservative == {"vector": "int8", "matrix": "int8"}
+    assert aggressive == {"vector": "int8", "matrix": "powersgd"}
+    # Every 50 steps, gradients become ten times as small.
+    found, _ = ranks(2).run(on_a_link, [1.0, 1.0, 1.0], "loss_aware")
+    assert [one["matrix"] for one in found] == ["int8", "int8", "int8"]
+    steady, _ = ranks(2).run(steady_norm, 2)
+    assert steady == ["int8", "powersgd"], "the first comparison has nothing before it"
+
+
+def steady_norm(state: Any, decisions: int) -> list[str]:
+    peers = state.communicator.peers
+    compression = GradientCompression(table("auto", policy="loss_aware"), {"matrix": torch.zeros(64, 64)})
+    compression.kept.peers = peers
+    assert compression._choice is not None
+    found = []
+    for _ in range(decisions):
+        for _ in range(50):
+            compression.reduce(["matrix"], [torch.ones(64, 64)], peers)
+        found.append(compression._choice._by_bucket["matrix"])
+    return found
+
+
+def test_a_change_from_powersgd_loses_no_gradient(ranks):
+    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3 + ["none"]):
+        assert difference < 1e-5 and is_empty
+    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3 + ["int8"]):
+        assert difference < 0.02 and is_empty
+    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3):
+        assert difference > 0.1 and not is_empty
+
+
+def after_a_change(state: Any, algorithms: list[str]) -> tuple[float, bool]:
+    """The difference between the sums of gradients and of results, and whether the residual is zero."""
+    peers = state.communicator.peers
+    compression = GradientCompression(table("auto"), {"matrix": torch.zeros(64, 48)})
+    compression.kept.peers = peers
+    assert compression._choice is not None
+    left, total = torch.zeros(64, 48, dtype=torch.float64), 0.0
+    for step, algorithm in enumerate(algorithms):
+        compression._choice._by_bucket["matrix"] = algorithm
+        drawn = torch.Generator().manual_seed(step)
+        gradients = [torch.randn(64, 48, generator=drawn) for _ in range(peers.size)]
+        mean = torch.stack(gradients).double().mean(0)
+        compression.reduce(["matrix"], [gradients[peers.place]], peers)
+        left += mean - gradients[peers.place]
+        total += float(mean.norm())
+    residual = compression.kept.saved()["mean"]["residual"]["matrix"]
+    return float(left.norm()) / total, not residual.any()
+
+
+@pytest.mark.parametrize(("block", "numbers"), [(24, 5000), (1024, 700)])
+def test_blocks_and_buckets_of_any_size_are_tried(ranks, block, numbers):
+    for coding_s in ranks(2).run(coding_of_candidates, block, numbers):
+        assert set(coding_s) == {"none", "bf16", "int8"}
+        assert 0 < coding_s["int8"] < 1e-3 > coding_s["bf16"] > 0
+
+
+def coding_of_candidates(state: Any, block: int, numbers: int) -> dict[str, float]:
+    peers = state.communicator.peers
+    compression = GradientCompression(table("auto", block=block), {"vector": torch.zeros(numbers)})
+    compression.kept.peers = peers
+    for _ in range(12):
+        compression.reduce(["vector"], [torch.ones(numbers)], peers)
+    assert compression._choice is not None
+    return compression._choice._coding_s
 
 
 def test_every_choice_gives_the_mean(ranks):
@@ -80,7 +191,7 @@ def errors_of_choices(state: Any) -> tuple[dict[str, float], bool]:
     )
     errors, equal = {}, True
     for name in ("none", "bf16", "int8"):
-        compression._choice.algorithm = name
+        compression._choice._by_bucket["weight"] = name
         own = torch.randn(4104, generator=torch.Generator().manual_seed(peers.place))
         compression.reduce(["weight", "bias"], [own[:4096], own[4096:]], peers)
         errors[name] = float((own - mean).norm() / mean.norm())

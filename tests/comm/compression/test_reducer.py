@@ -44,6 +44,36 @@ def test_results_and_residual_have_the_sum_of_the_gradients(ranks, algorithm, si
         assert differences and max(differences) < 3e-5
 
 
+@pytest.mark.parametrize("algorithm", ["int8", "ef_sign", "one_bit"])
+def test_segments_change_no_bit(ranks, algorithm):
+    """Messages of 128 numbers of each rank, so that a part has several of them."""
+    settings = table(algorithm, error_feedback="on")
+    for differences, bits in (found := ranks(2).run(cases.conserve, settings, 8, 256)):
+        assert bits == found[0][1]
+        assert differences and max(differences) < 3e-5
+    assert found == ranks(2).run(cases.conserve, settings, 8)
+
+
+@pytest.mark.parametrize("algorithm", ["int8", "ef_sign", "top_k", "threshold"])
+def test_nodes_conserve_the_sum(ranks, algorithm):
+    """Two nodes of two ranks, of which each exchanges one half of the node's mean."""
+    settings = table(algorithm, error_feedback="on", density=0.1)
+    for differences, bits in (found := ranks(4).run(cases.conserve, settings, 8, 0, True)):
+        assert bits == found[0][1]
+        assert differences and max(differences) < 3e-5
+
+
+@pytest.mark.parametrize("algorithm", ["bf16", "int8", "int4", "sign", "qsgd", "terngrad"])
+def test_nodes_send_each_number_once(ranks, algorithm):
+    """Each rank sends messages about one half of the numbers to one rank of the other node."""
+    found = ranks(4).run(cases.average_in_nodes, table(algorithm))
+    assert len({bits for bits, _, _ in found}) == 1
+    assert found[0][1] <= ERRORS.get(algorithm, 30)
+    compressor = BUILD[algorithm](table(algorithm))
+    half = -(-ELEMENTS // (2 * 64)) * 64
+    assert {sent for _, _, sent in found} == {int(sent_bytes(half, compressor, 2))}
+
+
 def test_without_feedback_the_sum_is_not_conserved(ranks):
     (differences, _), _ = ranks(2).run(cases.conserve, table("ef_sign", error_feedback="off"), 8)
     assert min(differences) > 0.1
@@ -120,6 +150,28 @@ def without_tensors(state, settings):
     compression = cases.compression_of(state.communicator.peers, settings)
     room = compression.kept.room()
     return compression.kept.take(room, [f"mean.residual.{name}" for name in room["mean"]["residual"]], 2)
+
+
+def test_measures_have_the_seconds_and_what_was_lost(ranks):
+    for first, last, plain in ranks(2).run(measured_steps, table("int4")):
+        assert set(first) == {
+            f"compression_{part}" for part in ("encode_s", "wire_s", "decode_s", "exchange_s", "bytes_per_s")
+        }
+        assert 0 < first["compression_encode_s"] + first["compression_decode_s"] < first["compression_exchange_s"]
+        assert 0 < first["compression_wire_s"] < first["compression_exchange_s"]
+        assert 0.05 < last["compression_error"] < 0.2, "of the 10th step"
+        assert plain == 0, "steps that do not measure the error have the same bits"
+
+
+def measured_steps(state, settings):
+    peers = state.communicator.peers
+    compression, found, bits = cases.compression_of(peers, settings), [], set()
+    for _ in range(10):
+        gradients = cases.gradients(peers.place, 0)
+        compression.reduce(cases.NAMES, list(gradients.values()), peers)
+        found.append(compression.measures())
+        bits.add(cases.digest(list(gradients.values())))
+    return found[0], found[-1], len(bits) - 1
 
 
 def test_the_first_steps_are_dense(ranks):
@@ -227,6 +279,15 @@ def test_the_hook_of_ddp_conserves_the_sum_over_rebuilt_buckets(ranks, algorithm
     assert max(one["largest"] for one in found) < 1e-5
     assert found[0]["line"].startswith(f"gradient reduction: {algorithm}, with error feedback: ")
     assert found[0]["line"].endswith("; 6 of 12 parameters compressed")
+
+
+@pytest.mark.parametrize("algorithm", ["ef_sign", "powersgd"])
+def test_the_hook_of_ddp_compresses_between_nodes(ranks, algorithm):
+    """PowerSGD adds its messages over all ranks."""
+    found = ranks(4).run(cases.train_with_ddp, table(algorithm), 0.02, True)
+    assert len({tuple(one["bits"]) for one in found}) == 1
+    assert max(one["largest"] for one in found) < 1e-5
+    assert ("between nodes" in found[0]["line"]) == (algorithm == "ef_sign")
 
 
 def test_shards_without_a_row_have_nothing_to_reduce(ranks):

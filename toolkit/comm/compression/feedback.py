@@ -6,6 +6,7 @@ begins, so that a skipped step leaves everything as it was; one with a result th
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -27,21 +28,24 @@ class Kind:
 
 
 class KeptState:
-    """Tensors by kind and parameter, all zero at first.
+    """Tensors by kind and parameter, all zero at first; zeros need no memory.
 
     `parameters` may be sharded: then tensors are those of this rank's parts, and a checkpoint has them like the parameters.
     `step` is the number of steps that have ended. `peers` are the ranks whose tensors belong together in a checkpoint,
-    which has the means of all kinds except "second", and with `saves_own` also those of each rank. "second" is what the
+    which has the means of all kinds except "second", and with `saves_own` also those of each rank; without `saves_zeros`,
+    it has nothing if all are zero. "second" is what the
     second of two phases lost: only one rank has it, so it counts for all of them in the mean residual.
     """
 
     def __init__(
-        self, kinds: Mapping[str, Kind], device: torch.device, parameters: Mapping[str, Tensor], *, saves_own: bool = False
+        self, kinds: Mapping[str, Kind], device: torch.device, parameters: Mapping[str, Tensor], *, saves_own: bool = False,
+        saves_zeros: bool = True,
     ) -> None:  # fmt: skip
         self.kinds, self.step, self._parameters = kinds, 0, parameters
         self.peers = Peers(None, (0,), 0)
-        self._device, self._saves_own = device, saves_own
-        self._pending: dict[tuple[str, str], Tensor] = {}
+        self._device, self._saves_own, self._saves_zeros = device, saves_own, saves_zeros
+        self._kept: dict[tuple[str, str], Tensor] = {}
+        self._pending: dict[tuple[str, str], Tensor | None] = {}
         self._finite: list[Tensor] = []
         self._seen: set[str] = set()
         self.reset()
@@ -50,35 +54,52 @@ class KeptState:
         """Forget everything, as before the first step."""
         self.discard()
         self.step = 0
-        self._kept = {
-            (kind, name): torch.zeros(tuple(shape), dtype=one.dtype, device=self._device).flatten()
-            for kind, one in self.kinds.items()
-            for name, shape in one.shapes.items()
-        }
+        self._kept = {}
 
-    def begin(self, names: Sequence[str]) -> None:
-        """Note that these parameters are exchanged; if one of them was in this step already, another step begins."""
+    def begin(self, names: Sequence[str]) -> bool:
+        """Note that these parameters are exchanged; return whether a step begins.
+
+        It does if one of them was in this step already.
+        """
         if not self._seen.isdisjoint(names):
             self.settle()
+        is_first = not self._seen
         self._seen.update(names)
+        return is_first
+
+    def holds(self, kind: str, names: Sequence[str]) -> bool:
+        """Return whether one of these tensors has been written since it was zero."""
+        return any((kind, name) in self._kept for name in names)
 
     def read(self, kind: str, names: Sequence[str]) -> Tensor:
         """Return a copy of the tensors of these parameters, fp32 in one tensor."""
-        return torch.cat([self._kept[kind, name] for name in names]).float()
+        return torch.cat([self._one(kind, name) for name in names]).float()
+
+    def _one(self, kind: str, name: str) -> Tensor:
+        if (found := self._kept.get((kind, name))) is not None:
+            return found
+        of_kind = self.kinds[kind]
+        return torch.zeros(prod(of_kind.shapes[name]), dtype=of_kind.dtype, device=self._device)
 
     def check(self, result: Tensor) -> None:
         """Keep nothing of this step if a number of `result`, which is equal on all ranks, is not finite."""
-        self._finite.append(torch.isfinite(result).all())
+        if self.kinds:
+            self._finite.append(torch.isfinite(result).all())
 
     def write(self, kind: str, names: Sequence[str], values: Tensor) -> None:
         """Keep `values` from the next step on."""
-        parts = values.to(self.kinds[kind].dtype).split([self._kept[kind, name].numel() for name in names])
+        shapes = self.kinds[kind].shapes
+        parts = values.to(self.kinds[kind].dtype).split([prod(shapes[name]) for name in names])
         self._pending |= {(kind, name): part for name, part in zip(names, parts, strict=True)}
+
+    def clear(self, kind: str, names: Sequence[str]) -> None:
+        """Make these tensors zero from the next step on."""
+        self._pending |= {(kind, name): None for name in names if (kind, name) in self._kept}
 
     def settle(self) -> None:
         """End the step and keep what it wrote; waits for a GPU."""
         if self._finite and bool(torch.stack(self._finite).all()):
-            self._kept |= self._pending
+            self._kept = {one: tensor for one, tensor in (self._kept | self._pending).items() if tensor is not None}
         self.discard()
 
     def discard(self) -> None:
@@ -89,15 +110,24 @@ class KeptState:
     def saved(self) -> dict[str, Tensors]:
         """Return the tensors of a checkpoint. Collective."""
         self.settle()
+        if not (self._saves_zeros or self._is_held_somewhere()):
+            return {}
         means = self._own(without="second")
         for kind, tensors in means.items():
             for name, tensor in tensors.items():
                 tensor /= self.peers.size
                 if kind == "residual" and "second" in self.kinds:
-                    tensor += self._kept["second", name].view(tensor.shape)
+                    tensor += self._one("second", name).view(tensor.shape)
                 if self.peers.size > 1:
                     backend_all_reduce(tensor, "sum", self.peers.group)
         return self._with_own(means)
+
+    def _is_held_somewhere(self) -> bool:
+        """Return whether a rank has tensors that are not zero. Collective."""
+        held = torch.tensor(float(bool(self._kept)), device=self._device)
+        if self.peers.size > 1:
+            backend_all_reduce(held, "max", self.peers.group)
+        return bool(held)
 
     def room(self) -> dict[str, Tensors]:
         """Return tensors as `saved` does, for a load to fill."""
@@ -117,11 +147,15 @@ class KeptState:
         for kind, tensors in filled.get(source, {}).items():
             if (source, kind) not in lacking:
                 values = {
-                    (kind, name): local(one).flatten().to(self.kinds[kind].dtype) for name, one in tensors.items()
+                    (kind, name): local(one).flatten().to(self.kinds[kind].dtype)
+                    for name, one in tensors.items()
+                    if self._saves_zeros or bool(local(one).any())
                 }
                 self._kept |= values
-        if begun := [kind for kind in filled.get(source, ()) if (source, kind) in lacking]:
-            return f"gradient compression starts without {', '.join(begun)}, which the checkpoint lacks"
+        begun = [kind for kind in filled.get(source, ()) if (source, kind) in lacking]
+        if begun:
+            message = f"gradient compression starts without {', '.join(begun)}, which the checkpoint lacks"
+            return message if self._saves_zeros else ""
         is_mean = self._saves_own and bool(self.kinds) and not is_own
         return f"each rank continues with the mean residual of {ranks} ranks" if is_mean else ""
 
@@ -131,7 +165,7 @@ class KeptState:
 
     def _own(self, without: str = "") -> Tensors:
         return {
-            kind: {name: self._kept[kind, name].float().clone().view(*shape) for name, shape in one.shapes.items()}
+            kind: {name: self.read(kind, [name]).view(*shape) for name, shape in one.shapes.items()}
             for kind, one in self.kinds.items()
             if kind != without
         }

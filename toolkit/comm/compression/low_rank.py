@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from toolkit.comm.compression.compressor import uniform
+from toolkit.comm.compression.spent import DECODE, ENCODE, WIRE, Spent
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 
@@ -24,7 +25,7 @@ def is_worth(shape: Sequence[int], rank: int) -> bool:
 
 
 def average(
-    matrices: Sequence[Tensor], factors: Sequence[Tensor], peers: Peers, seed: int
+    matrices: Sequence[Tensor], factors: Sequence[Tensor], peers: Peers, seed: int, spent: Spent | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the approximate means over the ranks, and the factors for the next step, which are equal on all ranks.
 
@@ -32,15 +33,19 @@ def average(
         matrices: of this rank, (a, b) each.
         factors: the second factors of the last step, (rank, b) each.
     """
-    right = [_directions(factor, seed + number) for number, factor in enumerate(factors)]
-    left = [matrix @ factor.T for matrix, factor in zip(matrices, right, strict=True)]
-    _mean(left, peers)
-    # For a matrix of zeros, or of a lower rank, QR completes the columns to orthonormal ones.
-    left = [torch.linalg.qr(one).Q for one in left]
-    # With contiguous rows, this product is 20 times as fast as `matrix.T @ one` on CPUs.
-    right = [one.T.contiguous() @ matrix for matrix, one in zip(matrices, left, strict=True)]
-    _mean(right, peers)
-    return [one @ factor for one, factor in zip(left, right, strict=True)], right
+    spent = spent or Spent(matrices[0].device, is_measured=False)
+    with spent.on(ENCODE):
+        right = [_directions(factor, seed + number) for number, factor in enumerate(factors)]
+        left = [matrix @ factor.T for matrix, factor in zip(matrices, right, strict=True)]
+    _mean(left, peers, spent)
+    with spent.on(ENCODE):
+        # For a matrix of zeros, or of a lower rank, QR completes the columns to orthonormal ones.
+        left = [torch.linalg.qr(one).Q for one in left]
+        # With contiguous rows, this product is 20 times as fast as `matrix.T @ one` on CPUs.
+        right = [one.T.contiguous() @ matrix for matrix, one in zip(matrices, left, strict=True)]
+    _mean(right, peers, spent)
+    with spent.on(DECODE):
+        return [one @ factor for one, factor in zip(left, right, strict=True)], right
 
 
 def _directions(factor: Tensor, seed: int) -> Tensor:
@@ -51,10 +56,11 @@ def _directions(factor: Tensor, seed: int) -> Tensor:
     return scaled / scaled.norm(dim=1, keepdim=True)
 
 
-def _mean(parts: list[Tensor], peers: Peers) -> None:
+def _mean(parts: list[Tensor], peers: Peers, spent: Spent) -> None:
     """Average all parts over the ranks in one call, in place."""
     together = torch.cat([part.flatten() for part in parts]).div_(peers.size)
     if peers.size > 1:
-        backend_all_reduce(together, "sum", peers.group)
+        with spent.on(WIRE):
+            backend_all_reduce(together, "sum", peers.group)
     for part, mean in zip(parts, together.split([part.numel() for part in parts]), strict=True):
         part.copy_(mean.view(part.shape))

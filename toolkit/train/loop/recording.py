@@ -111,6 +111,11 @@ class RecordedSteps:
         record("expert_dropped", load.dropped)
         record("expert_balance_loss", load.loss)
 
+    def compressed(self, measures: Mapping[str, float]) -> None:
+        """Record what the compression of gradients took and lost in this step."""
+        for name, value in measures.items():
+            record(name, value)
+
     def saved(self, seconds: float) -> None:
         """Record the duration of a save in this step."""
         if self._recorder is not None:

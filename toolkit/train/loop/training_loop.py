@@ -111,6 +111,8 @@ def training_steps(
             recorded.logged(len(samples) * tokens, record.loss, record.grad_norm)
             if stepped.experts is not None and step.model.experts is not None:
                 recorded.balanced(step.model.experts.load(stepped.experts))
+            if step.model.compression is not None:
+                recorded.compressed(step.model.compression.measures())
             yield record
             mark = _Mark(state.step)
         if validations and validations.is_due(state.step):
