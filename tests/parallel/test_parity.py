@@ -81,7 +81,7 @@ def distance(alone) -> Callable[..., Difference]:
 )
 def test_a_layout_trains_as_one_process_does(distance, tmp_path, layout, variant):
     found = distance(run(LAYOUTS[layout], tmp_path / "run", **sample_of(variant)), variant)
-    assert found.largest <= bound_of(variant), found
+    assert found.largest <= bound_of(variant, LAYOUTS[layout]), found
 
 
 def _traced_alone(world: Any, config: Any) -> None:
@@ -191,7 +191,7 @@ def recorded() -> Callable[[list[dict[str, Any]]], None]:
 def test_every_layout_trains_as_one_process_does(alone, recorded, tmp_path, layout):
     rows: list[dict[str, Any]] = []
     for name in (*variants_of(layout), RESUMED, FROM_ONE, ON_ONE):
-        rows.append({"layout": layout.name, "variant": name, "bound": bound_of(name)})
+        rows.append({"layout": layout.name, "variant": name, "bound": bound_of(name, layout)})
         run_dir = tmp_path / "run"
         try:
             run_variant(layout, name, run_dir)
