@@ -19,6 +19,8 @@ from torch.nn.functional import silu
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.comm.communicator import Communicator
+from toolkit.comm.compression.algorithms import BUILD
+from toolkit.config.gradient_compression import GradientCompressionTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.jobs import train_lm
 from toolkit.parallel.context.kernels import attend, attend_backward, merge
@@ -262,6 +264,31 @@ def experts_apart(world: World, config: ResolvedJob) -> Values:
         found[name] = max(_apart(one, other) for one, other in pairs)
         found[f"{name}_grouped_ms"] = round(1000 * _seconds_of(grouped, device), 2)
         found[f"{name}_looped_ms"] = round(1000 * _seconds_of(looped, device), 2)
+    return found
+
+
+def compressed(world: World, config: ResolvedJob) -> Values:
+    """Gradients that are encoded and decoded on the device and on a CPU.
+
+    Returns the largest relative difference of both for algorithms that round alike, the largest error of the others relative
+    to their input, and the milliseconds per MB to encode and to decode.
+    """
+    device, found = torch.device(world.device), {"difference": 0.0, "error": 0.0}
+    torch.manual_seed(0)
+    values = torch.randn(1, 1 << (22 if device.type == "cuda" else 12))
+    there = values.to(device)
+    for name, build in BUILD.items():
+        compressor = build(GradientCompressionTable(algorithm=name))
+        message = compressor.encode(there, 1)
+        decode = partial(compressor.decode, message, values.shape[1], 1)
+        if compressor.is_unbiased or compressor.is_linear or name in ("gaussian_k", "top_k", "ef21", "threshold"):
+            error = float((decode().cpu() - values).norm() / values.norm())
+            found["error"] = max(found["error"], error)
+        else:
+            own = compressor.decode(compressor.encode(values, 1), values.shape[1], 1)
+            found["difference"] = max(found["difference"], _apart(decode().cpu(), own))
+        seconds = (_seconds_of(partial(compressor.encode, there, 1), device), _seconds_of(decode, device))
+        found[f"{name}_ms_per_mb"] = [round(1e9 * one / there.nbytes, 4) for one in seconds]
     return found
 
 

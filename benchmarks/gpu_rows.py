@@ -353,6 +353,13 @@ def experts_row(place: Place) -> Values:
     return values
 
 
+def compression_row(place: Place) -> Values:
+    values = result_of(place.run("compressed"))
+    expect(values["difference"] < 1e-3, "what a CPU decodes", values)
+    expect(0 < values["error"] < 4, "the errors of the other algorithms", values)
+    return values
+
+
 def scaler_row(place: Place) -> Values:
     values = result_of(place.run("overflowing"))
     expect(0 < values["skipped"] < values["steps"], "some skipped steps, and then some that are not", values)
@@ -396,6 +403,7 @@ ROWS = (
     Row("copies", copies_row, 60),
     Row("ring", ring_row, 60),
     Row("experts", experts_row, 60),
+    Row("compression", compression_row, 60),
     Row("offload", offload_row, 150),
     Row("adapters", adapters_row, 90),
 )
