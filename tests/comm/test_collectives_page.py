@@ -70,7 +70,7 @@ def test_the_command_of_the_page_compares_the_algorithms(examples):
     said = run_command("compare.py")
     lines = re.findall(r"^([a-z -]+): [0-9.]+ ms$", said, re.MULTILINE)
     assert lines == [name for name in ALGORITHMS if name != "hierarchical"], said
-    assert re.search(r"Count\(calls=2, timed_calls=2, payload_bytes=8000000, seconds=0\.\d+", said)
+    assert re.search(r"Count\(calls=2, timed_calls=2, payload_bytes=8000000, seconds=\d+\.\d+", said)
 
 
 @pytest.mark.evidence
