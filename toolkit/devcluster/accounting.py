@@ -58,13 +58,18 @@ def _start_daemons(layout: Layout) -> None:
 
 
 def _start_database(layout: Layout) -> None:
+    # Not /tmp, where a server that starts removes the temporary tables of all others.
+    temporary = layout.database.with_name("mariadb-tmp")
+    temporary.mkdir(exist_ok=True)
     if not (layout.database / "mysql").exists():
         argv = ["mariadb-install-db", "--no-defaults", f"--datadir={layout.database}", "--user=root"]
         argv += ["--auth-root-authentication-method=socket", "--skip-test-db", "--skip-name-resolve"]
+        argv += [f"--tmpdir={temporary}"]
         run_program(argv)
     layout.database_socket.unlink(missing_ok=True)
     argv = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}", "--skip-networking"]
     argv += [f"--socket={layout.database_socket}", f"--pid-file={layout.sockets}/mariadb.pid"]
+    argv += [f"--tmpdir={temporary}"]
     # The database is removed with the cluster, so it may sacrifice durability for speed.
     argv += ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M"]
     # The slurmdbd documentation recommends this, because rollups are long transactions.
