@@ -172,7 +172,7 @@ def main() -> None:
     job = given.runs / "compressed_links.toml"
     job.write_text(JOB.format(script=Path(__file__).resolve(), steps=given.steps, rounds=given.rounds))
     for rate in given.rates.split(","):
-        shape = [sys.executable, "-m", "toolkit", "devcluster", "--name", given.cluster, "shape", "all", rate]
+        shape = [Path(sys.executable).with_name("toolkit"), "devcluster", "--name", given.cluster, "shape", "all", rate]
         subprocess.run(shape, check=True, stdout=subprocess.DEVNULL)
         run = toolkit.submit(job, nodes=4, ranks_per_node=1, time="0:40:00", runs=given.runs)
         run.wait()
