@@ -84,10 +84,10 @@ def test_a_plan_requires_buckets_in_the_order_of_gradients():
 
 
 def test_a_pass_without_overlap_waits_for_each_bucket(tmp_path):
-    layout = Layout("in turn", 2, {"overlap": False})
-    launch(_noting_overlap, 2, tmp_path / "in turn", job_of(layout), timeout_s=100)
-    assert said_by(tmp_path / "in turn", 0).count("reduced before the pass went on: True") >= 3
-    assert difference(tmp_path / "in turn", run(LAYOUTS["replicate 2"], tmp_path / "given")).largest == 0
+    layout = Layout("no overlap", 2, {"overlap": False})
+    launch(_noting_overlap, 2, tmp_path / "no overlap", job_of(layout), timeout_s=100)
+    assert said_by(tmp_path / "no overlap", 0).count("reduced before the pass continues: True") >= 3
+    assert difference(tmp_path / "no overlap", run(LAYOUTS["replicate 2"], tmp_path / "given")).largest == 0
 
 
 def _noting_overlap(world, config) -> None:
@@ -100,7 +100,7 @@ def _noting_overlap(world, config) -> None:
     def noting(self, state, hook):
         def noted(given, bucket):
             future = hook(given, bucket)
-            sys.stderr.write(f"reduced before the pass went on: {future.done()}\n")
+            sys.stderr.write(f"reduced before the pass continues: {future.done()}\n")
             return future
 
         noted.__annotations__ = hook.__annotations__

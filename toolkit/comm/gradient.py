@@ -146,7 +146,7 @@ def without_overlap(hook: Hook | None, group: dist.ProcessGroup) -> Hook:
         dist.all_reduce(gradients, group=group)
         return gradients
 
-    def in_turn(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def blocking(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients = own(bucket) if hook is None else hook(state, bucket).wait()
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[] if gradients.device.type == "cpu" else [gradients.device]
@@ -154,7 +154,7 @@ def without_overlap(hook: Hook | None, group: dist.ProcessGroup) -> Hook:
         done.set_result(gradients)
         return done
 
-    return in_turn
+    return blocking
 
 
 def measured_hook(communicator: Communicator) -> Hook:

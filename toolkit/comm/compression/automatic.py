@@ -178,7 +178,7 @@ class AutomaticChoice:
             self._coding_s[algorithm] = statistics.median(one.coding_s[algorithm] for one in alike) / count
         for name in candidates:
             if name not in self._coding_s:
-                self._coding_s[name] = self._tried_s(name)
+                self._coding_s[name] = self._trial_s(name)
         fastest = [*(one.wire_s for one in alike), self._latency_s(peers)]
         *wire_s, latency_s = self._agreed(fastest, "min", peers)
         coding_s = self._agreed([self._coding_s[name] for name in candidates], "max", peers)
@@ -200,7 +200,7 @@ class AutomaticChoice:
             found.append(spent.seconds(WIRE))
         return statistics.median(found)
 
-    def _tried_s(self, name: str) -> float:
+    def _trial_s(self, name: str) -> float:
         """Return the seconds per number that an exchange takes on this rank beside its transfers, copies included."""
         if name == DENSE:
             return 0.0

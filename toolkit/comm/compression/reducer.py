@@ -195,9 +195,9 @@ class GradientCompression:
                 self._choice.begin(self.kept.step, peers)
         bucket = self._bucket(names, gradients)
         algorithm = self._algorithm_of(bucket)
-        chosen = {DENSE: {}, POWERSGD: self._matrices}.get(algorithm, self.compressed)
-        compressed = [(name, one) for name, one in zip(names, gradients, strict=True) if name in chosen]
-        dense = [(name, one) for name, one in zip(names, gradients, strict=True) if name not in chosen]
+        eligible = {DENSE: {}, POWERSGD: self._matrices}.get(algorithm, self.compressed)
+        compressed = [(name, one) for name, one in zip(names, gradients, strict=True) if name in eligible]
+        dense = [(name, one) for name, one in zip(names, gradients, strict=True) if name not in eligible]
         spent = Spent(self._device, is_measured=self._measures.is_measured)
         with spent.on(EXCHANGE):
             if dense:
