@@ -30,14 +30,15 @@ def test_a_candidate_must_gain_enough_and_dense_returns_at_once(current, expecte
     assert chosen(current, expected_s) == wanted
 
 
-def test_dense_steps_and_buckets_without_matrices_do_not_count_as_coding(ranks):
-    for coding_s, choices in ranks(2).run(after_dense_steps):
-        assert set(choices) == {"large"}, "nothing is chosen for the biases"
-        assert 1e-11 < coding_s["none"] < 1e-7 and 1e-11 < coding_s["bf16"] < 1e-6
+def test_dense_steps_are_no_trial_and_nothing_is_chosen_for_small_parameters(ranks):
+    for used, coding_s, choices in ranks(2).run(after_dense_steps):
+        assert used == ["none"] * 60 + ["bf16"] * 3 + ["int8"] * 3, "the decision at step 10 falls into the dense steps"
+        assert set(choices) == {"large"}
+        assert coding_s["none"] == 0 and all(0 <= coding_s[name] < 1e-6 for name in ("bf16", "int8"))
 
 
-def after_dense_steps(state: Any) -> tuple[dict[str, float], dict[str, str]]:
-    """The seconds per number of candidates after a decision of which only the last steps were in use, and the choices."""
+def after_dense_steps(state: Any) -> tuple[list[str], dict[str, float], dict[str, str]]:
+    """The algorithms of 66 steps, then the seconds per number of candidates and the choices after a decision."""
     peers = state.communicator.peers
     shapes = {"large": (1 << 16,), "bias": (8,)}
     compression = GradientCompression(
@@ -46,13 +47,14 @@ def after_dense_steps(state: Any) -> tuple[dict[str, float], dict[str, str]]:
     compression.kept.peers = peers
     choice = compression._choice
     assert choice is not None
-    choice._by_bucket["large"] = "bf16"
-    for step in range(62):
-        if step == 11:
-            choice._by_bucket["large"] = "bf16"  # whatever the first decision was
+    used = []
+    for _ in range(67):
         for name, shape in shapes.items():
-            compression.reduce([name], [torch.ones(shape)], peers)
-    return choice._coding_s, choice._by_bucket
+            gradient = torch.ones(shape)
+            compression.reduce([name], [gradient], peers)
+            if name == "large":
+                used.append(compression._algorithm_of(compression._bucket([name], [gradient])))
+    return used[:66], choice._coding_s, choice._by_bucket
 
 
 def test_a_rehearsal_leaves_no_choice(ranks):
@@ -72,8 +74,13 @@ def after_a_rehearsal(state: Any) -> dict[str, str]:
     return compression._choice._by_bucket
 
 
-def on_a_link(state: Any, megabytes_per_s: list[float], policy: str = "bandwidth_aware") -> list[dict[str, str]]:
-    """The choices after each 50 steps over a link of these rates; rank 1 always arrives late."""
+def on_a_link(
+    state: Any, megabytes_per_s: list[float], policy: str = "bandwidth_aware", waits_s: dict[str, float] | None = None
+) -> list[dict[str, str]]:
+    """The choices after each 50 steps over a link of these rates; rank 1 always arrives late.
+
+    `waits_s` are seconds per step of waits within the exchanges of an algorithm.
+    """
     peers = state.communicator.peers
     shapes = {"vector": (1 << 18,), "matrix": (512, 512)}
     settings = table("auto", policy=policy)
@@ -81,7 +88,8 @@ def on_a_link(state: Any, megabytes_per_s: list[float], policy: str = "bandwidth
     compression.kept.peers = peers
     choice = compression._choice
     assert choice is not None
-    choice._latency_s = lambda peers: LATENCY_S  # type: ignore[method-assign]
+    rate = 1.0
+    choice._link = lambda peers: (LATENCY_S, 1 / (rate * 1e6))  # type: ignore[method-assign]
     found = []
     for number, rate in enumerate(megabytes_per_s):
         for step in range(50):
@@ -89,10 +97,10 @@ def on_a_link(state: Any, megabytes_per_s: list[float], policy: str = "bandwidth
                 gradient = torch.ones(shape) * peers.place * 10.0**-number
                 compression.reduce([name], [gradient], peers)
             # What these messages would take on the link; the time to encode is far below.
-            times = choice._times[-1]
             late_s = (0.5 + 0.005 * (step % 7 == 0)) * (1 - peers.place)
-            times.wire_s = times.transfers * LATENCY_S + times.sent / (rate * 1e6) + late_s
-            times.coding_s.update({one: 1e-9 * count for one, count in times.numbers.items()})
+            for name, use in choice._uses[-1].items() if choice._is_measured else ():
+                other_s = late_s + 1e-9 * use.numbers + (waits_s or {}).get(name, 0.0)
+                use.seconds = use.transfers * LATENCY_S + use.sent / (rate * 1e6) + other_s
         found.append({name: choice._by_bucket[name] for name in shapes})
     return found
 
@@ -101,7 +109,13 @@ def test_the_choice_follows_the_link_and_changes_twice(ranks):
     found = ranks(2).run(on_a_link, [100_000.0, 5.0, 5.0, 100_000.0, 100_000.0, 100_000.0])
     assert found[0] == found[1], "ranks agree"
     dense, slim = {"vector": "none", "matrix": "none"}, {"vector": "int8", "matrix": "powersgd"}
-    assert found[0] == [dense, dense, slim, slim, dense, dense], "a decision uses the steps since the one before"
+    assert found[0] == [dense, slim, slim, dense, dense, dense], "the first decision on a changed link suffices"
+
+
+def test_waits_between_the_transfers_of_a_trial_count(ranks):
+    slim = {"vector": "int8", "matrix": "powersgd"}
+    assert ranks(2).run(on_a_link, [5.0], "bandwidth_aware", {})[0] == [slim]
+    assert ranks(2).run(on_a_link, [5.0], "bandwidth_aware", {"powersgd": 0.2})[0] == [slim | {"matrix": "int8"}]
 
 
 def test_policies_choose_without_times(ranks):
@@ -161,14 +175,14 @@ def after_a_change(state: Any, algorithms: list[str]) -> tuple[float, bool]:
 def test_blocks_and_buckets_of_any_size_are_tried(ranks, block, numbers):
     for coding_s in ranks(2).run(coding_of_candidates, block, numbers):
         assert set(coding_s) == {"none", "bf16", "int8"}
-        assert 0 < coding_s["int8"] < 1e-3 > coding_s["bf16"] > 0
+        assert 0 <= coding_s["int8"] < 1e-3 > coding_s["bf16"] >= 0
 
 
 def coding_of_candidates(state: Any, block: int, numbers: int) -> dict[str, float]:
     peers = state.communicator.peers
     compression = GradientCompression(table("auto", block=block), {"vector": torch.zeros(numbers)})
     compression.kept.peers = peers
-    for _ in range(12):
+    for _ in range(20):
         compression.reduce(["vector"], [torch.ones(numbers)], peers)
     assert compression._choice is not None
     return compression._choice._coding_s

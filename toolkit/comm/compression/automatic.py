@@ -1,10 +1,10 @@
 """`algorithm = "auto"`: an algorithm for each bucket, by one of four policies.
 
-`bandwidth_aware` takes the fastest of dense, bf16, int8 and PowerSGD by the times of the run's own exchanges. A candidate
-takes C n + L m + B / rate seconds for n numbers: C is the time to encode and decode one, L the latency of one of m
-transfers, B the bytes that a rank sends. The transfers of the last steps, without their latency, give the rate. C is that of
-the last steps that used a candidate, or of a trial. Ranks wait for each other in a transfer, so the fastest rank's time
-counts, and of C the slowest rank's.
+`bandwidth_aware` takes the fastest of dense, bf16, int8 and PowerSGD. A candidate takes C n + L m + B / rate seconds for n
+numbers: L is the latency of one of m transfers, B the bytes that a rank sends, and C what else an exchange takes per
+number: encoding, decoding, and waits between two transfers. Dense transfers before each decision give L and the rate. C is
+the rest of real exchanges: in three trial steps of each candidate at first, then in the last steps that used it. The
+fastest rank's times count, since others wait for it in a transfer.
 
 `loss_aware` sends more while the gradient's norm changes (Accordion, arXiv:2010.16248).
 """
@@ -12,16 +12,14 @@ counts, and of C the slowest rank's.
 import math
 import statistics
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from toolkit.comm.compression import low_rank
 from toolkit.comm.compression.compressor import Compressor
 from toolkit.comm.compression.spent import EXCHANGE, WIRE, Spent
 from toolkit.comm.peers import Peers
@@ -34,7 +32,8 @@ _FIRST, _EVERY = 10, 50  # steps before the first decision, and between two
 _GAIN = 1.15  # a candidate must be this many times as fast as what it replaces
 _CRITICAL = 0.5  # relative change of the norm in which `loss_aware` sends more
 _TRANSFERS = {DENSE: 1, "bf16": 3, "int8": 3, POWERSGD: 3}  # with a dense one of small parameters
-_SAMPLE, _COLUMNS = 1 << 22, 512  # numbers that are encoded at most to measure C, in rows of this length
+_MEASURED = 3  # steps of a trial, and last ones before a decision
+_FEWEST, _MOST, _LONG_S = 1 << 14, 1 << 22, 0.05  # numbers in the transfers for the rate: more until one takes so long
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,13 @@ class Bucket:
 
 
 @dataclass
-class _StepTimes:
-    """Of one step: the seconds of transfers, what was sent in them, and the time and size of coding by algorithm."""
+class _Use:
+    """The exchanges of one step with one algorithm: their seconds, and what the link carried."""
 
-    wire_s: float = 0.0
-    sent: float = 0.0  # bytes
+    seconds: float = 0.0
+    numbers: int = 0
     transfers: int = 0
-
-    coding_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    numbers: Counter[str] = field(default_factory=Counter)
+    sent: float = 0.0  # bytes
 
 
 class AutomaticChoice:
@@ -79,46 +76,67 @@ class AutomaticChoice:
         self._compressors = {name: compressors[name] for name in CANDIDATES if name in compressors}
         self._by_bucket: dict[str, str] = {}
         self._buckets: dict[str, Bucket] = {}  # of this step
-        self._coding_s: dict[str, float] = {}  # per number
-        self._times: list[_StepTimes] = []  # since the last decision
+        self._coding_s = {DENSE: 0.0}  # per number
+        self._trials: list[str] = []  # the candidates of this and the next steps
+        self._is_measured = False  # whether uses of this step count
+        self._uses: list[defaultdict[str, _Use]] = []  # by algorithm, of each measured step since the last decision
         self._norms: dict[str, Tensor] = {}
         self._norms_before: dict[str, float] = {}
 
     def reset(self) -> None:
         """Forget all choices and times, as before the first step."""
-        self._by_bucket, self._buckets, self._coding_s, self._times = {}, {}, {}, []
+        self._by_bucket, self._buckets, self._coding_s, self._trials, self._uses = {}, {}, {DENSE: 0.0}, [], []
         self._norms_before, self.predicted_s = {}, 0.0
 
-    def begin(self, step: int, peers: Peers) -> None:
-        """Note that step `step`, from 0, begins, and decide at each 50th one from step 10 on. Collective."""
-        if step % _EVERY == _FIRST and self._buckets:
+    def begin(self, step: int, peers: Peers) -> bool:
+        """Note that step `step`, from 0, begins; return whether its exchanges must be measured.
+
+        Decides, which is collective, at each 50th step from step 10 on, after trials of candidates that have none.
+        """
+        was_trial, self._trials = bool(self._trials), self._trials[1:]
+        is_planned = step % _EVERY == _FIRST and step >= self._table.dense_steps and bool(self._buckets)
+        if is_planned and self._table.policy == "bandwidth_aware":
+            self._trials = [name for name in self._candidates() if name not in self._coding_s for _ in range(_MEASURED)]
+        if (is_planned or was_trial) and not self._trials:
             before, expected_s = dict(self._by_bucket), self._decide(peers)
-            if dist.get_rank() == 0 and (step == _FIRST or before != self._by_bucket):
+            if dist.get_rank() == 0 and before != self._by_bucket:
                 sys.stderr.write(f"gradient compression: {self._line(step, expected_s)}\n")
-            self._times = []
+            self._uses = []
         self._buckets = {}
-        self._times.append(_StepTimes())
+        self._is_measured = bool(self._trials) or (_FIRST - 1 - step) % _EVERY < _MEASURED
+        if self._is_measured:
+            self._uses.append(defaultdict(_Use))
+        return self._is_measured
 
     def algorithm_of(self, bucket: Bucket) -> str:
         """Return the algorithm of this bucket in this step."""
-        default = "int8" if self._table.policy == "conservative" else DENSE
-        return self._by_bucket.get(bucket.name, default)
+        if self._trials and (bucket.matrices or self._trials[0] != POWERSGD):
+            return self._trials[0]
+        return self._chosen(bucket)
 
     def note(
         self, bucket: Bucket, algorithm: str, spent: Spent, mean: Sequence[Tensor], sent: float, scale: float
     ) -> None:
         """Add an exchange of this step, with all bytes that a rank sent, and its result with the scale of the loss."""
-        times = self._times[-1]
-        times.wire_s += spent.seconds(WIRE)
-        times.sent += sent
-        times.transfers += _TRANSFERS[algorithm]
-        if not bucket.numbers:  # its time says nothing about coding
+        if not bucket.numbers:  # nothing is chosen for it
             return
         self._buckets[bucket.name] = bucket
-        times.coding_s[algorithm] += spent.seconds(EXCHANGE) - spent.seconds(WIRE)
-        times.numbers[algorithm] += bucket.numbers
+        if self._is_measured:
+            use = self._uses[-1][algorithm]
+            use.seconds += spent.seconds(EXCHANGE)
+            use.numbers += bucket.numbers
+            use.transfers += _TRANSFERS[algorithm]
+            use.sent += sent
         if self._table.policy == "loss_aware":
             self._norms[bucket.name] = torch.stack([one.norm() for one in mean]).norm() / scale
+
+    def _chosen(self, bucket: Bucket) -> str:
+        default = "int8" if self._table.policy == "conservative" else DENSE
+        return self._by_bucket.get(bucket.name, default)
+
+    def _candidates(self) -> list[str]:
+        has_matrices = any(bucket.matrices for bucket in self._buckets.values())
+        return [DENSE, *self._compressors, *([POWERSGD] if has_matrices else [])]
 
     def _line(self, step: int, expected_s: Mapping[str, float]) -> str:
         numbers: Counter[str] = Counter()
@@ -149,87 +167,60 @@ class AutomaticChoice:
         return not abs(before - norm) < _CRITICAL * before
 
     def _decide_by_times(self, peers: Peers) -> dict[str, float]:
-        candidates = [DENSE, *self._compressors]
-        if any(bucket.matrices for bucket in self._buckets.values()):
-            candidates.append(POWERSGD)
-        per_byte_s, latency_s, coding_s = self._measured(candidates, peers)
-        total = dict.fromkeys(candidates, 0.0)
+        latency_s, per_byte_s = self._link(peers)
+        self._coding_s |= self._measured(latency_s, per_byte_s, peers)
+        total = dict.fromkeys(self._candidates(), 0.0)
         self.predicted_s = 0.0
         for name, bucket in self._buckets.items():
             expected = {
-                one: coding_s[one] * bucket.numbers + latency_s * _TRANSFERS[one]
+                one: self._coding_s[one] * bucket.numbers + latency_s * _TRANSFERS[one]
                 + per_byte_s * self._sent_bytes(bucket, one, peers.size)
-                for one in candidates
+                for one in total
             }  # fmt: skip
             for one, seconds in expected.items():
                 total[one] += seconds
             if not bucket.matrices:
                 expected.pop(POWERSGD, None)
-            current = self.algorithm_of(bucket)
+            current = self._chosen(bucket)
             self._by_bucket[name] = chosen(current if current in expected else DENSE, expected)
             self.predicted_s += expected[self._by_bucket[name]]
         return total
 
-    def _measured(self, candidates: Sequence[str], peers: Peers) -> tuple[float, float, dict[str, float]]:
-        """Return seconds per byte, per transfer, and per number of each candidate; the same on all ranks. Collective."""
-        last = self._times[-1]
-        alike = [one for one in self._times if (one.sent, one.numbers) == (last.sent, last.numbers)]
-        for algorithm, count in last.numbers.items():
-            self._coding_s[algorithm] = statistics.median(one.coding_s[algorithm] for one in alike) / count
-        for name in candidates:
-            if name not in self._coding_s:
-                self._coding_s[name] = self._trial_s(name)
-        fastest = [*(one.wire_s for one in alike), self._latency_s(peers)]
-        *wire_s, latency_s = self._agreed(fastest, "min", peers)
-        coding_s = self._agreed([self._coding_s[name] for name in candidates], "max", peers)
-        per_byte_s = max(0.0, statistics.median(wire_s) - latency_s * last.transfers) / max(1.0, last.sent)
-        return per_byte_s, latency_s, dict(zip(candidates, coding_s, strict=True))
+    def _link(self, peers: Peers) -> tuple[float, float]:
+        """Return the seconds of a transfer of one number, and those per byte of long ones. Collective."""
+        latency_s, numbers = self._transfer_s(1, peers), _FEWEST
+        most = min(_MOST, max(bucket.numbers for bucket in self._buckets.values()))
+        while (seconds := self._transfer_s(numbers, peers)) < _LONG_S and numbers < most:
+            numbers *= 4
+        return latency_s, max(0.0, seconds - latency_s) / self._sent_bytes(Bucket("", numbers), DENSE, peers.size)
 
-    def _agreed(self, values: Sequence[float], op: str, peers: Peers) -> list[float]:
-        found = torch.tensor(values, dtype=torch.float64, device=self._device)
-        backend_all_reduce(found, op, peers.group)
-        return [float(one) for one in found.tolist()]
-
-    def _latency_s(self, peers: Peers) -> float:
-        """Return the median seconds of a transfer of one number. Collective."""
-        number, found = torch.zeros(1, device=self._device), []
-        for _ in range(5):
+    def _transfer_s(self, numbers: int, peers: Peers) -> float:
+        """Return the median seconds of a dense exchange of this many numbers. Collective."""
+        values, found = torch.zeros(numbers, device=self._device), []
+        for _ in range(5 if numbers < _FEWEST else 3):
             spent = Spent(self._device)
             with spent.on(WIRE):
-                dist.all_reduce(number, group=peers.group)
+                dist.all_reduce(values, group=peers.group)
             found.append(spent.seconds(WIRE))
-        return statistics.median(found)
+        return self._fastest([statistics.median(found)], peers)[0]
 
-    def _trial_s(self, name: str) -> float:
-        """Return the seconds per number that an exchange takes on this rank beside its transfers, copies included."""
-        if name == DENSE:
-            return 0.0
-        numbers = min(_SAMPLE, max(bucket.numbers for bucket in self._buckets.values()))
-        sample, found = torch.randn(-(-numbers // _COLUMNS), _COLUMNS, device=self._device), []
-        for _ in range(3):
-            begun = time.perf_counter()
-            x = sample.clone()
-            mean = self._factorised(x) if name == POWERSGD else self._recoded(x, self._compressors[name])
-            x.view(-1)[: mean.numel()] = mean
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            found.append(time.perf_counter() - begun)
-        return statistics.median(found) / sample.numel()
+    def _measured(self, latency_s: float, per_byte_s: float, peers: Peers) -> dict[str, float]:
+        """Return the seconds per number of the algorithms in use, beside those of the link. Collective."""
+        used = sorted({name for uses in self._uses for name in uses if name != DENSE})
+        if not used:
+            return {}
+        by_name = {name: [uses[name] for uses in self._uses if name in uses] for name in used}
+        seconds = self._fastest([statistics.median(one.seconds for one in uses) for uses in by_name.values()], peers)
+        found = {}
+        for (name, uses), total_s in zip(by_name.items(), seconds, strict=True):
+            link_s = latency_s * uses[-1].transfers + per_byte_s * uses[-1].sent
+            found[name] = max(0.0, total_s - link_s) / uses[-1].numbers
+        return found
 
-    def _factorised(self, x: Tensor) -> Tensor:
-        kept = torch.cat([x])
-        factor = torch.zeros(self._table.rank, x.shape[1], device=self._device)
-        (mean,), _ = low_rank.average([kept.add_(x)], [factor], Peers(None, (0,), 0), 0)
-        kept.sub_(mean)
-        return torch.cat([mean]).view(-1)
-
-    @staticmethod
-    def _recoded(x: Tensor, compressor: Compressor) -> Tensor:
-        """Encode all numbers once and decode them twice, as two phases do."""
-        whole = x.view(1, -1)[:, : x.numel() // compressor.block * compressor.block]
-        message = compressor.encode(whole, 0)
-        compressor.decode(message, whole.shape[1], 0)
-        return compressor.decode(message, whole.shape[1], 0).view(-1)
+    def _fastest(self, seconds: Sequence[float], peers: Peers) -> list[float]:
+        found = torch.tensor(seconds, dtype=torch.float64, device=self._device)
+        backend_all_reduce(found, "min", peers.group)
+        return [float(one) for one in found.tolist()]
 
 
 def chosen(current: str, expected_s: Mapping[str, float]) -> str:

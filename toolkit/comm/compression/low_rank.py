@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from toolkit.comm.compression.compressor import uniform
-from toolkit.comm.compression.spent import DECODE, ENCODE, WIRE, Spent
+from toolkit.comm.compression.spent import ENCODE, WIRE, Spent
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 
@@ -26,8 +26,8 @@ def is_worth(shape: Sequence[int], rank: int) -> bool:
 
 def average(
     matrices: Sequence[Tensor], factors: Sequence[Tensor], peers: Peers, seed: int, spent: Spent | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the approximate means over the ranks, and the factors for the next step, which are equal on all ranks.
+) -> list[tuple[Tensor, Tensor]]:
+    """Return two factors of each approximate mean over the ranks, the second for the next step; equal on all ranks.
 
     Args:
         matrices: of this rank, (a, b) each.
@@ -44,8 +44,7 @@ def average(
         # With contiguous rows, this product is 20 times as fast as `matrix.T @ one` on CPUs.
         right = [one.T.contiguous() @ matrix for matrix, one in zip(matrices, left, strict=True)]
     _mean(right, peers, spent)
-    with spent.on(DECODE):
-        return [one @ factor for one, factor in zip(left, right, strict=True)], right
+    return list(zip(left, right, strict=True))
 
 
 def _directions(factor: Tensor, seed: int) -> Tensor:

@@ -189,10 +189,10 @@ class GradientCompression:
         if self.kept.begin(names):
             # The last of 10 steps, so that a log of every 10th step has it.
             is_last = (self.kept.step + 1) % _MEASURED_EVERY == 0
-            is_timed = is_last or self._device.type == "cpu" or self._choice is not None
-            self._measures = StepMeasures(is_timed, has_error=is_last)
+            is_timed = is_last or self._device.type == "cpu"
             if self._choice is not None:
-                self._choice.begin(self.kept.step, peers)
+                is_timed |= self._choice.begin(self.kept.step, peers)
+            self._measures = StepMeasures(is_timed, has_error=is_last)
         bucket = self._bucket(names, gradients)
         algorithm = self._algorithm_of(bucket)
         eligible = {DENSE: {}, POWERSGD: self._matrices}.get(algorithm, self.compressed)
@@ -202,7 +202,9 @@ class GradientCompression:
         with spent.on(EXCHANGE):
             if dense:
                 self._reduce_dense(dense, peers, spent)
-            if any(one.numel() for _, one in compressed):  # not of shards without a row
+            if algorithm == POWERSGD and compressed:
+                self._factorise(compressed, peers, spent)
+            elif any(one.numel() for _, one in compressed):  # not of shards without a row
                 scale, parts = self.scale(), [one for _, one in compressed]
                 together = _one_after_another(parts) if parts[0].dtype == torch.float32 else None
                 flat = together if together is not None else _flat(one.float() for one in parts)
@@ -300,13 +302,9 @@ class GradientCompression:
             x = residual.mul_(settings.residual_decay).add_(x)
         if "second" in kept.kinds:
             before = kept.read("second", names).mul_(settings.residual_decay)
-        if algorithm == POWERSGD:
-            found = self._factorised(names, x, peers, spent)
-        else:
-            found = self._exchange(x, algorithm, peers, self._seed_of(names), before, spent)
+        found = self._exchange(x, algorithm, peers, self._seed_of(names), before, spent)
         if found.own is not None and self._measures.has_error:
-            ranks = self.tiers.node.size() if self.tiers is not None and algorithm != POWERSGD else 1
-            self._measures.note_error(x, found.own, ranks)
+            self._measures.note_error(x, found.own, self.tiers.node.size() if self.tiers is not None else 1)
         if before is not None and found.lost is not None:
             # Ranges of ranks change with the buckets: what this rank lost elsewhere is now part of its residual.
             owned, lost = found.lost
@@ -315,11 +313,11 @@ class GradientCompression:
             before.zero_()[owned] = lost
             kept.write("second", names, before)
         if found.own is not None:
-            if settings.has_feedback or (algorithm == POWERSGD and "residual" in kept.kinds):
+            if settings.has_feedback:
                 kept.write("residual", names, x.sub_(found.own) if held else x - found.own)
             if velocity is not None:
                 kept.write("momentum", names, velocity.mul_(found.own == 0))
-        if held and algorithm != POWERSGD and not settings.has_feedback:
+        if held and not settings.has_feedback:
             kept.clear("residual", held)
         return found.mean
 
@@ -351,15 +349,32 @@ class GradientCompression:
             kept.write(kind, names, values)
         return mean
 
-    def _factorised(self, names: list[str], x: Tensor, peers: Peers, spent: Spent) -> Exchanged:
-        kind = f"factor_{self.settings.rank}"
-        shapes = [self._matrices[name] for name in names]
-        matrices = [one.view(shape) for one, shape in zip(x.split([a * b for a, b in shapes]), shapes, strict=True)]
-        factors = [self.kept.read(kind, [name]).view(self.settings.rank, -1) for name in names]
-        means, factors = low_rank.average(matrices, factors, peers, self._seed_of(names), spent)
-        mean = _flat(means)
-        self.kept.write(kind, names, _flat(factors))
-        return Exchanged(mean, mean)
+    def _factorise(self, named: Sequence[tuple[str, Tensor]], peers: Peers, spent: Spent) -> None:
+        """Replace gradients of matrices by their approximate means, one matrix at a time, with few passes over memory."""
+        kept, scale, names = self.kept, self.scale(), [name for name, _ in named]
+        kind, has_feedback = f"factor_{self.settings.rank}", "residual" in kept.kinds
+        with spent.on(ENCODE):
+            sent = [self._with_residual(name, one.view(self._matrices[name]), scale) for name, one in named]
+        factors = [kept.read(kind, [name]).view(self.settings.rank, -1) for name in names]
+        found = low_rank.average(sent, factors, peers, self._seed_of(names), spent)
+        kept.write(kind, names, _flat(right for _, right in found))
+        with spent.on(DECODE):
+            for (name, gradient), x, (left, right) in zip(named, sent, found, strict=True):
+                mean = left @ right
+                kept.check(mean)
+                if self._measures.has_error:
+                    self._measures.note_error(x, mean)
+                if has_feedback:
+                    kept.write("residual", [name], x.sub_(mean).view(-1))
+                gradient.copy_((mean.mul_(scale) if scale != 1 else mean).view(gradient.shape))
+
+    def _with_residual(self, name: str, gradient: Tensor, scale: float) -> Tensor:
+        if not self.kept.holds("residual", [name]):
+            return gradient.to(torch.float32, copy=True).div_(scale)
+        residual = self.kept.one("residual", name).view(gradient.shape)
+        if self.settings.residual_decay != 1:
+            residual = residual * self.settings.residual_decay
+        return torch.add(residual, gradient, alpha=1 / scale).float()
 
     def _seed_of(self, names: list[str]) -> int:
         words = f"{self._seed}/{self.kept.step}/{len(names)}/{names[0]}"
