@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def test_the_run_directory(toolkit) -> None:
     job = toolkit.job('echo to the log; test -n "$MINE"', more='[env]\nvars = { MINE = "1" }\n')
     run = toolkit.submit(job)
     assert toolkit("wait", run.run_id).code == 0
+    while not (run.start(0) / "end.json").exists():  # the supervisor's last file, which `wait` does not need
+        time.sleep(0.05)
     names = {str(path.relative_to(run.path)) for path in run.path.rglob("*")}
     job_id = json.loads(toolkit.ok("status", "--json"))["job_id"]
     assert names >= {
@@ -37,6 +40,11 @@ def test_the_run_directory(toolkit) -> None:
         if mode(path) != (0o700 if path.is_dir() or path.name == "job.sbatch" else 0o600)
     }
     assert wrong == {}
+
+
+def test_a_warning_before_the_supervisor_handles_it_ends_nothing(toolkit) -> None:
+    run = toolkit.submit(toolkit.job("true", more="[env]\nsetup = ['kill -USR2 $$']\n"))
+    assert toolkit("wait", run.run_id).code == 0
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])

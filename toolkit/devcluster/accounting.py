@@ -59,8 +59,8 @@ def _start_daemons(layout: Layout) -> None:
 
 def _start_database(layout: Layout) -> None:
     # Not /tmp, where a server that starts removes the temporary tables of all others.
-    temporary = layout.database.with_name("mariadb-tmp")
-    temporary.mkdir(exist_ok=True)
+    temporary = layout.state / "mariadb-tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
     if not (layout.database / "mysql").exists():
         argv = ["mariadb-install-db", "--no-defaults", f"--datadir={layout.database}", "--user=root"]
         argv += ["--auth-root-authentication-method=socket", "--skip-test-db", "--skip-name-resolve"]
