@@ -9,14 +9,15 @@ export PYTHONDONTWRITEBYTECODE =
 # Files are distributed in the order of folders: xdist's own order starts with files of many tests, and ends with slow files.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test docs check unit cluster packages evidence parity gpu clean
+.PHONY: demo test docs check unit cluster environment packages evidence parity gpu clean
 
 demo:
 	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
 	@$(BIN)/python scripts/demo.py
 
-test: packages
-	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,docs,dev
+# apt and pip need nothing of each other.
+test:
+	@$(MAKE) --no-print-directory -j 2 packages environment
 	@$(MAKE) --no-print-directory check unit cluster
 
 check:
@@ -34,10 +35,12 @@ cluster:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 $(SPREAD) -m "cluster and not evidence" tests/cluster tests/torture
 
 # The documentation site, in build/docs/index.html; a warning, such as a link to a missing heading, fails the build.
-docs:
-	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,docs,dev
+docs: environment
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "open build/docs/index.html"
+
+environment:
+	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,docs,dev
 
 packages:
 ifeq ($(ON_DEBIAN_ROOT),1)

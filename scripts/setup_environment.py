@@ -38,7 +38,7 @@ def installed() -> int:
 def run_pip(extras: str) -> None:
     command = [
         str(VENV / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off",
-        "-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[{extras}]",
+        "--no-compile", "-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[{extras}]",
     ]  # fmt: skip
     log_path = VENV / "pip.log"
     before, began = installed(), time.monotonic()
@@ -73,6 +73,8 @@ def main() -> None:
     say("installing the pinned packages; torch takes longest")
     os.environ.pop("PYTHONPATH", None)
     run_pip(extras)
+    # On all cores, unlike pip. It fails for files of other Python versions, which nothing imports.
+    subprocess.run([VENV / "bin" / "python", "-m", "compileall", "-qq", "-j", "0", VENV / "lib"], check=False)
     stamp.write_text(wanted(extras))
     say(f"done: {installed()} packages in .venv")
 

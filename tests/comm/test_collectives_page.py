@@ -66,6 +66,7 @@ def run_command(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.evidence
 def test_the_command_of_the_page_compares_the_algorithms(examples):
     said = run_command("compare.py")
     lines = re.findall(r"^([a-z -]+): [0-9.]+ ms$", said, re.MULTILINE)

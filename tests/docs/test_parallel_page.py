@@ -66,6 +66,7 @@ def test_the_commands_train_alike(tmp_path, commands):
     assert all(one == pytest.approx(losses[0], rel=1e-3) for one in losses), "dropout alone differs"
 
 
+@pytest.mark.evidence  # tests/parallel/test_parity.py has a sample without the command line
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_with_another_layout(toolkit, folder):
     """On two ranks, which start in half the time of the page's four."""

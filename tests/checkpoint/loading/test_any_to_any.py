@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 # Float32 sums in another order. Ranks of a power of two that see the same samples average to the same bits.
 LARGEST_LOSS_ERROR = 1e-6
 
-# Each layout of the sample loads what two others saved.
+# Each layout of the sample loads what another one saved.
 SAMPLE = (
     Layout("alone"), Layout("fsdp tp", shard=2, tp=2), Layout("ddp", replicate=2), Layout("fsdp columns", shard=2),
     Layout("fsdp", shard=3),
@@ -34,12 +34,11 @@ def assert_the_same(crossings: list[Crossing]) -> None:
 def test_a_sample_of_layouts_gives_others_every_bit(tmp_path):
     chosen = itertools.cycle(OPTIMIZERS)
     crossings = [
-        ((SAMPLE[(place + step) % len(SAMPLE)], optimizer), (target, optimizer))
-        for place, target in enumerate(SAMPLE)
-        for step, optimizer in zip((1, 3), chosen, strict=False)
+        ((SAMPLE[(place + 1) % len(SAMPLE)], optimizer), (target, optimizer))
+        for (place, target), optimizer in zip(enumerate(SAMPLE), chosen, strict=False)
     ]
     found = list(cross(tmp_path, crossings))
-    assert len(found) == 2 * len(SAMPLE)
+    assert len(found) == len(SAMPLE)
     # 15 parameters and 2 buffers; three entries of AdamW a parameter, one of SGD.
     assert {one.optimizer: one.tensors for one in found} == {"AdamW": 17 + 3 * 15, "SGD": 17 + 15}
     assert_the_same(found)
