@@ -143,29 +143,32 @@ def steady_norm(state: Any, decisions: int) -> list[str]:
     return found
 
 
-def test_a_change_from_powersgd_loses_no_gradient(ranks):
-    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3 + ["none"]):
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_change_from_powersgd_loses_no_gradient(ranks, scale):
+    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3 + ["none"], scale):
         assert difference < 1e-5 and is_empty
-    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3 + ["int8"]):
+    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3 + ["int8"], scale):
         assert difference < 0.02 and is_empty
-    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3):
+    for difference, is_empty in ranks(2).run(after_a_change, ["powersgd"] * 3, scale):
         assert difference > 0.1 and not is_empty
 
 
-def after_a_change(state: Any, algorithms: list[str]) -> tuple[float, bool]:
-    """The difference between the sums of gradients and of results, and whether the residual is zero."""
+def after_a_change(state: Any, algorithms: list[str], scale: float) -> tuple[float, bool]:
+    """The difference between the sums of gradients of a scaled loss and of results, and whether the residual is zero."""
     peers = state.communicator.peers
     compression = GradientCompression(table("auto"), {"matrix": torch.zeros(64, 48)})
     compression.kept.peers = peers
     assert compression._choice is not None
+    compression.scale = lambda: scale
     left, total = torch.zeros(64, 48, dtype=torch.float64), 0.0
     for step, algorithm in enumerate(algorithms):
         compression._choice._by_bucket["matrix"] = algorithm
         drawn = torch.Generator().manual_seed(step)
         gradients = [torch.randn(64, 48, generator=drawn) for _ in range(peers.size)]
         mean = torch.stack(gradients).double().mean(0)
-        compression.reduce(["matrix"], [gradients[peers.place]], peers)
-        left += mean - gradients[peers.place]
+        own = gradients[peers.place] * scale
+        compression.reduce(["matrix"], [own], peers)
+        left += mean - own / scale
         total += float(mean.norm())
     residual = compression.kept.saved()["mean"]["residual"]["matrix"]
     return float(left.norm()) / total, not residual.any()
