@@ -73,6 +73,7 @@ def main() -> None:
     say("installing the pinned packages; torch takes longest")
     os.environ.pop("PYTHONPATH", None)
     run_pip(extras)
+    say("compiling the packages")
     # On all cores, unlike pip. It fails for files of other Python versions, which nothing imports.
     subprocess.run([VENV / "bin" / "python", "-m", "compileall", "-qq", "-j", "0", VENV / "lib"], check=False)
     stamp.write_text(wanted(extras))

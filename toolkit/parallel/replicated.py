@@ -115,6 +115,8 @@ class ReplicatedPasses:
     def _try(self, size_mb: float | list[float], once: Callable[[], None]) -> float:
         """Return the median seconds of a pass on the slowest rank; the same on all ranks."""
         self._passes = self._with_buckets(size_mb)
+        if self.compression is not None:
+            self.compression.reset()  # else trials of "auto" would fall into some sizes
         once()
         taken = []
         for _ in range(_REPEATS):

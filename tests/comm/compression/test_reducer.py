@@ -240,6 +240,37 @@ def zeros_then_numbers(state):
     return errors[-1]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "is_transposed", "keys", "limit"),
+    [
+        (torch.float32, True, {}, 1e-5),
+        (torch.bfloat16, False, {"residual_type": "bf16"}, 5e-3),
+        (torch.float32, False, {"residual_type": "bf16", "residual_decay": 0.5}, 1e-5),
+    ],
+)
+def test_power_sgd_reduces_gradients_of_any_type_and_strides(ranks, dtype, is_transposed, keys, limit):
+    assert max(ranks(2).run(power_sgd_of, dtype, is_transposed, keys)) < limit
+
+
+def power_sgd_of(state, dtype, is_transposed, keys):
+    """The error of a matrix of rank 1, after one of full rank that leaves a residual, which cannot vanish."""
+    peers = state.communicator.peers
+    compression = cases.GradientCompression(table("powersgd", **keys), {"one": torch.zeros(48, 40)})
+    compression.kept.peers = peers
+    decay, left = compression.settings.residual_decay, torch.zeros(48, 40)
+    for step in range(3):
+        drawn = torch.Generator().manual_seed(step)
+        wanted = torch.randn(48, 40, generator=drawn).to(dtype)
+        found = wanted.T.contiguous().T if is_transposed else wanted.clone()
+        compression.reduce(["one"], [found], peers)
+        left = decay * left + wanted.float() - found.float()
+    compression.kept.settle()
+    kept = compression.kept.read("residual", ["one"]).view(48, 40)
+    # Equal gradients on all ranks: what was not sent is the residual.
+    rounding = 2**-8 if keys else 0
+    return max(0.0, float((left - kept).norm() / left.norm()) - rounding)
+
+
 def torch_of(shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0]))
 

@@ -3,8 +3,8 @@
 `bandwidth_aware` takes the fastest of dense, bf16, int8 and PowerSGD. A candidate takes C n + L m + B / rate seconds for n
 numbers: L is the latency of one of m transfers, B the bytes that a rank sends, and C what else an exchange takes per
 number: encoding, decoding, and waits between two transfers. Dense transfers before each decision give L and the rate. C is
-the rest of real exchanges: in three trial steps of each candidate at first, then in the last steps that used it. The
-fastest rank's times count, since others wait for it in a transfer.
+the rest of real exchanges, in three trial steps of each candidate and in the last steps that used it; every tenth decision
+starts with new trials. The shortest time of all ranks counts: that of the rank that came last, for which others waited.
 
 `loss_aware` sends more while the gradient's norm changes (Accordion, arXiv:2010.16248).
 """
@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from toolkit.comm.compression.compressor import Compressor
 from toolkit.comm.compression.spent import EXCHANGE, WIRE, Spent
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
@@ -29,11 +28,16 @@ from toolkit.config.gradient_compression import GradientCompressionTable
 DENSE, POWERSGD = "none", "powersgd"
 CANDIDATES = (DENSE, "bf16", "int8", POWERSGD)
 _FIRST, _EVERY = 10, 50  # steps before the first decision, and between two
+_RETRIED = 10  # decisions after which C may be out of date
 _GAIN = 1.15  # a candidate must be this many times as fast as what it replaces
 _CRITICAL = 0.5  # relative change of the norm in which `loss_aware` sends more
 _TRANSFERS = {DENSE: 1, "bf16": 3, "int8": 3, POWERSGD: 3}  # with a dense one of small parameters
 _MEASURED = 3  # steps of a trial, and last ones before a decision
-_FEWEST, _MOST, _LONG_S = 1 << 14, 1 << 22, 0.05  # numbers in the transfers for the rate: more until one takes so long
+_FEWEST, _MOST, _LONG_S = (
+    1 << 14,
+    1 << 22,
+    0.05,
+)  # numbers of the transfers for the rate, longer ones until one takes that
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Bucket:
 
 
 @dataclass
-class _Use:
+class Use:
     """The exchanges of one step with one algorithm: their seconds, and what the link carried."""
 
     seconds: float = 0.0
@@ -63,49 +67,62 @@ class AutomaticChoice:
     """The algorithm of each bucket in the current step, the same on all ranks."""
 
     def __init__(
-        self, table: GradientCompressionTable, compressors: Mapping[str, Compressor], device: torch.device,
+        self, table: GradientCompressionTable, candidates: Sequence[str], device: torch.device,
         sent_bytes: Callable[[Bucket, str, int], float],
     ) -> None:  # fmt: skip
-        """Choose among the `compressors` and PowerSGD.
+        """Choose among dense gradients and `candidates`.
 
         Args:
             sent_bytes: returns the bytes that a rank sends for a bucket, an algorithm, and a number of ranks.
         """
         self.predicted_s = 0.0  # of all exchanges of a step, since the last decision
         self._table, self._device, self._sent_bytes = table, device, sent_bytes
-        self._compressors = {name: compressors[name] for name in CANDIDATES if name in compressors}
+        self._names = candidates
         self._by_bucket: dict[str, str] = {}
         self._buckets: dict[str, Bucket] = {}  # of this step
-        self._coding_s = {DENSE: 0.0}  # per number
+        self._other_s = {DENSE: 0.0}  # C of each candidate
+        self._due: int | None = None  # the step before which trials or the next decision begin
+        self._decisions = 0
         self._trials: list[str] = []  # the candidates of this and the next steps
         self._is_measured = False  # whether uses of this step count
-        self._uses: list[defaultdict[str, _Use]] = []  # by algorithm, of each measured step since the last decision
+        self._uses: list[defaultdict[str, Use]] = []  # by algorithm, of each measured step since the last decision
         self._norms: dict[str, Tensor] = {}
         self._norms_before: dict[str, float] = {}
 
     def reset(self) -> None:
         """Forget all choices and times, as before the first step."""
-        self._by_bucket, self._buckets, self._coding_s, self._trials, self._uses = {}, {}, {DENSE: 0.0}, [], []
-        self._norms_before, self.predicted_s = {}, 0.0
+        self._by_bucket, self._buckets, self._other_s, self._trials, self._uses = {}, {}, {DENSE: 0.0}, [], []
+        self._due, self._decisions, self._norms_before, self.predicted_s = None, 0, {}, 0.0
 
     def begin(self, step: int, peers: Peers) -> bool:
         """Note that step `step`, from 0, begins; return whether its exchanges must be measured.
 
-        Decides, which is collective, at each 50th step from step 10 on, after trials of candidates that have none.
+        Decides, which is collective, after 10 steps and those of `dense_steps`, then at each 50th one, and before that
+        starts trials of candidates whose C is unknown.
         """
+        is_timed = self._table.policy == "bandwidth_aware"
+        if self._due is None:
+            self._due = max(step + _FIRST, self._table.dense_steps)
         was_trial, self._trials = bool(self._trials), self._trials[1:]
-        is_planned = step % _EVERY == _FIRST and step >= self._table.dense_steps and bool(self._buckets)
-        if is_planned and self._table.policy == "bandwidth_aware":
-            self._trials = [name for name in self._candidates() if name not in self._coding_s for _ in range(_MEASURED)]
-        if (is_planned or was_trial) and not self._trials:
+        is_due = step == self._due
+        if is_due:
+            self._due += _EVERY
+            self._decisions += 1
+            if self._decisions % _RETRIED == 0:
+                self._other_s = {DENSE: 0.0}
+            if is_timed:
+                self._trials = [
+                    name for name in self._candidates() if name not in self._other_s for _ in range(_MEASURED)
+                ]
+        if (is_due or was_trial) and not self._trials and self._buckets:
             before, expected_s = dict(self._by_bucket), self._decide(peers)
             if dist.get_rank() == 0 and before != self._by_bucket:
                 sys.stderr.write(f"gradient compression: {self._line(step, expected_s)}\n")
             self._uses = []
         self._buckets = {}
-        self._is_measured = bool(self._trials) or (_FIRST - 1 - step) % _EVERY < _MEASURED
+        self._is_measured = is_timed and (bool(self._trials) or self._due - step <= _MEASURED)
         if self._is_measured:
-            self._uses.append(defaultdict(_Use))
+            self._uses.append(defaultdict(Use))
         return self._is_measured
 
     def algorithm_of(self, bucket: Bucket) -> str:
@@ -136,7 +153,7 @@ class AutomaticChoice:
 
     def _candidates(self) -> list[str]:
         has_matrices = any(bucket.matrices for bucket in self._buckets.values())
-        return [DENSE, *self._compressors, *([POWERSGD] if has_matrices else [])]
+        return [DENSE, *(name for name in self._names if has_matrices or name != POWERSGD)]
 
     def _line(self, step: int, expected_s: Mapping[str, float]) -> str:
         numbers: Counter[str] = Counter()
@@ -168,12 +185,12 @@ class AutomaticChoice:
 
     def _decide_by_times(self, peers: Peers) -> dict[str, float]:
         latency_s, per_byte_s = self._link(peers)
-        self._coding_s |= self._measured(latency_s, per_byte_s, peers)
-        total = dict.fromkeys(self._candidates(), 0.0)
+        self._other_s |= self._measured(latency_s, per_byte_s, peers)
+        total = {name: 0.0 for name in self._candidates() if name in self._other_s}
         self.predicted_s = 0.0
         for name, bucket in self._buckets.items():
             expected = {
-                one: self._coding_s[one] * bucket.numbers + latency_s * _TRANSFERS[one]
+                one: self._other_s[one] * bucket.numbers + latency_s * _TRANSFERS[one]
                 + per_byte_s * self._sent_bytes(bucket, one, peers.size)
                 for one in total
             }  # fmt: skip
@@ -205,19 +222,19 @@ class AutomaticChoice:
         return self._fastest([statistics.median(found)], peers)[0]
 
     def _measured(self, latency_s: float, per_byte_s: float, peers: Peers) -> dict[str, float]:
-        """Return the seconds per number of the algorithms in use, beside those of the link. Collective."""
-        used = sorted({name for uses in self._uses for name in uses if name != DENSE})
-        if not used:
-            return {}
-        by_name = {name: [uses[name] for uses in self._uses if name in uses] for name in used}
-        seconds = self._fastest([statistics.median(one.seconds for one in uses) for uses in by_name.values()], peers)
-        found = {}
-        for (name, uses), total_s in zip(by_name.items(), seconds, strict=True):
+        """Return C of the algorithms that enough numbers used. Collective."""
+        numbers, found = sum(bucket.numbers for bucket in self._buckets.values()), {}
+        for name in sorted({name for uses in self._uses for name in uses} - {DENSE}):
+            uses = [uses[name] for uses in self._uses if name in uses]
+            if name in self._other_s and uses[-1].numbers < numbers / 2:  # what does not grow with the numbers prevails
+                continue
+            seconds = statistics.median(self._fastest([one.seconds for one in uses], peers))
             link_s = latency_s * uses[-1].transfers + per_byte_s * uses[-1].sent
-            found[name] = max(0.0, total_s - link_s) / uses[-1].numbers
+            found[name] = max(0.0, seconds - link_s) / uses[-1].numbers
         return found
 
     def _fastest(self, seconds: Sequence[float], peers: Peers) -> list[float]:
+        """Return the shortest of each over the ranks. Collective."""
         found = torch.tensor(seconds, dtype=torch.float64, device=self._device)
         backend_all_reduce(found, "min", peers.group)
         return [float(one) for one in found.tolist()]

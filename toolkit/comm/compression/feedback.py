@@ -73,9 +73,9 @@ class KeptState:
 
     def read(self, kind: str, names: Sequence[str]) -> Tensor:
         """Return a copy of the tensors of these parameters, fp32 in one tensor."""
-        return torch.cat([self.one(kind, name) for name in names]).float()
+        return torch.cat([self.tensor_of(kind, name) for name in names]).float()
 
-    def one(self, kind: str, name: str) -> Tensor:
+    def tensor_of(self, kind: str, name: str) -> Tensor:
         """Return the kept tensor of this parameter, flat; not to be written."""
         if (found := self._kept.get((kind, name))) is not None:
             return found
@@ -118,7 +118,7 @@ class KeptState:
             for name, tensor in tensors.items():
                 tensor /= self.peers.size
                 if kind == "residual" and "second" in self.kinds:
-                    tensor += self.one("second", name).view(tensor.shape)
+                    tensor += self.tensor_of("second", name).view(tensor.shape)
                 if self.peers.size > 1:
                     backend_all_reduce(tensor, "sum", self.peers.group)
         return self._with_own(means)

@@ -25,7 +25,7 @@ def is_worth(shape: Sequence[int], rank: int) -> bool:
 
 
 def average(
-    matrices: Sequence[Tensor], factors: Sequence[Tensor], peers: Peers, seed: int, spent: Spent | None = None
+    matrices: Sequence[Tensor], factors: Sequence[Tensor], peers: Peers, seed: int, spent: Spent
 ) -> list[tuple[Tensor, Tensor]]:
     """Return two factors of each approximate mean over the ranks, the second for the next step; equal on all ranks.
 
@@ -33,7 +33,6 @@ def average(
         matrices: of this rank, (a, b) each.
         factors: the second factors of the last step, (rank, b) each.
     """
-    spent = spent or Spent(matrices[0].device, is_measured=False)
     with spent.on(ENCODE):
         right = [_directions(factor, seed + number) for number, factor in enumerate(factors)]
         left = [matrix @ factor.T for matrix, factor in zip(matrices, right, strict=True)]
@@ -58,8 +57,7 @@ def _directions(factor: Tensor, seed: int) -> Tensor:
 def _mean(parts: list[Tensor], peers: Peers, spent: Spent) -> None:
     """Average all parts over the ranks in one call, in place."""
     together = torch.cat([part.flatten() for part in parts]).div_(peers.size)
-    if peers.size > 1:
-        with spent.on(WIRE):
-            backend_all_reduce(together, "sum", peers.group)
+    with spent.on(WIRE):
+        backend_all_reduce(together, "sum", peers.group)
     for part, mean in zip(parts, together.split([part.numel() for part in parts]), strict=True):
         part.copy_(mean.view(part.shape))

@@ -84,7 +84,7 @@ class GradientCompression:
         self._device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         self._choice = None
         if settings.algorithm == "auto":
-            self._choice = AutomaticChoice(settings, self._compressors, self._device, self._sent_bytes)
+            self._choice = AutomaticChoice(settings, CANDIDATES[1:], self._device, self._sent_bytes)
         self._measures = StepMeasures()
         self.kept = KeptState(
             self._kinds(),
@@ -287,7 +287,7 @@ class GradientCompression:
     def _averaged(self, algorithm: str, names: list[str], gradient: Tensor, peers: Peers, spent: Spent) -> Tensor:
         """Return the mean over the ranks of gradients, fp32 in one tensor."""
         kept, settings = self.kept, self.settings
-        # One number that is not finite makes all NaN, so that every algorithm sends it.
+        # One number that is not finite makes all NaN, so that each of these algorithms sends it.
         x = gradient.add_(gradient.sum() * 0)
         if algorithm == "ef21":
             return self._shifted(names, x, peers, spent)
@@ -354,27 +354,31 @@ class GradientCompression:
         kept, scale, names = self.kept, self.scale(), [name for name, _ in named]
         kind, has_feedback = f"factor_{self.settings.rank}", "residual" in kept.kinds
         with spent.on(ENCODE):
-            sent = [self._with_residual(name, one.view(self._matrices[name]), scale) for name, one in named]
+            matrices = [self._as_sent(name, gradient, scale, is_kept=has_feedback) for name, gradient in named]
         factors = [kept.read(kind, [name]).view(self.settings.rank, -1) for name in names]
-        found = low_rank.average(sent, factors, peers, self._seed_of(names), spent)
+        found = low_rank.average(matrices, factors, peers, self._seed_of(names), spent)
         kept.write(kind, names, _flat(right for _, right in found))
         with spent.on(DECODE):
-            for (name, gradient), x, (left, right) in zip(named, sent, found, strict=True):
+            for (name, gradient), matrix, (left, right) in zip(named, matrices, found, strict=True):
                 mean = left @ right
                 kept.check(mean)
                 if self._measures.has_error:
-                    self._measures.note_error(x, mean)
+                    self._measures.note_error(matrix, mean)
                 if has_feedback:
-                    kept.write("residual", [name], x.sub_(mean).view(-1))
+                    kept.write("residual", [name], matrix.sub_(mean).view(-1))
                 gradient.copy_((mean.mul_(scale) if scale != 1 else mean).view(gradient.shape))
 
-    def _with_residual(self, name: str, gradient: Tensor, scale: float) -> Tensor:
-        if not self.kept.holds("residual", [name]):
-            return gradient.to(torch.float32, copy=True).div_(scale)
-        residual = self.kept.one("residual", name).view(gradient.shape)
-        if self.settings.residual_decay != 1:
-            residual = residual * self.settings.residual_decay
-        return torch.add(residual, gradient, alpha=1 / scale).float()
+    def _as_sent(self, name: str, gradient: Tensor, scale: float, *, is_kept: bool) -> Tensor:
+        """Return an fp32 matrix of this gradient, with its residual; another tensor, if the result is to be written."""
+        matrix = gradient.reshape(self._matrices[name])
+        if self.kept.holds("residual", [name]):
+            residual = self.kept.tensor_of("residual", name).float().view(matrix.shape)
+            if self.settings.residual_decay != 1:
+                residual = residual * self.settings.residual_decay
+            return torch.add(residual, matrix, alpha=1 / scale)
+        if scale != 1:
+            return matrix.float() / scale
+        return matrix.to(torch.float32, copy=is_kept, memory_format=torch.contiguous_format)
 
     def _seed_of(self, names: list[str]) -> int:
         words = f"{self._seed}/{self.kept.step}/{len(names)}/{names[0]}"
@@ -388,6 +392,8 @@ class GradientCompression:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.kept.discard()
         self.kept.step = int(state["step"])
+        if self._choice is not None:
+            self._choice.reset()
 
 
 def _one_after_another(tensors: Sequence[Tensor]) -> Tensor | None:
