@@ -1,7 +1,7 @@
 """`gradient_compression.algorithm = "auto"` beside DDP while a link goes from unlimited to 50 Mbit/s and back.
 
     toolkit devcluster --name links up --nodes 4
-    python benchmarks/compressed_auto.py links
+    python benchmarks/compressed_auto.py links [--rates none,50mbit,none --steps 60,60,90]
 
 Four nodes of the dev cluster with one rank each train the GPT of compressed_links.py twice, one step of each after the other.
 Prints the seconds of steps on each link, and the choices with the step before which they were made.
@@ -32,13 +32,11 @@ import toolkit  # noqa: E402
 from toolkit.train.data.text import Windows, read_bytes, standard_library_sources  # noqa: E402
 from toolkit.world.facts import World  # noqa: E402
 
-RATES = ("none", "50mbit", "none")
-STEPS = (60, 60, 90)  # of each rate; decisions come before steps 19, 60, 110, and 160
-
 JOB = """[job]
 entry = "{script}:measure"
 [args]
 folder = "{folder}"
+steps = {steps}
 """
 
 
@@ -50,7 +48,7 @@ def measure(world: World, config: Any) -> list[dict[str, Any]]:
     drawn = torch.Generator().manual_seed(100 + world.rank)
     trained = {name: Trained(world, name) for name in ("none", "auto")}
     found = []
-    for number, steps in enumerate(STEPS):
+    for number, steps in enumerate(config.args["steps"]):
         while not (folder / f"link-{number}").exists():
             time.sleep(0.1)
         told = io.StringIO()
@@ -78,8 +76,8 @@ def report(rate: str, found: dict[str, Any]) -> None:
     for name, seconds in found["seconds"].items():
         middle = statistics.median(seconds)
         print(
-            f"  {name:<5} minimum {min(seconds):.3f}, median {middle:.3f} s, {middle / dense:.2f} of dense; last 20 steps "
-            f"{statistics.median(seconds[-20:]) / statistics.median(found['seconds']['none'][-20:]):.2f}; all steps "
+            f"  {name:<5} minimum {min(seconds):.3f}, median {middle:.3f} s, {middle / dense:.2f} of dense; after 20 steps "
+            f"{statistics.median(seconds[20:]) / statistics.median(found['seconds']['none'][20:]):.2f}; all steps "
             f"{sum(seconds) / sum(found['seconds']['none']):.2f}"
         )
     for line in found["choices"]:
@@ -89,21 +87,26 @@ def report(rate: str, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cluster")
+    parser.add_argument("--rates", default="none,50mbit,none")
+    parser.add_argument(
+        "--steps", default="60,60,90", help="of each rate; decisions come before steps 19, 60, 110, ..."
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     given = parser.parse_args()
+    rates, steps = given.rates.split(","), [int(one) for one in given.steps.split(",")]
     folder = given.runs.resolve() / f"auto-{os.getpid()}"
     folder.mkdir(parents=True)
     job = folder / "compressed_auto.toml"
-    job.write_text(JOB.format(script=HERE, folder=folder))
-    shape(given.cluster, RATES[0])
+    job.write_text(JOB.format(script=HERE, folder=folder, steps=steps))
+    shape(given.cluster, rates[0])
     run = toolkit.submit(job, nodes=4, ranks_per_node=1, time="0:20:00", runs=given.runs)
-    for number, rate in enumerate(RATES):
+    for number, rate in enumerate(rates):
         shape(given.cluster, rate)
         (folder / f"link-{number}").touch()
         while not (folder / f"measured-{number}").exists() and not run.done():
             time.sleep(0.1)
     run.wait()
-    for rate, found in zip(RATES, run.result(), strict=True):
+    for rate, found in zip(rates, run.result(), strict=True):
         report(rate, found)
 
 
