@@ -30,6 +30,8 @@ SETTLE_S = 3.0
 # The same if Slurm reports the job as completed, because its result must then appear. NFS shows a new file only at the
 # next check of its folder, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
 RESULT_S = 60.0
+# Seconds in which the supervisor writes its last files and resolves alerts after the end of its last attempt, if it lives.
+LEAVING_S = 2.0
 # Seconds between lines of progress without a terminal.
 LINE_PERIOD_S = 5.0
 # Sources of a state from Slurm: those for a job that it knows, and all, including that for a forgotten job.
@@ -123,7 +125,13 @@ class Follower:
             self._ended_at = None  # the run is active again, for example after a requeue
             return False
         self._ended_at = time.monotonic() if self._ended_at is None else self._ended_at
-        return time.monotonic() - self._ended_at >= settle_s(status)
+        needed_s = LEAVING_S if self._is_leaving(status) else 0.0
+        return time.monotonic() - self._ended_at >= max(needed_s, settle_s(status))
+
+    def _is_leaving(self, status: RunStatus) -> bool:
+        """Return whether the supervisor has recorded the end of its attempt, but not yet that of its start."""
+        starts = sorted(self.run.starts.glob("[0-9]*")) if status.tasks is None else []
+        return bool(starts) and not any((starts[-1] / name).exists() for name in ("end.json", "lost.json"))
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"
