@@ -140,7 +140,7 @@ def _exclusions(resolved: "ResolvedJob") -> list[tuple[str, bool, str, str]]:
     return [
         ("algorithm", scatters and name not in SCATTERED,
          f"with shard = {parallel.shard} FSDP2 scatters gradients, but {name} is an exchange of whole gradients",
-         f"use one of {', '.join(SCATTERED)}, or parallel.replicate above 1"),
+         f"use one of {', '.join(SCATTERED)}" + (", or parallel.replicate above 1" if name != "powersgd" else "")),
         ("algorithm", scatters and parallel.tp * parallel.pp > 1,
          f"in the reduce-scatter of shard = {parallel.shard}, tensor-parallel ranks and stages would round shared parameters "
          "differently", "set tp = 1 and pp = 1, or parallel.replicate above 1"),

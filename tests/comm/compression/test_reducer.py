@@ -140,6 +140,13 @@ def test_other_numbers_of_ranks_conserve_the_sum(ranks, algorithm):
             assert notice == "each rank continues with the mean residual of 4 ranks"
 
 
+def test_only_algorithms_that_delay_gradients_warn_of_short_runs():
+    parameters = {"one": torch.zeros(64, 64)}
+    for algorithm, is_late in (("int8", False), ("top_k", True)):
+        compression = cases.GradientCompression(table(algorithm, error_feedback="on"), parameters)
+        assert any("steps pass until" in one for one in compression.warnings("sgd", 1)) == is_late
+
+
 def test_a_checkpoint_without_residuals_is_reported(ranks):
     assert ranks(1).run(without_tensors, table("top_k")) == [
         "gradient compression starts without residual, which the checkpoint lacks"

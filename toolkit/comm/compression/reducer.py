@@ -172,7 +172,7 @@ class GradientCompression:
         if compressor is not None and compressor.contraction is not None:
             sample = uniform((1, compressor.block * -(-10_000 // compressor.block)), torch.device("cpu"), 0) - 0.5
             delay = round(1 / compressor.contraction(sample))
-            if 10 * delay > steps:
+            if delay > 1 and 10 * delay > steps:
                 found.append(f"about {delay} steps pass until a gradient is sent, but the run has only {steps}")
         return found
 
