@@ -51,8 +51,8 @@ def measure(world: World, config: Any) -> list[dict[str, Any]]:
     for number, steps in enumerate(config.args["steps"]):
         while not (folder / f"link-{number}").exists():
             time.sleep(0.1)
-        told = io.StringIO()
-        with contextlib.redirect_stderr(told):
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
             for _ in range(steps):
                 batch = take(data, drawn, SAMPLES)
                 for one in trained.values():
@@ -61,7 +61,7 @@ def measure(world: World, config: Any) -> list[dict[str, Any]]:
         if world.rank == 0:
             (folder / f"measured-{number}").touch()
         seconds = {name: one.seconds[-steps:] for name, one in trained.items()}
-        found.append({"load": os.getloadavg()[0], "seconds": seconds, "choices": told.getvalue().splitlines()})
+        found.append({"load": os.getloadavg()[0], "seconds": seconds, "choices": printed.getvalue().splitlines()})
     return found
 
 

@@ -20,7 +20,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 __all__ = [
     "Part", "StartClaim", "SupersededError", "all_parts", "claim_attempt", "claim_start", "end_start",
     "newest_parts", "open_submission", "parts_in", "process_start_ticks", "read_claim", "refuse_superseded",
-    "slurm_id", "task_of", "write_submission",
+    "slurm_id", "start_has_ended", "task_of", "write_submission",
 ]  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
             fix=f"`toolkit resume {run.run_id}` continues the run",
         )
     # Numbers may have gaps, because a start that was cancelled while it was pending is never claimed.
-    if last >= 0 and not _ended(run, last) and _claim(run, last).job_id != job_id:
+    if last >= 0 and not start_has_ended(run, last) and _claim(run, last).job_id != job_id:
         raise OwnFailureError(
             f"start {last} of this run (job {_claim(run, last).job_id}) has not ended",
             where=str(run.path),
@@ -149,7 +149,8 @@ def _claim(run: RunDirectory, number: int) -> StartClaim:
     return claim
 
 
-def _ended(run: RunDirectory, number: int) -> bool:
+def start_has_ended(run: RunDirectory, number: int) -> bool:
+    """Return whether the supervisor of this start has recorded its end, or a later one that it was lost."""
     return any((run.start(number) / name).exists() for name in ("end.json", "lost.json"))
 
 

@@ -264,12 +264,14 @@ def power_sgd_of(state, dtype, is_transposed, keys):
     peers = state.communicator.peers
     compression = cases.GradientCompression(table("powersgd", **keys), {"one": torch.zeros(48, 40)})
     compression.kept.peers = peers
+    compression.scale = lambda: 1024.0
     decay, left = compression.settings.residual_decay, torch.zeros(48, 40)
     for step in range(3):
         drawn = torch.Generator().manual_seed(step)
         wanted = torch.randn(48, 40, generator=drawn).to(dtype)
-        found = wanted.T.contiguous().T if is_transposed else wanted.clone()
+        found = 1024 * (wanted.T.contiguous().T if is_transposed else wanted.clone())
         compression.reduce(["one"], [found], peers)
+        found /= 1024
         left = decay * left + wanted.float() - found.float()
     compression.kept.settle()
     kept = compression.kept.read("residual", ["one"]).view(48, 40)

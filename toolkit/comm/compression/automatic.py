@@ -33,11 +33,8 @@ _GAIN = 1.15  # a candidate must be this many times as fast as what it replaces
 _CRITICAL = 0.5  # relative change of the norm in which `loss_aware` sends more
 _TRANSFERS = {DENSE: 1, "bf16": 3, "int8": 3, POWERSGD: 3}  # with a dense one of small parameters
 _MEASURED = 3  # steps of a trial, and last ones before a decision
-_FEWEST, _MOST, _LONG_S = (
-    1 << 14,
-    1 << 22,
-    0.05,
-)  # numbers of the transfers for the rate, longer ones until one takes that
+_FEWEST, _MOST = 1 << 14, 1 << 22  # numbers of the transfers that give the rate, four times as many until one is long
+_LONG_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,7 @@ class AutomaticChoice:
         numbers, found = sum(bucket.numbers for bucket in self._buckets.values()), {}
         for name in sorted({name for uses in self._uses for name in uses} - {DENSE}):
             uses = [uses[name] for uses in self._uses if name in uses]
-            if name in self._other_s and uses[-1].numbers < numbers / 2:  # what does not grow with the numbers prevails
+            if name in self._other_s and uses[-1].numbers < numbers / 2:  # what is constant per exchange prevails
                 continue
             seconds = statistics.median(self._fastest([one.seconds for one in uses], peers))
             link_s = latency_s * uses[-1].transfers + per_byte_s * uses[-1].sent

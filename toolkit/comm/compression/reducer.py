@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from toolkit.comm.compression.automatic import CANDIDATES, DENSE, POWERSGD, Auto
 from toolkit.comm.compression.compressor import uniform
 from toolkit.comm.compression.exchange import Exchanged, NodeTiers, exchange, exchange_between_nodes, sent_bytes
 from toolkit.comm.compression.feedback import KeptState, Kind, local
-from toolkit.comm.compression.spent import DECODE, ENCODE, EXCHANGE, WIRE, Spent
+from toolkit.comm.compression.spent import DECODE, ENCODE, EXCHANGE, WIRE, Spent, StepMeasures
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
@@ -25,27 +24,6 @@ __all__ = ["GradientCompression"]
 
 
 _MEASURED_EVERY = 10  # steps; on a GPU, a measured step waits for the device many times
-
-
-@dataclass
-class StepMeasures:
-    """What the exchanges of one step took: seconds by part, and the squares of what was encoded, and of what it lost."""
-
-    is_measured: bool = False
-    has_error: bool = False
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((ENCODE, WIRE, DECODE, EXCHANGE), 0.0))
-    sent: float = 0.0  # bytes
-    encoded: list[Tensor] = field(default_factory=list)
-    lost: list[Tensor] = field(default_factory=list)
-
-    def note_error(self, x: Tensor, own: Tensor, ranks: int = 1) -> None:
-        """Add what was encoded and what others decode of it; a loss counts `ranks` times in a node with as many ranks."""
-        self.encoded.append(x.square().sum())
-        self.lost.append((x - own).square().sum() / ranks)
-
-    def add(self, spent: Spent, sent: float) -> None:
-        self.sent += sent
-        self.seconds = {part: seconds + spent.seconds(part) for part, seconds in self.seconds.items()}
 
 
 class GradientCompression:
@@ -365,7 +343,7 @@ class GradientCompression:
                 if self._measures.has_error:
                     self._measures.note_error(matrix, mean)
                 if has_feedback:
-                    kept.write("residual", [name], matrix.sub_(mean).view(-1))
+                    kept.write("residual", [name], matrix.sub_(mean).reshape(-1))
                 gradient.copy_((mean.mul_(scale) if scale != 1 else mean).view(gradient.shape))
 
     def _as_sent(self, name: str, gradient: Tensor, scale: float, *, is_kept: bool) -> Tensor:

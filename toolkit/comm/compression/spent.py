@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,3 +74,24 @@ class Spent:
         if self.is_measured and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
+
+
+@dataclass
+class StepMeasures:
+    """What the exchanges of one step took: seconds by part, and the squares of what was encoded, and of what it lost."""
+
+    is_measured: bool = False
+    has_error: bool = False
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((ENCODE, WIRE, DECODE, EXCHANGE), 0.0))
+    sent: float = 0.0  # bytes
+    encoded: list[Tensor] = field(default_factory=list)
+    lost: list[Tensor] = field(default_factory=list)
+
+    def note_error(self, x: Tensor, own: Tensor, ranks: int = 1) -> None:
+        """Add what was encoded and what others decode of it; a loss counts `ranks` times in a node with as many ranks."""
+        self.encoded.append(x.square().sum())
+        self.lost.append((x - own).square().sum() / ranks)
+
+    def add(self, spent: Spent, sent: float) -> None:
+        self.sent += sent
+        self.seconds = {part: seconds + spent.seconds(part) for part, seconds in self.seconds.items()}

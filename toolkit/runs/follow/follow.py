@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from toolkit.errors import OWN_FAILURE, InterruptedWaitError, counted
 from toolkit.metrics.training import TrainRecord, last_record
 from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.claims import start_has_ended
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.runs.status.restarts import RestartNews
@@ -130,8 +131,8 @@ class Follower:
 
     def _is_leaving(self, status: RunStatus) -> bool:
         """Return whether the supervisor has recorded the end of its attempt, but not yet that of its start."""
-        starts = sorted(self.run.starts.glob("[0-9]*")) if status.tasks is None else []
-        return bool(starts) and not any((starts[-1] / name).exists() for name in ("end.json", "lost.json"))
+        numbers = self.run.start_numbers() if status.tasks is None else []
+        return bool(numbers) and not start_has_ended(self.run, numbers[-1])
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"
