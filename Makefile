@@ -9,22 +9,26 @@ export PYTHONDONTWRITEBYTECODE =
 # Files are distributed in the order of folders: xdist's own order starts with files of many tests, and ends with slow files.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test docs check unit cluster environment packages evidence parity gpu clean
+.PHONY: demo test docs check bytecode unit cluster environment packages evidence parity gpu clean
 
 demo:
 	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
 	@$(BIN)/python scripts/demo.py
 
-# apt and pip need nothing of each other.
+# apt and pip need nothing of each other, nor do mypy and the bytecode of the tests.
 test:
-	@$(MAKE) --no-print-directory -j 2 packages environment
-	@$(MAKE) --no-print-directory check unit cluster
+	@$(MAKE) --no-print-directory -j 2 packages check bytecode
+	@$(MAKE) --no-print-directory unit cluster
 
-check:
+check: environment
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Otherwise each of pytest's workers compiles all tests, at the same time.
+bytecode: environment
+	@$(BIN)/pytest -qq --collect-only > .venv/collected.txt || { cat .venv/collected.txt; exit 1; }
 
 unit:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 $(SPREAD) -m "not cluster and not evidence"

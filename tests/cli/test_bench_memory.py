@@ -24,6 +24,7 @@ def test_static_parts_are_predicted_to_the_byte(toolkit):
     assert "peak in backward" in table.out and "error" in table.out
 
 
+@pytest.mark.evidence
 def test_a_resumed_run_measures_its_second_step_and_one_of_a_single_step_has_only_the_parts(toolkit):
     settings = ("--set=train.measure_memory=true", "--set=train.steps=1", "--set=train.batch=4", *TINY)
     toolkit.ok("run", "train_lm", "-n", "1", "--site", "local", *settings)

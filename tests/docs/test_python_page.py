@@ -39,6 +39,7 @@ def submitted(toolkit, entry: str | list[str]) -> None:
     assert said.code == 0, said
 
 
+@pytest.mark.evidence
 @pytest.mark.timeout(300)
 def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, examples, wait_until) -> None:
     run = toolkit.submit("fit.toml", "--set", "train.steps=100_000_000")

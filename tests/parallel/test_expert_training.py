@@ -48,7 +48,7 @@ GATED = {"shared_hidden": 32, "score": "sigmoid", "expert_groups": 4, "groups_pe
             (2, EP, {}, {"recompute": "selective"}),
             (2, EP, {}, {"recompute": "budget", "activation_budget_gb": 0.0005}),
         ],
-        lambda case: case[3] == {"clip_norm": 0.05} or "tp" in case[1] or case[1].get("pp") == case[1].get("cp") == 2,
+        lambda case: case[3] == {"clip_norm": 0.05} or case[1].get("pp") == case[1].get("cp") == 2,
     ),
 )
 def test_ranks_that_share_experts_train_as_one_process(tmp_path, ranks, parallel, args, train):

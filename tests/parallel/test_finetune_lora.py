@@ -65,6 +65,7 @@ def test_the_job_file_names_every_argument():
     assert job["args"] == asdict(finetune_lora.Arguments())
 
 
+@pytest.mark.evidence
 def test_adapters_split_over_ranks_train_as_on_one_process_and_export_to_transformers(folders, tmp_path, toolkit):
     keys = {"args.model": folders("qwen3")}
     alone = run(tmp_path / "alone", 1, **keys)

@@ -50,13 +50,16 @@ def test_the_size_is_found_once_for_a_layout(toolkit, job):
     assert "micro-batch 1" in again.out and "found for this layout at" in again.err and "trial" not in again.err
     refused = toolkit("resume", "last", "--set=args.most=2")
     assert refused.code == 2 and "has found no micro-batch for this layout" in refused.err
-    narrower = ("--set=train.offload=activations", "--set=train.offload_activations_as=bf16")
-    toolkit.ok("resume", "last", "--here", narrower[0])
-    refused = toolkit("resume", "last", *narrower)
-    assert refused.code == 2 and "has found no micro-batch for this layout" in refused.err
     changed = toolkit("resume", "last", "--here", "--set=args.most=2")
     assert "micro-batch 2" in changed.out and "finding train.micro_batch again: changed args" in changed.err
     assert json.loads((run / "micro_batch.json").read_text())["micro_batch"] == 2
+
+
+@pytest.mark.evidence
+def test_narrower_activations_need_a_size_of_their_own(toolkit, job):
+    toolkit.ok("run", job, "--site", "local", "--set=train.offload=activations")
+    refused = toolkit("resume", "last", "--set=train.offload_activations_as=bf16")
+    assert refused.code == 2 and "has found no micro-batch for this layout" in refused.err
 
 
 def test_a_job_that_does_not_fit_does_not_start(toolkit, job):

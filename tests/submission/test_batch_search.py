@@ -68,6 +68,7 @@ def search(toolkit):
     return run
 
 
+@pytest.mark.evidence
 def test_a_kill_is_a_result(search):
     result = search(3, "os.kill(os.getpid(), signal.SIGKILL)", "--json", ranks=2)
     found = json.loads(result.out)

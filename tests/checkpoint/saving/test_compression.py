@@ -198,7 +198,7 @@ def test_chunks_that_cannot_be_so_are_refused(
 
 
 BOMBS = {
-    "deflate": zlib.compress(bytes(200 << 20)),
+    "deflate": zlib.compress(bytes(20 << 20)),
     "deflate, less": zlib.compress(bytes(5)),
     "deflate, more behind": zlib.compress(bytes(1000)) + b"x",
     "deflate, cut": zlib.compress(bytes(range(250)) * 4)[:-1],
