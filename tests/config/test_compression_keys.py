@@ -2,15 +2,17 @@
 
 import pytest
 
+from toolkit.config.amend import amend_job
 from toolkit.config.layout_checks import check_layout
 from toolkit.config.request import resolve_job
 from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
+from toolkit.site.load import load_site
 
 
-def job(*settings: str, ranks: int = 4):
+def job(*settings: str, ranks: int = 4, site=None):
     settings = (f"job.ranks_per_node={ranks}", *settings)
-    return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, settings=list(settings))
+    return resolve_job(shipped_jobs()["train_lm"], site=site, environ={}, settings=list(settings))
 
 
 def compressed(algorithm: str, *settings: str, ranks: int = 4):
@@ -44,13 +46,7 @@ REFUSED = [
     ("top_k", ["gradient_compression.momentum=0.9"], "gradient_compression.momentum", 'got optimizer = "adamw" with momentum 0.9'),
     ("top_k", ["gradient_compression.momentum=0.9", "gradient_compression.error_feedback=off"], "gradient_compression.momentum",
      "which requires error feedback"),
-    ("int8", ["gradient_compression.rank=2"], "gradient_compression.rank", 'rank has no effect with algorithm = "int8"'),
-    ("int8", ["gradient_compression.residual_type=bf16"], "gradient_compression.residual_type", "residual_type has no effect without error feedback"),
-    ("int8", ["gradient_compression.policy=aggressive"], "gradient_compression.policy", 'policy has no effect with algorithm = "int8"'),
-    ("auto", ["gradient_compression.policy=conservative", "gradient_compression.rank=2"], "gradient_compression.rank",
-     'rank has no effect with policy = "conservative"'),
     ("auto", ["parallel.unused_parameters=true"], "gradient_compression.policy", "error feedback of powersgd"),
-    ("natural", ["gradient_compression.block=64"], "gradient_compression.block", 'block has no effect with algorithm = "natural"'),
 ]  # fmt: skip
 
 
@@ -73,6 +69,37 @@ def test_combinations_that_cannot_work_are_refused(algorithm, settings, place, m
 )  # fmt: skip
 def test_other_combinations_are_accepted(algorithm, settings):
     check_layout(compressed(algorithm, *settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["algorithm=int8", "rank=2"], '2 has no effect with algorithm = "int8". Fix: set algorithm = "powersgd", or remove rank'),
+        (["algorithm=int8", "residual_type=bf16"], '"bf16" has no effect with algorithm = "int8"'),
+        (["algorithm=int8", "residual_saved=exact"], '"exact" has no effect with algorithm = "int8"'),
+        (["algorithm=int8", "policy=aggressive"], 'Fix: set algorithm = "auto"'),
+        (["algorithm=auto", "policy=conservative", "rank=2"], '2 has no effect with algorithm = "auto" and policy = "conservative"'),
+        (["algorithm=powersgd", "error_feedback=off", "residual_decay=0.5"], '0.5 has no effect with algorithm = "powersgd" and error_feedback = "off"'),
+        (["algorithm=natural", "block=64"], '64 has no effect with algorithm = "natural"'),
+        (["rank=8"], '8 has no effect with algorithm = "none" and policy = "bandwidth_aware". Fix: set algorithm = "powersgd"'),
+        (["dense_steps=5"], '5 has no effect with algorithm = "none". Fix: set algorithm = "int8"'),
+        (["policy=loss_aware"], '"loss_aware" has no effect with algorithm = "none". Fix: set algorithm = "auto"'),
+    ],
+)  # fmt: skip
+def test_a_key_that_the_algorithm_does_not_use_is_refused(settings, said):
+    with pytest.raises(ToolkitError) as refused:
+        job(*(f"gradient_compression.{one}" for one in settings), site=load_site("local"))
+    assert said in str(refused.value)
+
+
+def test_another_algorithm_of_a_resume_takes_along_the_keys_of_the_one_before():
+    first = compressed("powersgd", "gradient_compression.rank=8", "gradient_compression.residual_type=bf16")
+    for name in ("int8", "none"):
+        amended = amend_job(first, site=load_site("local"), settings=[f"gradient_compression.algorithm={name}"])
+        assert amended.gradient_compression.algorithm == name
+    with pytest.raises(ToolkitError, match='7 has no effect with algorithm = "int8"'):
+        settings = ["gradient_compression.algorithm=int8", "gradient_compression.rank=7"]
+        amend_job(first, site=load_site("local"), settings=settings)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolkit.config.amend import amend_job
-from toolkit.config.checks import NEEDS
+from toolkit.config.needs import NEEDS
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site

@@ -1,16 +1,14 @@
 """Check a job against its site, and reject requests that Slurm would reject or leave pending forever."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, get_args
+from collections.abc import Iterator
 
-from toolkit.config.document import Layer, Origin, no_start, no_text, no_word
+from toolkit.config.document import no_start, no_text, no_word
 from toolkit.config.layout_checks import check_components, check_layout
+from toolkit.config.needs import check_needs, default_of
 from toolkit.config.refusal import refuse
-from toolkit.config.resolved import ResolvedJob, as_json, is_elsewhere
+from toolkit.config.resolved import ResolvedJob, is_elsewhere
 from toolkit.config.site import PartitionTable, Site
-from toolkit.config.table import Table, nearest
+from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.metrics.alert_rules import channels_of
 from toolkit.slurm.hostlist import expand_hostlist
@@ -151,7 +149,7 @@ def _check_ranks(resolved: ResolvedJob) -> None:
 def _check_function(resolved: ResolvedJob) -> None:
     """Reject a limit of walltimes for a function, which always ends at the second one without a step."""
     is_function = isinstance(resolved.job.entry, str) and ":" in resolved.job.entry
-    if is_function and resolved.restart.blind_requeues != _default(type(resolved.restart), "blind_requeues"):
+    if is_function and resolved.restart.blind_requeues != default_of(type(resolved.restart), "blind_requeues"):
         raise refuse(
             resolved, "restart.blind_requeues", "has no effect for a function, which reports its steps",
             "remove blind_requeues",
@@ -290,118 +288,4 @@ def _check_warning(resolved: ResolvedJob) -> None:
         "restart.warn_s",
         f"a warning {warn_s} s before the walltime {problem}",
         f"{longer}, or warn_s = {max(1, time_s // 4)}",
-    )
-
-
-_LAYERS = get_args(Layer)
-
-
-@dataclass(frozen=True)
-class Need:
-    """Unless `met(table)`, `keys` of `table` have no effect; `others` are the keys that `met` reads; `fix` sets one."""
-
-    table: str
-    keys: tuple[str, ...]
-    others: tuple[str, ...]
-    met: Callable[[Any], bool]
-    fix: str
-
-
-_MODEL = ("shard", "tp", "pp")
-
-NEEDS = (
-    Need("train", ("lr_reference_batch",), ("lr_scaling",), lambda it: it.lr_scaling != "none", 'lr_scaling = "linear"'),
-    Need("train", ("min_lr_ratio",), ("schedule",), lambda it: it.schedule != "constant", 'schedule = "cosine"'),
-    Need("train", ("compile_mode",), ("compile",), lambda it: it.compile, "compile = true"),
-    Need("train", ("betas", "eps"), ("optimizer",), lambda it: it.optimizer != "sgd", 'optimizer = "adamw"'),
-    Need("train", ("momentum",), ("optimizer",), lambda it: it.optimizer in ("sgd", "muon"), 'optimizer = "sgd" or "muon"'),
-    Need("train", ("recompute_every",), ("recompute",), lambda it: it.recompute == "every", 'recompute = "every"'),
-    Need("train", ("recompute_above_mb",), ("recompute",), lambda it: it.recompute == "large", 'recompute = "large"'),
-    Need("train", ("activation_budget_gb",), ("recompute",), lambda it: it.recompute == "budget", 'recompute = "budget"'),
-    Need(
-        "train", ("guard_deviations", "guard_window", "guard_limit"), ("guard",), lambda it: it.guard != "off",
-        'guard = "skip" or "roll_back"',
-    ),
-    Need(
-        "train", ("early_stop_min_delta",), ("early_stop_patience",), lambda it: it.early_stop_patience > 0,
-        "early_stop_patience",
-    ),
-    Need("train", ("profile_from",), ("profile_steps",), lambda it: it.profile_steps > 0, "profile_steps"),
-    Need(
-        "adapters",
-        ("alpha", "rank_stabilized", "dropout", "targets", "modules_to_save", "base", "source", "quantize"),
-        ("rank",), lambda it: it.rank > 0, "rank",
-    ),
-    Need("adapters", ("double_quantization",), ("quantize",), lambda it: "4" in it.quantize, 'quantize = "nf4"'),
-    Need("local_sgd", ("every", "fragments"), ("algorithm",), lambda it: it.algorithm != "none", 'algorithm = "average" or "diloco"'),
-    Need("local_sgd", ("outer_lr", "outer_momentum"), ("algorithm",), lambda it: it.algorithm == "diloco", 'algorithm = "diloco"'),
-    Need("parallel", ("sequence",), ("tp",), lambda it: it.tp > 1, "tp = 2 or more"),
-    Need("parallel", ("context",), ("cp",), lambda it: it.cp > 1, "cp = 2 or more"),
-    Need("parallel", ("schedule", "stages_per_rank", "balance"), ("pp",), lambda it: it.pp > 1, "pp = 2 or more"),
-    Need("parallel", ("wrap_parameters",), ("wrap",), lambda it: it.wrap == "size", 'wrap = "size"'),
-    Need("parallel", ("wrap_classes",), ("wrap",), lambda it: it.wrap == "classes", 'wrap = "classes"'),
-    Need("parallel", ("wrap_function",), ("wrap",), lambda it: it.wrap == "function", 'wrap = "function"'),
-    Need(
-        "parallel", ("wrap", "gather_type", "reduce_type", "output_type"), _MODEL, lambda it: it.shard * it.tp * it.pp > 1,
-        "shard = 2 or more",
-    ),
-    Need(
-        "parallel", ("bucket_mb", "overlap", "unused_parameters"), _MODEL, lambda it: it.shard * it.tp * it.pp == 1,
-        "{other} = 1",
-    ),
-    Need("parallel", ("reduction",), ("tp", "pp"), lambda it: it.tp * it.pp == 1, "{other} = 1"),
-    Need("job", ("signal", "ranks"), ("entry",), lambda it: isinstance(it.entry, list) or ":" not in it.entry, 'entry = "file.py"'),
-    Need("data", ("prefetch",), ("workers",), lambda it: it.workers != 0, 'workers = "auto"'),
-    Need("data", ("broken_limit",), ("broken",), lambda it: it.broken == "skip", 'broken = "skip"'),
-)  # fmt: skip
-
-
-def check_needs(resolved: ResolvedJob, anew: frozenset[str] = frozenset()) -> None:
-    """Reject keys that were set but have no effect; `anew` are the keys that override those of a recorded job.
-
-    Raises:
-        ToolkitError: the message names every such key and the setting that it requires.
-    """
-    errors = [_refusal(need, key, resolved) for need, key in _unmet(resolved, anew)]
-    if errors:
-        raise all_of(errors)
-
-
-def _unmet(resolved: ResolvedJob, anew: frozenset[str]) -> Iterator[tuple[Need, str]]:
-    for need in NEEDS:
-        table: Table = getattr(resolved, need.table)
-        if need.met(table):
-            continue
-        set_keys = [key for key in need.keys if getattr(table, key) != _default(type(table), key)]
-        if not set_keys:
-            continue
-        of_others = [resolved.origin(f"{need.table}.{other}") for other in need.others]
-        others_anew = not anew.isdisjoint(f"{need.table}.{other}" for other in need.others)
-        for key in set_keys:
-            if others_anew and f"{need.table}.{key}" not in anew:
-                continue
-            own = resolved.origin(f"{need.table}.{key}")
-            if not any(_outranks(one, own) for one in of_others):
-                yield need, key
-
-
-@cache  # a sweep with a thousand tasks reads every default a thousand times
-def _default(table: type[Table], key: str) -> Any:
-    """Return the default of a key."""
-    return table.model_fields[key].get_default(call_default_factory=True)
-
-
-def _outranks(other: Origin, own: Origin) -> bool:
-    return _LAYERS.index(other.layer) > _LAYERS.index(own.layer)
-
-
-def _refusal(need: Need, key: str, resolved: ResolvedJob) -> ToolkitError:
-    table: Table = getattr(resolved, need.table)
-    telling = [other for other in need.others if getattr(table, other) != _default(type(table), other)] or need.others
-    condition = " and ".join(f"{other} = {as_json(getattr(table, other))}" for other in telling)
-    name = f"{need.table}.{key}"
-    return ToolkitError(
-        f"{as_json(getattr(table, key))} has no effect with {condition}",
-        where=resolved.origin(name).place(name),
-        fix=f"set {need.fix.format(other=telling[0])}, or remove {key}",
     )

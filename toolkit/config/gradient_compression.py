@@ -9,12 +9,12 @@ from toolkit.errors import ToolkitError
 if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
 
-__all__ = ["ALGORITHMS", "GradientCompressionTable", "check_gradient_compression"]
+__all__ = ["ALGORITHMS", "GradientCompressionTable", "check_gradient_compression", "uses"]
 
 
 @dataclass(frozen=True)
 class AlgorithmFacts:
-    """The keys that an algorithm uses, and whether it uses error feedback by default; None if it cannot.
+    """The keys of `_OF_SOME` that an algorithm uses, and whether it uses error feedback by default; None if it cannot.
 
     `suits_adam` is False if its error feedback makes the results of Adam worse.
     """
@@ -40,16 +40,15 @@ ALGORITHMS = {
     "gaussian_k": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
     "random_k": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
     "bernoulli": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
-    "powersgd": AlgorithmFacts(("rank",), feedback=True),
+    "powersgd": AlgorithmFacts(feedback=True),
     "ef21": AlgorithmFacts(("density", "momentum"), feedback=None, suits_adam=False),
-    "auto": AlgorithmFacts(("block", "rounding", "rank", "policy", "residual_type", "residual_decay"), feedback=None),
+    "auto": AlgorithmFacts(("block", "rounding", "policy"), feedback=None),
 }
 _NO_FEEDBACK = {"ef21": "is itself a form of error feedback", "auto": "uses error feedback for `powersgd` only"}
 # Algorithms whose messages for each rank add up to a sum, which FSDP2's reduce-scatter requires.
 SCATTERED = ("bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural")
-_OF_SOME = ("block", "rounding", "levels", "density", "threshold", "rank", "momentum", "policy")
+_OF_SOME = ("block", "rounding", "levels", "density", "threshold", "momentum", "policy")
 _OF_UNITS = ("wrap", "gather_type", "reduce_type", "output_type")
-_OF_FEEDBACK = ("residual_type", "residual_decay")
 
 
 class GradientCompressionTable(Table):
@@ -107,8 +106,21 @@ class GradientCompressionTable(Table):
         return {"auto": default, "on": True, "off": False}[self.error_feedback]
 
 
+def uses(table: GradientCompressionTable, key: str) -> bool:
+    """Return whether `key` has an effect with the algorithm of `table`."""
+    if table.algorithm == "none":
+        return False
+    if key == "rank":
+        return table.factorises
+    if key in ("residual_type", "residual_decay"):
+        return table.has_feedback or (table.algorithm == "auto" and table.factorises)
+    if key == "residual_saved":
+        return table.has_feedback or table.factorises or table.algorithm == "ef21"
+    return key not in _OF_SOME or key in ALGORITHMS[table.algorithm].keys
+
+
 def check_gradient_compression(resolved: "ResolvedJob") -> None:
-    """Reject settings that cannot be combined with gradient compression, and keys without an effect.
+    """Reject settings that cannot be combined with gradient compression.
 
     Raises:
         ToolkitError: the message names both settings.
@@ -116,16 +128,6 @@ def check_gradient_compression(resolved: "ResolvedJob") -> None:
     table = resolved.gradient_compression
     if table.algorithm == "none":
         return
-    facts = ALGORITHMS[table.algorithm]
-    used = {*facts.keys, *(_OF_FEEDBACK if table.has_feedback else ())}
-    setting = f'algorithm = "{table.algorithm}"'
-    if table.algorithm == "auto" and not table.factorises:
-        used -= {"rank", *_OF_FEEDBACK}
-        setting = f'policy = "{table.policy}"'
-    for name in (*_OF_SOME, *_OF_FEEDBACK):
-        if name not in used and getattr(table, name) != type(table).model_fields[name].default:
-            because = "without error feedback" if name in _OF_FEEDBACK else f"with {setting}"
-            raise ToolkitError(f"{name} has no effect {because}", where=f"gradient_compression.{name}", fix="remove it")
     for key_name, is_met, message, fix in _exclusions(resolved):
         if is_met:
             raise ToolkitError(message, where=f"gradient_compression.{key_name}", fix=fix)
