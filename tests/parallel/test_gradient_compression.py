@@ -87,12 +87,17 @@ def test_other_numbers_of_ranks_continue_with_the_mean_residual(tmp_path):
     run(exact, tmp_path, ranks=4, steps=2)
     before = residuals(tmp_path, 2)
     assert any(tensor.any() for tensor in before.values())
-    run(exact, tmp_path, attempt=1, steps=3)
+    run(exact, tmp_path, ranks=1, attempt=1, steps=3, check_replicas_every=0)
+    assert "gradient reduction: none, because a single rank sends no gradients" in said_by(tmp_path, 0, attempt=1)
     assert "; each rank continues with the mean residual of 4 ranks" in said_by(tmp_path, 0, attempt=1)
-    run(Compressed({"algorithm": "int8"}, SGD), tmp_path, attempt=2, steps=4)
-    assert "; gradient compression drops residual of the checkpoint" in said_by(tmp_path, 0, attempt=2)
-    run(Compressed({"algorithm": "none"}, SGD), tmp_path, ranks=1, attempt=3, steps=5, check_replicas_every=0)
-    assert "not restored from the checkpoint: gradient_compression" in said_by(tmp_path, 0, attempt=3)
+    kept = residuals(tmp_path, 3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in kept.items()) and kept.keys() == before.keys()
+    run(exact, tmp_path, attempt=2, steps=4)
+    assert "saved by 1 rank; each rank continues with the mean residual of 1 rank" in said_by(tmp_path, 0, attempt=2)
+    run(Compressed({"algorithm": "int8"}, SGD), tmp_path, attempt=3, steps=5)
+    assert "; gradient compression drops residual of the checkpoint" in said_by(tmp_path, 0, attempt=3)
+    run(Compressed({"algorithm": "none"}, SGD), tmp_path, ranks=1, attempt=4, steps=6, check_replicas_every=0)
+    assert "not restored from the checkpoint: gradient_compression" in said_by(tmp_path, 0, attempt=4)
 
 
 def _skip_step_two(world, config) -> None:

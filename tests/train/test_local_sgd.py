@@ -212,6 +212,11 @@ def test_an_exchange_at_each_step_trains_as_ddp_does(tmp_path):
     assert diloco == pytest.approx(average, rel=1e-6, abs=1e-6)
 
 
+def test_a_run_shorter_than_the_interval_is_reported(tmp_path):
+    run(tmp_path, {"algorithm": "average", "every": 9}, ranks=1, steps=2)
+    assert "every 9 steps; a run of 2 steps averages only before validations and saves" in said_by(tmp_path, 0)
+
+
 DILOCO = {"algorithm": "diloco", "every": 4, "fragments": 2, "outer_momentum": 0.5}
 INT8 = {"algorithm": "int8", "min_elements": 32, "error_feedback": "on", "residual_saved": "exact"}
 

@@ -163,10 +163,21 @@ def replicate(
     return passes
 
 
+def idle_compression(model: nn.Module, config: ResolvedJob) -> GradientCompression:
+    """Return the compression of a single rank: it sends nothing, but keeps the residuals of a checkpoint of more ranks."""
+    sys.stderr.write("gradient reduction: none, because a single rank sends no gradients\n")
+    compression = GradientCompression(config.gradient_compression, _trained(model), config.train.seed)
+    compression.kept.saves_zeros = False
+    return compression
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
 def compression_of(model: nn.Module, world: World, config: ResolvedJob) -> GradientCompression:
     """Return the compression of the gradients of `model`; rank 0 prints what is known to harm."""
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    compression = GradientCompression(config.gradient_compression, trained, config.train.seed)
+    compression = GradientCompression(config.gradient_compression, _trained(model), config.train.seed)
     for warning in compression.warnings(config.train.optimizer, config.train.steps):
         if world.rank == 0:
             sys.stderr.write(f"gradient compression: {warning} (docs/compression.md)\n")

@@ -48,17 +48,19 @@ class LocalSgd:
             self.compression = GradientCompression(config.gradient_compression, self._trained, config.train.seed)
             self.compression.kept.peers = self._communicator.peers
         if world.rank == 0:
-            sys.stderr.writelines(f"{line}\n" for line in self._lines(config.train.steps // self._settings.every))
+            sys.stderr.writelines(f"{line}\n" for line in self._lines(config.train.steps))
 
-    def _lines(self, exchanges: int) -> list[str]:
+    def _lines(self, steps: int) -> list[str]:
         """Return what is exchanged when, and warnings."""
         settings, ranks, compression = self._settings, self._communicator.size, self.compression
         what = f"{'changes of parameters' if self.outer else 'parameters'} averaged over {counted(ranks, 'rank')}"
         when = f" in {settings.fragments} fragments, each at its own step" if settings.fragments > 1 else ""
         line = f"local SGD ({settings.algorithm}): {what} every {counted(settings.every, 'step')}{when}"
+        if steps < settings.every // settings.fragments:
+            line += f"; a run of {counted(steps, 'step')} averages only before validations and saves"
         if compression is None or ranks == 1:  # a single rank sends nothing
             return [line]
-        warnings = compression.warnings("sgd", exchanges)
+        warnings = compression.warnings("sgd", steps // settings.every)
         notes = [f"gradient compression: {one} (docs/compression.md)" for one in warnings]
         return [f"{line}; {compression.describe(ranks)}", *notes]
 

@@ -147,6 +147,17 @@ def test_only_algorithms_that_delay_gradients_warn_of_short_runs():
         assert any("steps pass until" in one for one in compression.warnings("sgd", 1)) == is_late
 
 
+def test_settings_that_compress_nothing_are_reported():
+    def warnings(steps: int, **settings) -> list[str]:
+        return cases.GradientCompression(table("int8", **settings), {"one": torch.zeros(64, 64)}).warnings(
+            "adamw", steps
+        )
+
+    assert warnings(11, dense_steps=10, min_elements=4096) == []
+    assert warnings(10, dense_steps=10) == ["nothing is compressed: dense_steps = 10, got 10 steps"]
+    assert warnings(1, min_elements=4097) == ["no parameter is large enough to be compressed (min_elements = 4097)"]
+
+
 def test_a_checkpoint_without_residuals_is_reported(ranks):
     assert ranks(1).run(without_tensors, table("top_k")) == [
         "gradient compression starts without residual, which the checkpoint lacks"

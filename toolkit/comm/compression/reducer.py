@@ -18,7 +18,7 @@ from toolkit.comm.compression.spent import DECODE, ENCODE, EXCHANGE, WIRE, Spent
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, counted
 
 __all__ = ["GradientCompression"]
 
@@ -140,10 +140,16 @@ class GradientCompression:
         )
 
     def warnings(self, optimizer: str, steps: int) -> list[str]:
-        """Return messages about combinations that are known to give a worse loss."""
+        """Return messages about settings that compress nothing, or are known to give a worse loss."""
         found, name, compressor = [], self.settings.algorithm, self._fixed
+        if not self.compressed:
+            found.append(f"no parameter is large enough to be compressed (min_elements = {self.settings.min_elements})")
+        if steps <= self.settings.dense_steps:
+            found.append(
+                f"nothing is compressed: dense_steps = {self.settings.dense_steps}, got {counted(steps, 'step')}"
+            )
         if not (self.settings.has_feedback or name == "ef21"):
-            return []
+            return found
         suits_adam = ALGORITHMS[name].suits_adam and not (name == "powersgd" and self.settings.rank < 4)
         if optimizer != "sgd" and not suits_adam:
             found.append(f"bursts of error feedback disturb {optimizer}; expect a worse loss than with sgd")

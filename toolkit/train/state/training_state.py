@@ -15,7 +15,7 @@ from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
 from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.comm.agreement import from_rank_zero
 from toolkit.comm.compression.reducer import GradientCompression
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, counted
 from toolkit.train.gather_names import of_all_ranks
 from toolkit.train.local_sgd import LocalSgd
 from toolkit.train.memory.offload import Offload
@@ -340,4 +340,4 @@ def _refuse_own(source: Path, world: World) -> None:
 
 
 def _resumed_from(loaded: LoadedCheckpoint) -> str:
-    return f"resumed at step {loaded.step} from {loaded.path}, saved by {loaded.world_size} ranks"
+    return f"resumed at step {loaded.step} from {loaded.path}, saved by {counted(loaded.world_size, 'rank')}"
