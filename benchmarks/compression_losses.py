@@ -1,6 +1,6 @@
 """The loss of a small GPT after some steps with each algorithm of `[gradient_compression]`, relative to dense gradients.
 
-    python benchmarks/compression_losses.py [--ranks 4] [--steps 300] [--seeds 3]
+    python benchmarks/compression_losses.py [--ranks 4] [--steps 300] [--seeds 3] [--optimizers adamw sgd]
 
 Real gloo ranks on this machine, one thread each; all algorithms have their default keys, those with error feedback also
 without it. Bytes of Python's standard library, cosine rate, gradients clipped after the exchange. Prints the mean over
@@ -86,12 +86,12 @@ def take(data: Windows, drawn: torch.Generator, count: int) -> tuple[torch.Tenso
     return data.finished(data.take(torch.randint(data.count, (count,), generator=drawn).numpy()))
 
 
-def run(rank: int, ranks: int, folder: Path, steps: int, seeds: int) -> None:
+def run(rank: int, ranks: int, folder: Path, steps: int, seeds: int, optimizers: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     peers = Peers(dist.group.WORLD, tuple(range(ranks)), rank)
     data = Windows(read_bytes(standard_library_sources(), max_bytes=1_000_000), MODEL.context)
-    for optimizer in RATES:
+    for optimizer in optimizers:
         dense = 0.0
         for name, settings in cases():
             losses = [train(data, peers, settings, optimizer, seed, steps) for seed in range(seeds)]
@@ -108,10 +108,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--optimizers", nargs="+", choices=RATES, default=list(RATES))
     given = parser.parse_args()
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (given.ranks, Path(folder), given.steps, given.seeds), given.ranks)
+        mp.spawn(run, (given.ranks, Path(folder), given.steps, given.seeds, given.optimizers), given.ranks)
 
 
 if __name__ == "__main__":
