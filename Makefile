@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Files are distributed in the order of folders: xdist's own order starts with files of many tests, and ends with slow files.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test docs check bytecode unit cluster environment packages evidence parity gpu clean
+.PHONY: demo test docs checked check bytecode unit cluster environment packages evidence parity gpu clean
 
 demo:
 	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
@@ -17,10 +17,13 @@ demo:
 
 # apt and pip need nothing of each other, nor do mypy and the bytecode of the tests.
 test:
-	@$(MAKE) --no-print-directory -j 2 packages check bytecode
+	@$(MAKE) --no-print-directory -j 2 packages checked bytecode
 	@$(MAKE) --no-print-directory unit cluster
 
-check: environment
+checked: environment
+	@$(MAKE) --no-print-directory check
+
+check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

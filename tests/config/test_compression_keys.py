@@ -1,8 +1,11 @@
 """The table [gradient_compression]: what it excludes is refused by name, with the reason, before a job starts."""
 
 import pytest
+import torch
 
-from toolkit.config.amend import amend_job
+from toolkit.comm.compression.reducer import GradientCompression
+from toolkit.config.amend import amend_job, vary_job
+from toolkit.config.document import Flag
 from toolkit.config.layout_checks import check_layout
 from toolkit.config.request import resolve_job
 from toolkit.config.shipped import shipped_jobs
@@ -75,31 +78,54 @@ def test_other_combinations_are_accepted(algorithm, settings):
     ("settings", "said"),
     [
         (["algorithm=int8", "rank=2"], '2 has no effect with algorithm = "int8". Fix: set algorithm = "powersgd", or remove rank'),
-        (["algorithm=int8", "residual_type=bf16"], '"bf16" has no effect with algorithm = "int8"'),
-        (["algorithm=int8", "residual_saved=exact"], '"exact" has no effect with algorithm = "int8"'),
-        (["algorithm=int8", "policy=aggressive"], 'Fix: set algorithm = "auto"'),
-        (["algorithm=auto", "policy=conservative", "rank=2"], '2 has no effect with algorithm = "auto" and policy = "conservative"'),
-        (["algorithm=powersgd", "error_feedback=off", "residual_decay=0.5"], '0.5 has no effect with algorithm = "powersgd" and error_feedback = "off"'),
-        (["algorithm=natural", "block=64"], '64 has no effect with algorithm = "natural"'),
-        (["rank=8"], '8 has no effect with algorithm = "none" and policy = "bandwidth_aware". Fix: set algorithm = "powersgd"'),
-        (["dense_steps=5"], '5 has no effect with algorithm = "none". Fix: set algorithm = "int8"'),
-        (["policy=loss_aware"], '"loss_aware" has no effect with algorithm = "none". Fix: set algorithm = "auto"'),
+        (["algorithm=int8", "policy=aggressive"], '"aggressive" has no effect with algorithm = "int8". Fix: set algorithm = "auto", or remove policy'),
+        (["algorithm=natural", "block=64"], '64 has no effect with algorithm = "natural". Fix: set algorithm = "int8", or remove block'),
+        (["algorithm=auto", "policy=conservative", "rank=2"], '2 has no effect with policy = "conservative". Fix: set policy = "aggressive", or remove rank'),
+        (["algorithm=int8", "residual_type=bf16"], '"bf16" has no effect with algorithm = "int8". Fix: set error_feedback = "on", or remove residual_type'),
+        (["algorithm=powersgd", "error_feedback=off", "residual_decay=0.5"],
+         '0.5 has no effect with algorithm = "powersgd" and error_feedback = "off". Fix: set error_feedback = "on", or remove residual_decay'),
+        (["algorithm=sign", "residual_decay=0.5"], '0.5 has no effect with algorithm = "sign". Fix: set algorithm = "powersgd", or remove residual_decay'),
+        (["algorithm=int8", "residual_saved=exact"], '"exact" has no effect with algorithm = "int8". Fix: set algorithm = "powersgd", or remove residual_saved'),
+        (["rank=8"], '8 has no effect with algorithm = "none". Fix: set algorithm, or remove rank'),
+        (["error_feedback=on", "residual_type=bf16"], '"bf16" has no effect with algorithm = "none". Fix: set algorithm, or remove residual_type'),
     ],
 )  # fmt: skip
 def test_a_key_that_the_algorithm_does_not_use_is_refused(settings, said):
     with pytest.raises(ToolkitError) as refused:
         job(*(f"gradient_compression.{one}" for one in settings), site=load_site("local"))
-    assert said in str(refused.value)
+    key = settings[-1].partition("=")[0]
+    errors = [str(one) for one in (refused.value, *refused.value.others)]
+    assert [one for one in errors if f"gradient_compression.{key}: {said}" in one] and len(errors) == len(set(errors))
 
 
 def test_another_algorithm_of_a_resume_takes_along_the_keys_of_the_one_before():
+    site = load_site("local")
+
+    def resumed(recorded, *settings: str):
+        return amend_job(recorded, site=site, settings=[f"gradient_compression.{one}" for one in settings])
+
     first = compressed("powersgd", "gradient_compression.rank=8", "gradient_compression.residual_type=bf16")
     for name in ("int8", "none"):
-        amended = amend_job(first, site=load_site("local"), settings=[f"gradient_compression.algorithm={name}"])
-        assert amended.gradient_compression.algorithm == name
+        second = resumed(first, f"algorithm={name}")
+        assert resumed(second, "dense_steps=0").gradient_compression.algorithm == name, "the next resume, too"
+        assert next(vary_job(second, site, [{"train.lr": Flag(0.1, "test")}])).train.lr == 0.1
     with pytest.raises(ToolkitError, match='7 has no effect with algorithm = "int8"'):
-        settings = ["gradient_compression.algorithm=int8", "gradient_compression.rank=7"]
-        amend_job(first, site=load_site("local"), settings=settings)
+        resumed(first, "algorithm=int8", "rank=7")
+
+
+def test_the_momentum_of_the_algorithm_before_is_not_used():
+    sgd = ("train.optimizer=sgd", "train.momentum=0", "gradient_compression.momentum=0.9")
+    settings = ["gradient_compression.algorithm=int8"]
+    amended = amend_job(compressed("top_k", *sgd), site=load_site("local"), settings=settings)
+    table = amended.gradient_compression
+    assert table.momentum == 0.9 and not GradientCompression(table, {"one": torch.zeros(64, 64)}).kept.kinds
+
+
+def test_a_sweep_may_have_a_task_without_the_algorithm_of_its_keys():
+    base = compressed("int8", "gradient_compression.block=64")
+    rows = [{"gradient_compression.algorithm": Flag(name, "test")} for name in ("none", "int4")]
+    tasks = list(vary_job(base, load_site("local"), rows))
+    assert [one.gradient_compression.algorithm for one in tasks] == ["none", "int4"]
 
 
 @pytest.mark.parametrize(

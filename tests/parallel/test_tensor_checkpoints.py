@@ -76,17 +76,18 @@ def runs(request, tmp_path_factory) -> Path:
         "drawing": config_of(BOTH, dropout=0.3),
         "drawing_on": config_of(BOTH, at_cut(folder / "drawing"), dropout=0.3),
     }
-    is_whole = "four" in [case["name"] for case in selected(request, "test_layouts_go_on_from_each_others_checkpoints")]
-    if is_whole:
+    names = [case["name"] for case in selected(request, "test_layouts_go_on_from_each_others_checkpoints")]
+    if "one_to_both" in names:
+        configs["one_to_both"] = config_of(BOTH, at_cut(folder / "one"))
+    if "four" in names:
         configs |= {
-            "one_to_both": config_of(BOTH, at_cut(folder / "one")),
             "copies": config_of({"replicate": 2, "tp": 2}, dropout=0.3),
             "copies_on": config_of({"replicate": 2, "tp": 2}, at_cut(folder / "copies"), dropout=0.3),
             "four": config_of({"tp": 4}, at_cut(folder / "both")),
         }
     train(4, folder, **configs)
     train(1, folder, both_to_one=config_of(None, at_cut(folder / "both")))
-    if is_whole:
+    if "both_to_two" in names:
         train(2, folder, both_to_two=config_of({"tp": 2}, at_cut(folder / "both")))
     return folder
 

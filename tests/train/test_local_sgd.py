@@ -228,6 +228,8 @@ def test_a_resumed_run_repeats_every_bit_and_continues_on_other_numbers_of_ranks
         tmp_path / "whole", 0
     )
     run(parts, DILOCO, INT8, steps=3, **settings)
+    log = said_by(parts, 0)
+    assert "averages only" not in log and "nothing is compressed" not in log, "the first fragment is due at step 2"
     assert run(parts, DILOCO, INT8, attempt=1, **settings) == whole
     run(parts, DILOCO, INT8, attempt=2, ranks=1, steps=14)
     log = said_by(parts, 0, attempt=2)

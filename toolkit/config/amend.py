@@ -63,7 +63,8 @@ def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) 
         if not _METRIC_KEYS.isdisjoint(row):  # check_metric is slow, since it parses the script
             check_metric(varied)
         check_arguments(varied)
-        check_request(varied, site, limits=False)  # the limits apply to [job], which rows do not change
+        # The limits apply to [job], which rows do not change.
+        check_request(varied, site, limits=False, anew=frozenset(row))
         yield varied
 
 

@@ -18,12 +18,12 @@ __all__ = ["beyond_limits"]
 
 
 def check_request(
-    resolved: ResolvedJob, site: Site, *, limits: bool = True, anew: frozenset[str] = frozenset()
+    resolved: ResolvedJob, site: Site, *, limits: bool = True, anew: frozenset[str] | None = None
 ) -> None:
     """Check the job against its partition, and its keys against each other.
 
     `limits` is False if the caller checks the partition limits by a query to the cluster instead. `anew` contains the
-    keys that override those of a recorded job.
+    keys that override those of a job that was checked before.
 
     Raises:
         ToolkitError: the request is impossible; the message states both numbers, and the fix a value that works.

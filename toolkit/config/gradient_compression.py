@@ -9,12 +9,12 @@ from toolkit.errors import ToolkitError
 if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
 
-__all__ = ["ALGORITHMS", "GradientCompressionTable", "check_gradient_compression", "uses"]
+__all__ = ["ALGORITHMS", "GradientCompressionTable", "check_gradient_compression", "is_used"]
 
 
 @dataclass(frozen=True)
 class AlgorithmFacts:
-    """The keys of `_OF_SOME` that an algorithm uses, and whether it uses error feedback by default; None if it cannot.
+    """The keys that an algorithm uses and others do not, and whether it uses error feedback by default; None if it cannot.
 
     `suits_adam` is False if its error feedback makes the results of Adam worse.
     """
@@ -40,14 +40,13 @@ ALGORITHMS = {
     "gaussian_k": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
     "random_k": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
     "bernoulli": AlgorithmFacts(("density",), feedback=True, suits_adam=False),
-    "powersgd": AlgorithmFacts(feedback=True),
+    "powersgd": AlgorithmFacts(("rank",), feedback=True),
     "ef21": AlgorithmFacts(("density", "momentum"), feedback=None, suits_adam=False),
-    "auto": AlgorithmFacts(("block", "rounding", "policy"), feedback=None),
+    "auto": AlgorithmFacts(("block", "rounding", "rank", "policy"), feedback=None),
 }
 _NO_FEEDBACK = {"ef21": "is itself a form of error feedback", "auto": "uses error feedback for `powersgd` only"}
 # Algorithms whose messages for each rank add up to a sum, which FSDP2's reduce-scatter requires.
 SCATTERED = ("bf16", "fp16", "int8", "int4", "qsgd", "terngrad", "natural")
-_OF_SOME = ("block", "rounding", "levels", "density", "threshold", "momentum", "policy")
 _OF_UNITS = ("wrap", "gather_type", "reduce_type", "output_type")
 
 
@@ -105,18 +104,25 @@ class GradientCompressionTable(Table):
         default = self.algorithm != "none" and bool(ALGORITHMS[self.algorithm].feedback)
         return {"auto": default, "on": True, "off": False}[self.error_feedback]
 
+    @property
+    def can_keep_residuals(self) -> bool:
+        """Whether the algorithm permits error feedback, or uses it in part."""
+        return self.algorithm in ("none", "auto") or ALGORITHMS[self.algorithm].feedback is not None
 
-def uses(table: GradientCompressionTable, key: str) -> bool:
-    """Return whether `key` has an effect with the algorithm of `table`."""
-    if table.algorithm == "none":
-        return False
-    if key == "rank":
-        return table.factorises
-    if key in ("residual_type", "residual_decay"):
-        return table.has_feedback or (table.algorithm == "auto" and table.factorises)
-    if key == "residual_saved":
-        return table.has_feedback or table.factorises or table.algorithm == "ef21"
-    return key not in _OF_SOME or key in ALGORITHMS[table.algorithm].keys
+    @property
+    def has_state(self) -> bool:
+        """Whether checkpoints have tensors of the compression."""
+        return self.has_feedback or self.factorises or self.algorithm in ("none", "auto", "ef21")
+
+    @property
+    def used_momentum(self) -> float:
+        """`momentum`; 0 if the algorithm does not use it, as when a resume has changed the algorithm."""
+        return self.momentum if is_used(self, "momentum") else 0.0
+
+
+def is_used(table: GradientCompressionTable, key: str) -> bool:
+    """Return whether the algorithm of `table` uses `key`, one of those that only some algorithms use."""
+    return table.algorithm == "none" or key in ALGORITHMS[table.algorithm].keys
 
 
 def check_gradient_compression(resolved: "ResolvedJob") -> None:

@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any, get_args
 
 from toolkit.config.document import Layer, Origin
-from toolkit.config.gradient_compression import uses
+from toolkit.config.gradient_compression import is_used
 from toolkit.config.resolved import ResolvedJob, as_json
 from toolkit.config.table import Table
 from toolkit.errors import ToolkitError, all_of
@@ -29,17 +29,12 @@ class Need:
 
 _MODEL = ("shard", "tp", "pp")
 
-# Keys of [gradient_compression], the keys that decide whether these have an effect, and an algorithm with which they have.
-_COMPRESSION = (
-    ("scope dense_steps min_elements error_feedback block rounding", "algorithm", "int8"),
-    ("levels", "algorithm", "qsgd"),
-    ("density", "algorithm", "top_k"),
-    ("threshold", "algorithm", "threshold"),
-    ("momentum", "algorithm", "ef21"),
-    ("policy", "algorithm", "auto"),
-    ("rank", "algorithm policy", "powersgd"),
-    ("residual_type residual_decay residual_saved", "algorithm policy error_feedback", "powersgd"),
-)
+# Keys of [gradient_compression] that only some algorithms use, with one of these.
+_OF_ALGORITHMS = {
+    "block": "int8", "rounding": "int8", "levels": "qsgd", "density": "top_k", "threshold": "threshold", "rank": "powersgd",
+    "momentum": "ef21", "policy": "auto",
+}  # fmt: skip
+_OF_RESIDUALS = ("residual_type", "residual_decay", "residual_saved")
 
 NEEDS = (
     Need("train", ("lr_reference_batch",), ("lr_scaling",), lambda it: it.lr_scaling != "none", 'lr_scaling = "linear"'),
@@ -65,10 +60,28 @@ NEEDS = (
         ("rank",), lambda it: it.rank > 0, "rank",
     ),
     Need("adapters", ("double_quantization",), ("quantize",), lambda it: "4" in it.quantize, 'quantize = "nf4"'),
+    Need(
+        "gradient_compression", ("scope", "dense_steps", "min_elements", "error_feedback", *_OF_ALGORITHMS, *_OF_RESIDUALS),
+        ("algorithm",), lambda it: it.algorithm != "none", "algorithm",
+    ),
     *(
-        Need("gradient_compression", (key,), (*others.split(),), partial(uses, key=key), f'algorithm = "{algorithm}"')
-        for keys, others, algorithm in _COMPRESSION
-        for key in keys.split()
+        Need("gradient_compression", (key,), ("algorithm",), partial(is_used, key=key), f'algorithm = "{algorithm}"')
+        for key, algorithm in _OF_ALGORITHMS.items()
+    ),
+    Need(
+        "gradient_compression", ("rank", *_OF_RESIDUALS), ("policy",), lambda it: it.algorithm != "auto" or it.factorises,
+        'policy = "aggressive"',
+    ),
+    Need(
+        "gradient_compression", _OF_RESIDUALS[:2], ("algorithm",), lambda it: it.can_keep_residuals, 'algorithm = "powersgd"',
+    ),
+    Need(
+        "gradient_compression", _OF_RESIDUALS[:2], ("algorithm", "error_feedback"),
+        lambda it: it.has_feedback or it.algorithm in ("none", "auto") or not it.can_keep_residuals, 'error_feedback = "on"',
+    ),
+    Need(
+        "gradient_compression", _OF_RESIDUALS[2:], ("algorithm", "error_feedback"), lambda it: it.has_state,
+        'algorithm = "powersgd"',
     ),
     Need("local_sgd", ("every", "fragments"), ("algorithm",), lambda it: it.algorithm != "none", 'algorithm = "average" or "diloco"'),
     Need("local_sgd", ("outer_lr", "outer_momentum"), ("algorithm",), lambda it: it.algorithm == "diloco", 'algorithm = "diloco"'),
@@ -93,8 +106,8 @@ NEEDS = (
 )  # fmt: skip
 
 
-def check_needs(resolved: ResolvedJob, anew: frozenset[str] = frozenset()) -> None:
-    """Reject keys that were set but have no effect; `anew` are the keys that override those of a recorded job.
+def check_needs(resolved: ResolvedJob, anew: frozenset[str] | None = None) -> None:
+    """Reject keys that were set but have no effect; of a job that was checked before only the keys `anew`, which override its own.
 
     Raises:
         ToolkitError: the message names every such key and the setting that it requires.
@@ -104,21 +117,17 @@ def check_needs(resolved: ResolvedJob, anew: frozenset[str] = frozenset()) -> No
         raise all_of(errors)
 
 
-def _unmet(resolved: ResolvedJob, anew: frozenset[str]) -> Iterator[tuple[Need, str]]:
+def _unmet(resolved: ResolvedJob, anew: frozenset[str] | None) -> Iterator[tuple[Need, str]]:
     for need in NEEDS:
         table: Table = getattr(resolved, need.table)
         if need.met(table):
             continue
-        set_keys = [key for key in need.keys if getattr(table, key) != default_of(type(table), key)]
-        if not set_keys:
-            continue
         of_others = [resolved.origin(f"{need.table}.{other}") for other in need.others]
-        others_anew = not anew.isdisjoint(f"{need.table}.{other}" for other in need.others)
-        for key in set_keys:
-            if others_anew and f"{need.table}.{key}" not in anew:
+        for key in need.keys:
+            name = f"{need.table}.{key}"
+            if getattr(table, key) == default_of(type(table), key) or (anew is not None and name not in anew):
                 continue
-            own = resolved.origin(f"{need.table}.{key}")
-            if not any(_outranks(one, own) for one in of_others):
+            if not any(_outranks(one, resolved.origin(name)) for one in of_others):
                 yield need, key
 
 

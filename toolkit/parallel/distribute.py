@@ -31,7 +31,7 @@ from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
 from toolkit.parallel.pipeline import lay_pipeline
 from toolkit.parallel.pipeline_passes import PipelinePasses
-from toolkit.parallel.replicated import idle_compression, replicate
+from toolkit.parallel.replicated import compression_of_one_rank, replicate
 from toolkit.parallel.sharded import Between, convert_buffers, shard
 from toolkit.parallel.stages import stream_into
 from toolkit.parallel.tensor import split_tensors
@@ -190,7 +190,7 @@ def distribute(
         else:
             passes = PassesInTurn(model, float(mesh.gradient_size), between, profile)
             if world.size == 1 and not is_local and config.gradient_compression.algorithm != "none":
-                compression = idle_compression(model, config)
+                compression = compression_of_one_rank(model, config)
             if isinstance(model, FSDPModule) and mesh.sizes["shard"] == world.size:
                 choose_sharding_collectives(model, world, config.parallel.reduction, topology)
     if parts.tensor is not None:

@@ -163,12 +163,10 @@ def replicate(
     return passes
 
 
-def idle_compression(model: nn.Module, config: ResolvedJob) -> GradientCompression:
-    """Return the compression of a single rank: it sends nothing, but keeps the residuals of a checkpoint of more ranks."""
+def compression_of_one_rank(model: nn.Module, config: ResolvedJob) -> GradientCompression:
+    """Return the compression of a single rank, which keeps the residuals of a checkpoint of more ranks."""
     sys.stderr.write("gradient reduction: none, because a single rank sends no gradients\n")
-    compression = GradientCompression(config.gradient_compression, _trained(model), config.train.seed)
-    compression.kept.saves_zeros = False
-    return compression
+    return GradientCompression(config.gradient_compression, _trained(model), config.train.seed, is_alone=True)
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -56,11 +56,12 @@ class LocalSgd:
         what = f"{'changes of parameters' if self.outer else 'parameters'} averaged over {counted(ranks, 'rank')}"
         when = f" in {settings.fragments} fragments, each at its own step" if settings.fragments > 1 else ""
         line = f"local SGD ({settings.algorithm}): {what} every {counted(settings.every, 'step')}{when}"
-        if steps < settings.every // settings.fragments:
+        exchanges = (steps + settings.every - settings.every // settings.fragments) // settings.every
+        if not exchanges:
             line += f"; a run of {counted(steps, 'step')} averages only before validations and saves"
         if compression is None or ranks == 1:  # a single rank sends nothing
             return [line]
-        warnings = compression.warnings("sgd", steps // settings.every)
+        warnings = compression.warnings("sgd", exchanges)
         notes = [f"gradient compression: {one} (docs/compression.md)" for one in warnings]
         return [f"{line}; {compression.describe(ranks)}", *notes]
 

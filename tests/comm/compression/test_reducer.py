@@ -154,7 +154,8 @@ def test_settings_that_compress_nothing_are_reported():
         )
 
     assert warnings(11, dense_steps=10, min_elements=4096) == []
-    assert warnings(10, dense_steps=10) == ["nothing is compressed: dense_steps = 10, got 10 steps"]
+    assert warnings(10, dense_steps=10) == ["nothing is compressed, because dense_steps = 10 covers the whole run"]
+    assert warnings(0) == [], "not even of a run without steps"
     assert warnings(1, min_elements=4097) == ["no parameter is large enough to be compressed (min_elements = 4097)"]
 
 

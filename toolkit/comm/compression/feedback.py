@@ -44,7 +44,7 @@ class KeptState:
     ) -> None:  # fmt: skip
         self.kinds, self.step, self._parameters = kinds, 0, parameters
         self.peers = Peers(None, (0,), 0)
-        self._device, self._saves_own, self.saves_zeros = device, saves_own, saves_zeros
+        self._device, self._saves_own, self._saves_zeros = device, saves_own, saves_zeros
         self._kept: dict[tuple[str, str], Tensor] = {}
         self._pending: dict[tuple[str, str], Tensor | None] = {}
         self._finite: list[Tensor] = []
@@ -112,7 +112,7 @@ class KeptState:
     def saved(self) -> dict[str, Tensors]:
         """Return the tensors of a checkpoint. Collective."""
         self.settle()
-        if not (self.saves_zeros or self._is_held_somewhere()):
+        if not (self._saves_zeros or self._is_held_somewhere()):
             return {}
         means = self._own(without="second")
         for kind, tensors in means.items():
@@ -151,15 +151,19 @@ class KeptState:
                 values = {
                     (kind, name): local(one).flatten().to(self.kinds[kind].dtype)
                     for name, one in tensors.items()
-                    if self.saves_zeros or bool(local(one).any())
+                    if self._saves_zeros or bool(local(one).any())
                 }
                 self._kept |= values
         begun = [kind for kind in filled.get(source, ()) if (source, kind) in lacking]
         if begun:
             message = f"gradient compression starts without {', '.join(begun)}, which the checkpoint lacks"
-            return message if self.saves_zeros else ""
-        is_mean = self._saves_own and bool(self.kinds) and not is_own
-        return f"each rank continues with the mean residual of {counted(ranks, 'rank')}" if is_mean else ""
+            return message if self._saves_zeros else ""
+        if is_own or not (self._saves_own and self.kinds):
+            return ""
+        what = f"the mean residual of {counted(ranks, 'rank')}"
+        return (
+            f"each rank continues with {what}" if self.peers.size > 1 else f"{what} is kept for a start on more ranks"
+        )
 
     @property
     def _key(self) -> str:

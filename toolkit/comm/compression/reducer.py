@@ -18,7 +18,7 @@ from toolkit.comm.compression.spent import DECODE, ENCODE, EXCHANGE, WIRE, Spent
 from toolkit.comm.peers import Peers
 from toolkit.comm.reductions import backend_all_reduce
 from toolkit.config.gradient_compression import ALGORITHMS, GradientCompressionTable
-from toolkit.errors import ToolkitError, counted
+from toolkit.errors import ToolkitError
 
 __all__ = ["GradientCompression"]
 
@@ -34,10 +34,13 @@ class GradientCompression:
     gradients, where the algorithm allows it.
     """
 
-    def __init__(self, settings: GradientCompressionTable, parameters: Mapping[str, Tensor], seed: int = 0) -> None:
+    def __init__(
+        self, settings: GradientCompressionTable, parameters: Mapping[str, Tensor], seed: int = 0, *, is_alone: bool = False
+    ) -> None:  # fmt: skip
         """Compress the gradients of `parameters`, or of this rank's parts of them.
 
-        All ranks pass the same names, shapes of parts, settings and seed.
+        All ranks pass the same names, shapes of parts, settings and seed. A rank that `is_alone` sends nothing: it only
+        keeps what a checkpoint of more ranks has, for the next start on more ranks.
         """
         self.settings = settings
         self.scale: Callable[[], float] = lambda: 1.0
@@ -69,7 +72,7 @@ class GradientCompression:
             self._device,
             parameters,
             saves_own=settings.residual_saved == "exact",
-            saves_zeros=settings.algorithm != "auto",
+            saves_zeros=settings.algorithm != "auto" and not is_alone,
         )
 
     def _is_compressed(self, parameter: Tensor) -> bool:
@@ -93,7 +96,7 @@ class GradientCompression:
         others = {
             "shift": settings.algorithm == "ef21",
             "mean_shift": settings.algorithm == "ef21",
-            "momentum": settings.momentum,
+            "momentum": settings.used_momentum,
         }
         return kinds | {kind: Kind(torch.float32, shapes) for kind, is_kept in others.items() if is_kept}
 
@@ -112,7 +115,7 @@ class GradientCompression:
         """Whether `scope` and algorithm allow tiers: sums are cheap in a node, and other algorithms keep state of all numbers."""
         name, fixed = self.settings.algorithm, self._fixed
         is_sum = name == POWERSGD or (fixed is not None and fixed.is_linear)
-        return self.settings.scope == "nodes" and not (is_sum or name == "ef21" or self.settings.momentum)
+        return self.settings.scope == "nodes" and not (is_sum or name == "ef21" or self.settings.used_momentum)
 
     def names_of(self, parameters: Iterable[Tensor]) -> list[str]:
         return [self._names[id(one)] for one in parameters]
@@ -142,14 +145,14 @@ class GradientCompression:
     def warnings(self, optimizer: str, steps: int) -> list[str]:
         """Return messages about settings that compress nothing, or are known to give a worse loss."""
         found, name, compressor = [], self.settings.algorithm, self._fixed
-        if not self.compressed:
-            found.append(f"no parameter is large enough to be compressed (min_elements = {self.settings.min_elements})")
-        if steps <= self.settings.dense_steps:
-            found.append(
-                f"nothing is compressed: dense_steps = {self.settings.dense_steps}, got {counted(steps, 'step')}"
-            )
+        least, dense = self.settings.min_elements, self.settings.dense_steps
+        if self._parameters and not self.compressed:
+            rank = f", rank = {self.settings.rank}" if name == POWERSGD else ""
+            return [f"no parameter is large enough to be compressed (min_elements = {least}{rank})"]
+        if 0 < dense >= steps:
+            return [f"nothing is compressed, because dense_steps = {dense} covers the whole run"]
         if not (self.settings.has_feedback or name == "ef21"):
-            return found
+            return []
         suits_adam = ALGORITHMS[name].suits_adam and not (name == "powersgd" and self.settings.rank < 4)
         if optimizer != "sgd" and not suits_adam:
             found.append(f"bursts of error feedback disturb {optimizer}; expect a worse loss than with sgd")
@@ -276,8 +279,8 @@ class GradientCompression:
         if algorithm == "ef21":
             return self._shifted(names, x, peers, spent)
         before = velocity = None
-        if settings.momentum:
-            x = velocity = kept.read("momentum", names).mul_(settings.momentum).add_(x)
+        if settings.used_momentum:
+            x = velocity = kept.read("momentum", names).mul_(settings.used_momentum).add_(x)
         if held := [name for name in names if kept.holds("residual", [name])]:
             # With "auto", only matrices have residuals.
             zeros = {name: x.new_zeros(self.compressed[name]) for name in names if name not in held}
