@@ -73,6 +73,18 @@ def test_only_the_slowest_ranks_wait_counts_as_communication(toolkit, run) -> No
     assert "communication" not in advice_of(toolkit)
 
 
+@pytest.mark.parametrize(("algorithm", "is_proposed"), [("none", True), ("int8", False)])
+def test_compression_is_proposed_to_runs_that_do_not_compress(toolkit, algorithm, is_proposed) -> None:
+    keys = ("--set=parallel.replicate=2", f"--set=gradient_compression.algorithm={algorithm}")
+    run = toolkit.submit(toolkit.job("true"), "-n", "2", *keys)
+    toolkit.ok("wait", "last")
+    for node in (0, 1):
+        file = WindowFile(run.attempt(0).windows_file(node), f"n{node}")
+        file.append([window(node, host=f"n{node}", **{EXPOSED: same(0.1)})])
+    change = advice_of(toolkit)["communication"]["change"]
+    assert ('algorithm = "auto"' in change) == ("hierarchical" in change) == is_proposed
+
+
 def test_raised_verdicts_come_first_and_cleared_ones_gain_nothing(toolkit, run) -> None:
     write_windows(run, 0, [0.2] * 3, **{DATA: 0.15})
     slow = raise_verdict(

@@ -125,14 +125,14 @@ def _late(profile: StepProfile) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def less_communication(mesh: Mapping[str, int], nodes: int, *, has_passes: bool) -> str:
-    """Return what to try; `has_passes`: whether a step has several micro-batches."""
+def less_communication(mesh: Mapping[str, int], nodes: int, *, has_passes: bool, is_compressed: bool = False) -> str:
+    """Return what to try, given whether a step has several micro-batches, and whether ranks compress gradients."""
     ways = []
     if mesh.get("tp", 1) > 1:
         ways.append("fewer parallel.tp ranks, or keep them on one node")
     if mesh.get("shard", 1) > 1:
         ways.append("a smaller parallel.zero, which gathers less often, if memory allows it")
-    elif nodes > 1 and mesh.get("replicate", 1) > 1:
+    elif nodes > 1 and mesh.get("replicate", 1) > 1 and not is_compressed:
         ways.append('parallel.reduction = "hierarchical" or, on the CPU, "measured"')
         if math.prod(mesh.get(name, 1) for name in ("tp", "pp", "cp", "ep")) == 1:
             ways.append('gradient_compression.algorithm = "auto" on links of a few Gbit/s or less')

@@ -32,7 +32,7 @@ __all__ = ["advise_on", "measured_gains", "record_advice"]
 
 _MOST_SHOWN, _RECENT = 5, 60  # changes; windows of each rank
 _EASE = {"low": 1.0, "medium": 0.5, "high": 0.25}  # what a gain counts, by effort
-_TABLES = ("job", "env", "checkpoint", "data", "train", "parallel", "args")
+_TABLES = ("job", "env", "checkpoint", "data", "train", "parallel", "gradient_compression", "args")
 _PHASES = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER)
 _RULES = {VerdictKind.STARVATION: step_profile.DATA, VerdictKind.SLOW_SAVE: step_profile.CHECKPOINT}
 
@@ -105,7 +105,9 @@ def _of_windows(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advi
     mesh = {name: int(keys[f"parallel.{name}"]) for name in ("tp", "shard", "replicate")}
     size = keys["train.micro_batch"]
     has_passes = size != "auto" and 0 < size < keys["train.batch"]
-    less = less_communication(mesh, len({window.host for window in ranks}), has_passes=has_passes)
+    is_compressed = keys["gradient_compression.algorithm"] != "none"
+    hosts = {window.host for window in ranks}
+    less = less_communication(mesh, len(hosts), has_passes=has_passes, is_compressed=is_compressed)
     changes = {step_profile.COMMUNICATION: less}
     if "data.workers" not in keys:
         changes[step_profile.DATA] = "speed up the code that reads the samples, or let it read them in advance"
