@@ -6,7 +6,9 @@ import torch
 from toolkit.comm.compression.reducer import GradientCompression
 from toolkit.config.amend import amend_job, vary_job
 from toolkit.config.document import Flag
+from toolkit.config.gradient_compression import GradientCompressionTable
 from toolkit.config.layout_checks import check_layout
+from toolkit.config.needs import NEEDS
 from toolkit.config.request import resolve_job
 from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
@@ -75,7 +77,7 @@ def test_other_combinations_are_accepted(algorithm, settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (["algorithm=int8", "rank=2"], '2 has no effect with algorithm = "int8". Fix: set algorithm = "powersgd", or remove rank'),
         (["algorithm=int8", "policy=aggressive"], '"aggressive" has no effect with algorithm = "int8". Fix: set algorithm = "auto", or remove policy'),
@@ -90,12 +92,19 @@ def test_other_combinations_are_accepted(algorithm, settings):
         (["error_feedback=on", "residual_type=bf16"], '"bf16" has no effect with algorithm = "none". Fix: set algorithm, or remove residual_type'),
     ],
 )  # fmt: skip
-def test_a_key_that_the_algorithm_does_not_use_is_refused(settings, said):
+def test_a_key_that_the_algorithm_does_not_use_is_refused(settings, message):
     with pytest.raises(ToolkitError) as refused:
         job(*(f"gradient_compression.{one}" for one in settings), site=load_site("local"))
     key = settings[-1].partition("=")[0]
     errors = [str(one) for one in (refused.value, *refused.value.others)]
-    assert [one for one in errors if f"gradient_compression.{key}: {said}" in one] and len(errors) == len(set(errors))
+    assert [one for one in errors if f"gradient_compression.{key}: {message}" in one] and len(errors) == len(
+        set(errors)
+    )
+
+
+def test_every_key_needs_an_algorithm():
+    needed = {key for need in NEEDS if need.table == "gradient_compression" for key in need.keys}
+    assert needed == GradientCompressionTable.model_fields.keys() - {"algorithm"}
 
 
 def test_another_algorithm_of_a_resume_takes_along_the_keys_of_the_one_before():

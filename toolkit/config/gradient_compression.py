@@ -112,7 +112,7 @@ class GradientCompressionTable(Table):
     @property
     def has_state(self) -> bool:
         """Whether checkpoints have tensors of the compression."""
-        return self.has_feedback or self.factorises or self.algorithm in ("none", "auto", "ef21")
+        return self.has_feedback or self.factorises or self.algorithm == "ef21"
 
     @property
     def used_momentum(self) -> float:
@@ -122,7 +122,7 @@ class GradientCompressionTable(Table):
 
 def is_used(table: GradientCompressionTable, key: str) -> bool:
     """Return whether the algorithm of `table` uses `key`, one of those that only some algorithms use."""
-    return table.algorithm == "none" or key in ALGORITHMS[table.algorithm].keys
+    return table.algorithm != "none" and key in ALGORITHMS[table.algorithm].keys
 
 
 def check_gradient_compression(resolved: "ResolvedJob") -> None:

@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any, get_args
 
 from toolkit.config.document import Layer, Origin
-from toolkit.config.gradient_compression import is_used
+from toolkit.config.gradient_compression import GradientCompressionTable, is_used
 from toolkit.config.resolved import ResolvedJob, as_json
 from toolkit.config.table import Table
 from toolkit.errors import ToolkitError, all_of
@@ -35,6 +35,11 @@ _OF_ALGORITHMS = {
     "momentum": "ef21", "policy": "auto",
 }  # fmt: skip
 _OF_RESIDUALS = ("residual_type", "residual_decay", "residual_saved")
+
+
+def _is_used_or_none(table: GradientCompressionTable, key: str) -> bool:
+    return table.algorithm == "none" or is_used(table, key)  # all keys need an algorithm, which a row of its own says
+
 
 NEEDS = (
     Need("train", ("lr_reference_batch",), ("lr_scaling",), lambda it: it.lr_scaling != "none", 'lr_scaling = "linear"'),
@@ -65,7 +70,7 @@ NEEDS = (
         ("algorithm",), lambda it: it.algorithm != "none", "algorithm",
     ),
     *(
-        Need("gradient_compression", (key,), ("algorithm",), partial(is_used, key=key), f'algorithm = "{algorithm}"')
+        Need("gradient_compression", (key,), ("algorithm",), partial(_is_used_or_none, key=key), f'algorithm = "{algorithm}"')
         for key, algorithm in _OF_ALGORITHMS.items()
     ),
     Need(
@@ -80,7 +85,7 @@ NEEDS = (
         lambda it: it.has_feedback or it.algorithm in ("none", "auto") or not it.can_keep_residuals, 'error_feedback = "on"',
     ),
     Need(
-        "gradient_compression", _OF_RESIDUALS[2:], ("algorithm", "error_feedback"), lambda it: it.has_state,
+        "gradient_compression", _OF_RESIDUALS[2:], ("algorithm", "error_feedback"), lambda it: it.algorithm in ("none", "auto") or it.has_state,
         'algorithm = "powersgd"',
     ),
     Need("local_sgd", ("every", "fragments"), ("algorithm",), lambda it: it.algorithm != "none", 'algorithm = "average" or "diloco"'),

@@ -164,7 +164,7 @@ def replicate(
 
 
 def compression_of_one_rank(model: nn.Module, config: ResolvedJob) -> GradientCompression:
-    """Return the compression of a single rank, which keeps the residuals of a checkpoint of more ranks."""
+    """Return the compression of a single rank, which keeps the residuals of a checkpoint of more ranks; print that it sends nothing."""
     sys.stderr.write("gradient reduction: none, because a single rank sends no gradients\n")
     return GradientCompression(config.gradient_compression, _trained(model), config.train.seed, is_alone=True)
 
