@@ -11,6 +11,7 @@ from projects import git
 
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.sweep import read_sweep
+from toolkit.submission import create, next_start
 from toolkit.submission.create import Submitted
 
 # Ranks are not started here: what they would start from stands in the run.
@@ -19,8 +20,9 @@ from toolkit.submission.create import Submitted
 @pytest.fixture
 def made(toolkit, monkeypatch: pytest.MonkeyPatch):
     """Make a run by a command, without any rank."""
-    for module in ("create", "next_start"):
-        monkeypatch.setattr(f"toolkit.submission.{module}.submit_new", lambda run, job: Submitted(run, 0, "local-1"))
+    # Both are imported above: a module first imported while this is in place would keep it after the test.
+    for module in (create, next_start):
+        monkeypatch.setattr(module, "submit_new", lambda run, job: Submitted(run, 0, "local-1"))
 
     def make(*words: object) -> RunDirectory:
         return toolkit.run(toolkit.ok(*words, "--parsable").strip().partition(";")[2])
