@@ -46,6 +46,16 @@ def pytest_configure() -> None:
     _hear_signals()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Alternate the files of `parallel`, which compute, with those of `supervise`, which wait: workers run both at once."""
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [file for file in files if file.parent.name == "supervise"]
+    computing = [file for file in files if file.parent.name == "parallel"]
+    position = {file: (number, 0) for number, file in enumerate(files)}
+    position |= {file: (position[beside][0], 1) for file, beside in zip(waiting, computing, strict=False)}
+    items.sort(key=lambda item: position[item.path])
+
+
 def _hear_signals() -> None:
     """Hear signals that the starter of the tests has ignored, as `nohup` and a shell's `&` do: commands inherit that."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
