@@ -140,36 +140,42 @@ class Recorder:
         """Write the finished steps to the ring, the last ones also if the device has not reached their phases."""
         if not self._ended:
             return
-        is_same_thread = threading.get_ident() == self._thread
-        counts = [count / len(self._ended) for count in self._count()] if is_same_thread else []
+        usual = self._usual_values()
         ahead_ns = time_ns() - perf_counter_ns()
         memory = self._memory() if self._ended[-1][1] >= self._memory_at_ns else {}
+        # A thread that waits for a GPU or in MPI keeps the processor busy, whatever its work is.
+        has_cpu = usual[_SWITCHES] != ABSENT and not self._has_device and not self._polls
         while self._ended:
             number, at_ns, cpu_ns, noted, log = self._ended[0]
-            phases: Mapping[str, PhaseSum] | None = {}
+            phases: Mapping[str, PhaseSum] | None = None
             if log and self.reader is not None:
                 phases = self.reader.phases(log)
                 if phases is None and not is_last and len(self._ended) <= MOST_LATE:
                     return
             self._ended.popleft()
-            values = _NOTHING.copy()
-            for column, value in (memory | noted).items():
+            values = usual.copy()
+            for column, value in (memory | noted if memory else noted).items():
                 values[column] = value
             memory = {}
             scale = 1e-9 / max(1, number - self._number)
             values[_STEP] = (at_ns - self._at_ns) * scale
-            _add_work(values, phases or {})
-            if is_same_thread:
-                values[_SWITCHES], values[_FAULTS] = counts[:2]
-                if self._schedstat is not None:
-                    values[_CPU_WAIT] = counts[2]
-                # Saves use the processor, too. A thread that waits for a GPU or in MPI keeps it busy, whatever its work is.
-                if _SAVE not in noted and not self._has_device and not self._polls:
-                    values[_WORK_CPU] = (cpu_ns - self._cpu_ns) * scale
+            if phases or _EXPOSED in noted:
+                _add_work(values, phases)
+            if has_cpu and _SAVE not in noted:  # saves use the processor, too
+                values[_WORK_CPU] = (cpu_ns - self._cpu_ns) * scale
             self._number, self._at_ns, self._cpu_ns = number, at_ns, cpu_ns
-            if values[_SAVE] == ABSENT:
-                values[_SAVE] = 0.0  # the mean of a window is that of all its steps
             self._ring.append((at_ns + ahead_ns) / 1e9, number, values)
+
+    def _usual_values(self) -> list[float]:
+        """Return what the records of all finished steps contain, unless they have values of their own."""
+        values = _NOTHING.copy()
+        values[_SAVE] = 0.0  # the mean of a window is that of all its steps
+        if threading.get_ident() == self._thread:
+            steps = len(self._ended)
+            values[_SWITCHES], values[_FAULTS], waited_s = (count / steps for count in self._count())
+            if self._schedstat is not None:
+                values[_CPU_WAIT] = waited_s
+        return values
 
     def _count(self) -> list[float]:
         """Return the involuntary switches, major faults and seconds of waiting for a CPU of this thread since the last call."""
@@ -206,15 +212,15 @@ def _waits_in_mpi() -> bool:
     return any(value is mpi or type(value).__module__ == "mpi4py.MPI" for value in names)
 
 
-def _add_work(values: list[float], phases: Mapping[str, PhaseSum]) -> None:
+def _add_work(values: list[float], phases: Mapping[str, PhaseSum] | None) -> None:
     """Add the phases of a step, and its work: the time that is neither exposed communication nor a save."""
     if phases:
         for name, column in _PHASES.items():
             values[column] = phases[name].own_ns / 1e9 if name in phases else 0.0
         values[_EXPOSED] = sum(phases[name].own_ns for name in step_profile.WAITS if name in phases) / 1e9
         values[_WORK] = sum(phase.own_ns for name, phase in phases.items() if name not in _NO_WORK) / 1e9
-    elif values[_EXPOSED] != ABSENT:  # a script recorded it
-        values[_WORK] = values[_STEP] - values[_EXPOSED] - (values[_SAVE] if values[_SAVE] != ABSENT else 0.0)
+    else:  # a script recorded its exposed communication
+        values[_WORK] = values[_STEP] - values[_EXPOSED] - values[_SAVE]
 
 
 class PhaseSampling:

@@ -68,7 +68,12 @@ class RecordedSteps:
         recorder = self._recorder
         if recorder is None:
             return
-        at_ns = recorder.begin(number - 1) if self._number is None else self._end(recorder, self._number)
+        if self._number is None:
+            at_ns = recorder.begin(number - 1)
+        elif self._has_phases or self._counting is not None or self._exchanged:
+            at_ns = self._end(recorder, self._number)
+        else:  # most steps, at the lowest cost
+            at_ns = recorder.end(self._number)
         self._number = number
         if at_ns >= self._sampling.due_ns and number not in self._profiled:
             self._has_phases = True
@@ -89,7 +94,11 @@ class RecordedSteps:
         The other steps are recorded with the last count. Compiled models are not counted, because counting changes what runs.
         """
         self._steps += 1
-        if self._recorder is None or self._is_compiled or self._steps % _STEPS_PER_COUNT != _FIRST_COUNT:
+        if self._recorder is None or self._is_compiled:
+            return _NOT_COUNTING
+        if self._steps % _STEPS_PER_COUNT != _FIRST_COUNT:
+            if self._sent is not None:
+                self._recorder.noted[_BYTES] = self._sent
             return _NOT_COUNTING
         self._counting = SentBytes()
         return self._counting
