@@ -47,10 +47,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Alternate the files of `parallel`, which compute, with those of `supervise`, which wait: workers run both at once."""
+    """Alternate files whose tests wait with files whose tests compute, so that workers run both at once."""
     files = dict.fromkeys(item.path for item in items)
-    waiting = [file for file in files if file.parent.name == "supervise"]
-    computing = [file for file in files if file.parent.name == "parallel"]
+    waiting = [file for file in files if file.parent.name in ("supervise", "world")]
+    computing = [file for file in files if file.parent.name in ("parallel", "train")]
     position = {file: (number, 0) for number, file in enumerate(files)}
     position |= {file: (position[beside][0], 1) for file, beside in zip(waiting, computing, strict=False)}
     items.sort(key=lambda item: position[item.path])
