@@ -37,7 +37,8 @@ def window(here: Site, terminal):
         opened.type("stty -echo\n")
         return opened
 
-    return open_shell
+    yield open_shell
+    here.cluster.run("scancel", "--name=interactive")  # salloc is killed, and would keep its nodes
 
 
 def steps(run: RunDirectory) -> int:
