@@ -36,10 +36,10 @@ bytecode: environment
 unit:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 $(SPREAD) -m "not cluster and not evidence"
 
-# Each worker starts its own clusters. The file of the most tests takes longest, so xdist's own order ends evenly. Only the
-# folders that have such tests are collected (tests/docs/test_makefile.py): the others import torch.
+# Each worker starts its own clusters. Their tests mostly wait for Slurm. Only the folders that have such tests are
+# collected (tests/docs/test_makefile.py): the others import torch.
 cluster:
-	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 --dist loadfile -m "cluster and not evidence" tests/cluster tests/torture
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 $(SPREAD) -m "cluster and not evidence" tests/cluster tests/torture
 
 # The documentation site, in build/docs/index.html; a warning, such as a link to a missing heading, fails the build.
 docs: environment
