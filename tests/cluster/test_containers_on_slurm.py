@@ -154,10 +154,11 @@ def test_a_run_survives_inside_images(here: Site, apptainer: str) -> None:
         assert (inside["SLURM_PROCID"], report["folder"]) == (str(rank), str(job.parent))
 
     wait_for(lambda: list((run.path / "checkpoints").glob("step-*/manifest.json")))
-    here.cluster.exec("node2", ["kill", "-9", str(began[1]["process"])])
+    node = began[1]["environment"]["SLURMD_NODENAME"]
+    assert here.cluster.exec(node, ["kill", "-9", str(began[1]["process"])]).returncode == 0
     wait_for(run.attempt(0).exit_file.exists)
     crash = json.loads(run.attempt(0).exit_file.read_text())
-    assert (crash["cause"], crash["rank"], crash["host"], crash["exit_code"]) == ("crashed", 1, "node2", 137)
+    assert (crash["cause"], crash["rank"], crash["host"], crash["exit_code"]) == ("crashed", 1, node, 137)
 
     again = [said(job, "began", 1, rank) for rank in (0, 1)]
     assert again[0]["step"] == again[1]["step"] >= 5
