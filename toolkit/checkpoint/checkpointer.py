@@ -23,7 +23,8 @@ from toolkit.checkpoint.format.filters import Compression, check_compression
 from toolkit.checkpoint.format.layout import committed_steps, new_token, part_folder, step_folder
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading.falling_back import FallingBack
-from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly
+from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, load_exactly
+from toolkit.checkpoint.loading.planned import Wanted
 from toolkit.checkpoint.saving.background import Background, OnEnd
 from toolkit.checkpoint.saving.finish import Description
 from toolkit.checkpoint.saving.plan import SavePlanning

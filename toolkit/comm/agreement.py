@@ -110,6 +110,16 @@ class Ranks:
         assert result is not None
         return result
 
+    def together_on_node(self, work: Callable[[], T]) -> list[T]:
+        """Like `together`, but return the results of all ranks of this node, in rank order."""
+        if self.nodes > 1 or self.size == 1:
+            return self.exchange_on_node(self.together(work))
+        result, failure = _attempt(self.rank, work)
+        answers = self.exchange_on_node((result, failure and failure.to_json()))
+        if failures := [RankFailure.from_json(failed) for _, failed in answers if failed is not None]:
+            raise RankFailure.worst(failures)
+        return [result for result, _ in answers]
+
     @_detecting_lost_ranks()
     def collect(self, work: Callable[[], bytes], size_bytes: int, finish: Callable[[list[bytes]], None]) -> None:
         """Run `work` on every rank, and `finish` on rank 0 with the results, of `size_bytes` each.

@@ -117,7 +117,7 @@ def test_data_of_another_type_are_told(saved: Path) -> None:
         made.write(h5s.ALL, h5s.ALL, np.ones(4096, "i4"))
         byte_offset = made.get_offset()
     record = manifest.tensors["weight"]
-    pieces = (replace(record.pieces[0], byte_offset=byte_offset),)
+    pieces = (record.pieces[0]._replace(byte_offset=byte_offset),)
     sign(saved, replace(manifest, tensors={"weight": replace(record, pieces=pieces)}))
     (problem,) = verify_fully(saved)[1]
     assert "as another type" in problem.what

@@ -15,8 +15,9 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading import falling_back
+from toolkit.checkpoint.loading import falling_back, planned
 from toolkit.checkpoint.loading.falling_back import MOST_BYTES, MOST_BYTES_EACH, StartValues
+from toolkit.checkpoint.loading.planned import Wanted
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.world.facts import World
 
@@ -116,10 +117,10 @@ def test_tensors_are_as_they_were_where_nothing_is_loaded(tmp_path):
 
 
 def test_copies_are_few_and_small_and_what_may_be_missing_comes_first():
-    nothing = StartValues({"a": torch.empty(LARGE), "b": torch.empty(1 << 26)}, ("a", "b"))
+    nothing = StartValues(Wanted({"a": torch.empty(LARGE), "b": torch.empty(1 << 26)}, ("a", "b"), 1))
     assert nothing._copies == []
     tensors = {f"model.{number}": torch.empty(SMALL) for number in range(2 * MOST_BYTES // MOST_BYTES_EACH)}
-    kept = StartValues({**tensors, "optimizer": {"step": torch.zeros(1)}}, ("optimizer",))
+    kept = StartValues(Wanted({**tensors, "optimizer": {"step": torch.zeros(1)}}, ("optimizer",), 1))
     ((copied, copies),) = kept._copies
     assert copied[0].nbytes == 4 and MOST_BYTES - MOST_BYTES_EACH < copies.nbytes <= MOST_BYTES
     assert "optimizer.step" not in kept._large
@@ -154,7 +155,7 @@ def on_two_ranks(folder: Path, world: World) -> list[str]:
     torch.distributed.barrier()
     answers = [said(1), said(2)]
     if world.rank == 1:
-        falling_back.flatten_state_dict = lambda _: exec("raise MemoryError('no room')")
+        planned.flatten_state_dict = lambda _: exec("raise MemoryError('no room')")
     return [*answers, said(3)]
 
 
@@ -165,6 +166,35 @@ def test_ranks_end_and_go_on_together_whichever_has_the_large_part_or_no_room(tm
     assert overwritten.startswith("OwnFailureError") and "own.rank-1 may be partly overwritten" in overwritten
     assert after == "step 1"
     assert no_room.startswith("OwnFailureError") and "rank 1: MemoryError: no room" in no_room
+
+
+def beside_broken_ones(folder: Path, world: World) -> dict[str, Any]:
+    """Load where the newer checkpoints lack a file, have a shorter one, or a damaged or an empty manifest."""
+    mesh = init_device_mesh("cpu", (world.size,))
+
+    def wanted(value: float) -> dict[str, Any]:
+        return {"last": distribute_tensor(torch.full((100,), value), mesh, [Shard(0)])}
+
+    checkpoints = Checkpointer(folder / "run", world, keep_last=9)
+    saved = [checkpoints.save(step, wanted(float(step)), {}) for step in (1, 2, 3, 4, 5)]
+    if world.rank == 0:
+        (saved[1] / read_manifest(saved[1]).files[0].name).unlink()
+        with (saved[2] / read_manifest(saved[2]).files[-1].name).open("r+b") as file:
+            file.truncate(9)
+        flip(saved[3] / "manifest.json", 100)
+        (saved[4] / "manifest.json").write_text("")
+    torch.distributed.barrier()
+    tensors = wanted(0.0)
+    loaded = checkpoints.load(tensors)
+    names = sorted(path.name for path in (folder / "run").glob("step-*"))
+    return {"step": loaded.step, "values": tensors["last"].to_local().unique().tolist(), "names": names}
+
+
+def test_two_ranks_pass_over_all_that_a_quick_check_rejects(tmp_path):
+    first, second = run_ranks(2, beside_broken_ones, tmp_path)
+    assert first == second
+    assert (first["step"], first["values"]) == (1, [1.0])
+    assert first["names"] == ["step-00000001", *(f"step-0000000{step}.bad-1" for step in (2, 3, 4, 5))]
 
 
 JOB = """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolkit.checkpoint.format.chunks import Chunks
 from toolkit.checkpoint.format.elements import element
@@ -34,8 +34,7 @@ class FileRecord:
     digest: str
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):  # a dataclass takes twice as long to create and to unpickle, and there are thousands
     """A box at `offset` of a tensor, in one shard file: contiguous from `byte_offset`, or compressed as `chunks`."""
 
     file: str

@@ -119,7 +119,7 @@ def _rows(listed: Any, shape: tuple[int, ...], element_bytes: int, files: Sequen
     Return () if `_piece` must check them. A model has thousands of such tensors, for which this takes a third of the time.
     """
     height, width = (shape[0], shape[1:]) if shape else (1, ())
-    row_bytes = prod(width) * element_bytes
+    row_bytes, zeros = prod(width) * element_bytes, (0,) * len(width)
     pieces, end = [], 0
     for piece in listed:
         if len(piece) != 4:
@@ -128,9 +128,9 @@ def _rows(listed: Any, shape: tuple[int, ...], element_bytes: int, files: Sequen
         rows = extent[0] if shape and extent else height
         if not type(number) is type(first) is type(rows) is int or not 0 <= number < len(files):
             return ()
-        box = ((end, *(0,) * len(width)), (rows, *width)) if shape else ((), ())
+        box = ((end, *zeros), (rows, *width)) if shape else ((), ())
         file = files[number]
-        is_next = offset == list(box[0]) and extent == list(box[1]) and min(rows, first) >= 0
+        is_next = offset == [*box[0]] and extent == [*box[1]] and rows >= 0 <= first
         if not is_next or first + rows * row_bytes > file.size or not file.name.endswith(".h5"):
             return ()
         pieces.append(Piece(file.name, *box, first))

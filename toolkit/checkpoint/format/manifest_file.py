@@ -81,16 +81,30 @@ def _piece_json(piece: Piece, file: int) -> list[Any]:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read a manifest. Raises CorruptCheckpointError if missing or damaged, ToolkitError for another version."""
-    return manifest_from(read_body(folder), where=str(folder / MANIFEST))
+    return manifest_in(folder, read_text(folder))
+
+
+def manifest_in(folder: Path, text: str) -> Manifest:
+    """Return the manifest in the text of a folder's manifest file; errors as in `read_manifest`."""
+    return manifest_from(_body_in(folder, text), where=str(folder / MANIFEST))
 
 
 def read_body(folder: Path) -> dict[str, Any]:
     """Return a manifest's JSON, after a check of its digest but not of its contents; errors as in `read_manifest`."""
+    return _body_in(folder, read_text(folder))
+
+
+def read_text(folder: Path) -> str:
+    """Return the text of a manifest, unchecked. Raises CorruptCheckpointError if missing."""
     path = folder / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         raise CorruptCheckpointError("is missing", where=str(path)) from None
+
+
+def _body_in(folder: Path, text: str) -> dict[str, Any]:
+    path = folder / MANIFEST
     try:
         body = json.loads(text)
         digest = body["digest"]

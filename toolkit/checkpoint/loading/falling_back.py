@@ -1,30 +1,30 @@
 """Loads the newest undamaged checkpoint of a run: renames a damaged one and tries the next older one."""
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import others_beside
 from toolkit.checkpoint.folder.commit import move_aside
-from toolkit.checkpoint.folder.verify import verify_quickly
+from toolkit.checkpoint.folder.verify import open_text, verify_quickly
 from toolkit.checkpoint.folder.writer_lock import refuse_others
 from toolkit.checkpoint.format.layout import aside_of, committed_steps
 from toolkit.checkpoint.format.manifest import Manifest
-from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly, load_one
+from toolkit.checkpoint.format.manifest_file import manifest_in
+from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, fill, load_exactly, plan_on_all
+from toolkit.checkpoint.loading.planned import Wanted
 from toolkit.checkpoint.loading.planner import is_optional, put_value
-from toolkit.checkpoint.tensors import refuse_nested, refuse_no_dict
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.terminal.talk import say_beside
 
 MOST_BYTES_EACH = 1 << 20  # the size limit of one copied tensor
-MOST_BYTES = 16 << 20  # the size limit of all copies together, as every load makes them
+MOST_BYTES = 4 << 20  # the size limit of all copies together, as every load makes them
 _NAMES_SHOWN = 3
 
 
@@ -35,21 +35,23 @@ class StartValues:
     checkpoint. For larger tensors it only records which ones may have been overwritten.
     """
 
-    def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
-        refuse_no_dict(tensors, "tensors")
-        self._tensors, self._optional = tensors, optional
-        flat, self._paths = flatten_state_dict(tensors)
-        refuse_nested(flat)
+    def __init__(self, wanted: Wanted) -> None:
+        self._tensors, self._optional = wanted.tensors, wanted.optional
+        flat, self._paths = wanted.flat
         self._values = {name: value for name, value in flat.items() if not isinstance(value, torch.Tensor)}
         small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
         copied = set()
         self._overwritten: set[str] = set()
         self._damaged: list[str] = []
         free = MOST_BYTES
-        for name in sorted(flat.keys() - self._values.keys(), key=lambda name: not is_optional(name, optional)):
+        names = sorted(flat.keys() - self._values.keys(), key=lambda name: not is_optional(name, self._optional))
+        for name in names:
             local = _on_this_rank(flat[name])
-            if local.layout == torch.strided and local.nbytes <= min(free, MOST_BYTES_EACH):
-                free -= local.nbytes
+            size = local.nbytes
+            if size <= MOST_BYTES_EACH and local.layout == torch.strided:
+                free -= size
+                if free < 0:
+                    break
                 small[local.dtype, local.device].append(local)
                 copied.add(name)
         # One copy of many tensors is ten times as fast as many copies.
@@ -105,18 +107,18 @@ class Candidates:
         self._directory, self._attempt, self._after = directory, attempt, after
         self._passed: set[Path] = set()
 
-    def newest_good(self) -> tuple[Path, Manifest] | None:
-        """Return the newest checkpoint that passes the quick check; renames damaged ones and skips them."""
+    def newest(self) -> tuple[Path, str] | None:
+        """Return the newest checkpoint with the text of its manifest, which is not checked; skips those without one."""
         while True:
             steps = committed_steps(self._directory)  # list again, because another process may have removed some
             tried = (step for step, folder in steps.items() if step > self._after and folder not in self._passed)
             step = max(tried, default=None)
             if step is None:
                 return None
-            manifest, problems = verify_quickly(steps[step])
-            if manifest is not None and not problems:
-                return steps[step], manifest
-            self.pass_over(steps[step], "; ".join(map(str, problems)))
+            try:
+                return steps[step], open_text(steps[step])
+            except CorruptCheckpointError as error:
+                self.pass_over(steps[step], f"{Path(error.where).name}: {error.message}")
 
     def pass_over(self, folder: Path, reason: str) -> bool:
         """Skip a damaged checkpoint, and rename it if this process may. Return whether it is gone from its path."""
@@ -147,18 +149,27 @@ class Candidates:
             )
 
 
+def _good_manifest(folder: Path, text: str, *, has_whole_files: bool) -> Manifest:
+    """Return the manifest in `text`. Raises CorruptCheckpointError if it is damaged, or files are missing or cut.
+
+    One rank is enough to look for the files: for others, they are assumed to be whole.
+    """
+    if has_whole_files:
+        return manifest_in(folder, text)
+    manifest, problems = verify_quickly(folder, text)
+    if manifest is None or problems:
+        raise CorruptCheckpointError("; ".join(map(str, problems)))
+    return manifest
+
+
 class FallingBack:
     """Loads the newest undamaged checkpoint of a folder on all ranks."""
 
     def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: Wanted, *, after: int = -1) -> None:
-        """Copy the values that a fallback may have to restore. Raises ToolkitError if a rank could not copy them."""
         self._ranks, self._directory, self._wanted = ranks, directory, wanted
         self._candidates = Candidates(directory, attempt, after=after)
         self._fix = _START_AGAIN
-        try:
-            self._start = ranks.together(lambda: StartValues(wanted.tensors, wanted.optional))
-        except RankFailure as failure:
-            raise load_error(directory, failure) from failure
+        self._start: StartValues | None = None  # on this rank; none before its first load
 
     def load_newest(self) -> LoadedCheckpoint | None:
         """Fill the tensors. Returns None if there is no undamaged checkpoint.
@@ -166,18 +177,23 @@ class FallingBack:
         Raises an OwnFailureError if a damaged checkpoint may have overwritten a tensor that the next one lacks and that
         was too large to copy beforehand.
         """
-        while (newest := self._ranks.from_rank_zero(self._candidates.newest_good)) is not None:
-            folder, manifest = newest
-            self._restore(folder, manifest)
+        # Ranks parse the manifest at the same time, which takes less time than to send the parsed one.
+        while (newest := self._ranks.from_rank_zero(self._candidates.newest)) is not None:
+            folder, text = newest
+            read = partial(_good_manifest, folder, text, has_whole_files=self._ranks.rank != 0)
+            plan = None
             try:
-                return load_one(self._ranks, folder, manifest, self._wanted)
+                plan = plan_on_all(self._ranks, folder, read, self._wanted, self._restore)
+                return fill(self._ranks, folder, plan, self._wanted)
             except CorruptCheckpointError as error:
-                self._pass_over(folder, manifest, str(error))
+                if plan is not None and self._start is not None:
+                    self._start.may_be_overwritten_by(folder, plan.manifest)
+                self._pass_over(folder, str(error))
         return None
 
     def load_instead(self, source: Path) -> LoadedCheckpoint:
         """Fill the tensors from a folder that the user named, after `load_newest` found no checkpoint."""
-        return load_exactly(self._ranks, source, self._wanted, before=lambda manifest: self._restore(source, manifest))
+        return load_exactly(self._ranks, source, self._wanted, before=self._restore)
 
     def load_nothing(self, *, may_forget: bool) -> None:
         """Restore the tensors to their values before `load_newest`, which found no checkpoint.
@@ -186,16 +202,18 @@ class FallingBack:
         """
         if not may_forget:
             self._ranks.from_rank_zero(self._candidates.refuse_to_forget)
-        self._restore(self._directory, None)
+        try:
+            self._ranks.together(lambda: self._restore(None))
+        except RankFailure as failure:
+            raise load_error(self._directory, failure) from failure
 
-    def _pass_over(self, folder: Path, manifest: Manifest, reason: str) -> None:
-        self._start.may_be_overwritten_by(folder, manifest)
+    def _pass_over(self, folder: Path, reason: str) -> None:
         is_gone = self._ranks.from_rank_zero(lambda: self._candidates.pass_over(folder, reason))
         if not is_gone:
             self._fix = f"rename {folder.name} by hand, because this process could not, and start the job again"
 
-    def _restore(self, folder: Path, following: Manifest | None) -> None:
-        try:
-            self._ranks.together(lambda: self._start.restore(following, fix=self._fix))
-        except RankFailure as failure:
-            raise load_error(folder, failure) from failure
+    def _restore(self, following: Manifest | None) -> None:
+        """Copy this rank's values before its first load, and restore them before later ones."""
+        if self._start is None:
+            self._start = StartValues(self._wanted)
+        self._start.restore(following, fix=self._fix)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import good_manifest, others_beside
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.manifest import Manifest
-from toolkit.checkpoint.loading.planned import planned_load
+from toolkit.checkpoint.loading.planned import PlannedLoad, Wanted, planned_load
 from toolkit.checkpoint.loading.shared_checks import share_of_checks
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
@@ -33,44 +33,61 @@ class LoadedCheckpoint:
     bytes_read: int = 0
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The target of a load: `tensors`, the `optional` keys that a checkpoint may lack, and the number of `threads`."""
+class Plan(NamedTuple):
+    """What this rank reads from a checkpoint.
 
-    tensors: dict[str, Any]
-    optional: tuple[str, ...]
-    threads: int
-
-
-def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> LoadedCheckpoint:
-    """Fill the tensors on all ranks. After a failure all ranks raise the same error.
-
-    Raises ToolkitError if a tensor is missing or has another shape, and CorruptCheckpointError for damage.
+    `missing` names what the checkpoint lacks, `others` contains the blocks by shard file that other ranks check.
     """
+
+    manifest: Manifest
+    load: PlannedLoad
+    missing: tuple[str, ...]
+    others: dict[str, set[int]]
+
+
+def plan_on_all(
+    ranks: Ranks, folder: Path, manifest: Callable[[], Manifest], wanted: Wanted, before: Callable[[Manifest], None]
+) -> Plan:
+    """Read the manifest, call `before` and plan the load on each rank; no tensor changes.
+
+    After a failure all ranks raise the same error: ToolkitError if a tensor is missing or has another shape.
+    """
+
+    planned: list[tuple[Manifest, PlannedLoad, tuple[str, ...]]] = []
+
+    def plan() -> dict[str, set[int]]:
+        known = manifest()
+        before(known)
+        planned.append((known, *planned_load(folder, known, wanted)))
+        return planned[0][1].touched_blocks()
+
     try:
-        planned, missing = ranks.together(lambda: planned_load(folder, manifest, wanted.tensors, wanted.optional))
-        touched = planned.touched_blocks()
-        of_node = ranks.exchange_on_node(touched)
-        others = share_of_checks(touched, of_node, ranks.place_on_node)
-        bytes_read = ranks.together(lambda: planned.read(threads=wanted.threads, checked_by_others=others))
+        of_node = ranks.together_on_node(plan)
+        return Plan(*planned[0], share_of_checks(of_node, ranks.place_on_node))
     except RankFailure as failure:
         raise load_error(folder, failure) from failure
-    state = jsonvalues.restored(manifest.state, "state")
-    return LoadedCheckpoint(manifest.step, state, manifest.world_size, folder, missing, bytes_read)
+
+
+def fill(ranks: Ranks, folder: Path, plan: Plan, wanted: Wanted) -> LoadedCheckpoint:
+    """Fill the tensors on all ranks. After a failure all ranks raise the same error: CorruptCheckpointError for damage."""
+    try:
+        bytes_read = ranks.together(lambda: plan.load.read(threads=wanted.threads, checked_by_others=plan.others))
+    except RankFailure as failure:
+        raise load_error(folder, failure) from failure
+    state = jsonvalues.restored(plan.manifest.state, "state")
+    return LoadedCheckpoint(plan.manifest.step, state, plan.manifest.world_size, folder, plan.missing, bytes_read)
 
 
 def load_exactly(
-    ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] | None = None
+    ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] = lambda _: None
 ) -> LoadedCheckpoint:
-    """Call `before` on all ranks, then load as in `load_one` from a folder that the user named.
+    """Call `before` on each rank, then fill the tensors of all ranks from a folder that the user named.
 
     The fix of a CorruptCheckpointError names the checkpoints in the same folder that pass the quick check.
     """
     try:
         manifest = ranks.from_rank_zero(lambda: good_manifest(source))
-        if before is not None:
-            before(manifest)
-        return load_one(ranks, source, manifest, wanted)
+        return fill(ranks, source, plan_on_all(ranks, source, lambda: manifest, wanted, before), wanted)
     except CorruptCheckpointError as error:
         fix = ranks.from_rank_zero(lambda: others_beside(source))
         place = f"{Path(error.where).name}: " if error.where else ""

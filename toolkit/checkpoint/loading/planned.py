@@ -3,7 +3,8 @@
 import io
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,28 @@ from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.loading.planner import Shape, put_value, refuse_differences
 from toolkit.checkpoint.loading.shard_reader import ShardReader
 from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, reads_of
-from toolkit.checkpoint.tensors import as_numpy, dtype_name, is_unchanged, refuse_no_dict, shared_numpy
+from toolkit.checkpoint.tensors import as_numpy, dtype_name, is_unchanged, refuse_nested, refuse_no_dict, shared_numpy
 from toolkit.errors import ToolkitError
 
 Blocks = Mapping[str, Collection[int]]  # block numbers by shard file
 _TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENTS}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The target of a load: `tensors`, the `optional` keys that a checkpoint may lack, and the number of `threads`."""
+
+    tensors: dict[str, Any]
+    optional: tuple[str, ...]
+    threads: int
+
+    @cached_property
+    def flat(self) -> tuple[dict[str, Any], dict[str, tuple[str | int, ...]]]:
+        """The tensors and values by joined key, and their paths. Raises ToolkitError for no dict or a nested tensor."""
+        refuse_no_dict(self.tensors, "tensors")
+        flat, paths = flatten_state_dict(self.tensors)
+        refuse_nested(flat)
+        return flat, paths
 
 
 class Move(NamedTuple):
@@ -83,9 +101,9 @@ class PlannedLoad:
         """Return the box to read. Another type or device needs a buffer in between."""
         stored = _TYPES[self._manifest.tensors[move.name].dtype]
         target = move.target
-        _check_conversion(move.name, stored, target.dtype)
         out = shared_numpy(target) if target.dtype == stored else None
         if out is None:
+            _check_conversion(move.name, stored, target.dtype)
             buffer = torch.empty(target.shape, dtype=stored)
             self._after.append(partial(target.copy_, buffer))
             out = as_numpy(buffer, move.name)
@@ -122,19 +140,16 @@ def _put(planner: LoadPlanner, item: ReadItem, value: object) -> None:
     planner.load_bytes(item, content)
 
 
-def planned_load(
-    folder: Path, manifest: Manifest, tensors: dict[str, Any], optional: tuple[str, ...]
-) -> tuple[PlannedLoad, tuple[str, ...]]:
+def planned_load(folder: Path, manifest: Manifest, wanted: Wanted) -> tuple[PlannedLoad, tuple[str, ...]]:
     """Plan this rank's load, without DCP, which takes 0.1 ms per tensor. Also return the names that the checkpoint lacks.
 
-    Raises ToolkitError if a tensor is missing and not `optional`, or has another shape.
+    Raises ToolkitError if a tensor is missing and not optional, or has another shape.
     """
-    refuse_no_dict(tensors, "tensors")
-    flat, paths = flatten_state_dict(tensors)
+    flat, paths = wanted.flat
     saved: dict[str, Shape] = dict.fromkeys(manifest.objects)
     saved |= {name: record.shape for name, record in manifest.tensors.items()}
-    missing = refuse_differences(flat, saved, optional)
-    values = {name: partial(put_value, tensors, paths[name]) for name in flat if name in manifest.objects}
+    missing = refuse_differences(flat, saved, wanted.optional)
+    values = {name: partial(put_value, wanted.tensors, paths[name]) for name in flat if name in manifest.objects}
     return PlannedLoad(folder, manifest, _moves(flat, manifest), values), missing
 
 
@@ -147,15 +162,24 @@ def _moves(flat: Mapping[str, Any], manifest: Manifest) -> Iterator[Move]:
         is_part = isinstance(tensor, DTensor)
         target = tensor.to_local() if is_part else tensor
         begin, shape = box_of(tensor, name) if is_part else ((0,) * target.dim(), record.shape)
-        for piece in record.pieces:
+        for piece in record.pieces:  # a fast path for the same part as in the save; pieces do not overlap
             if piece.offset == begin and piece.shape == shape:
                 yield Move(name, piece, (0,) * len(begin), target)
-                continue
-            inside = list(map(_overlap, begin, shape, piece.offset, piece.shape))
-            if all(inside):
-                start = tuple(part.start - at for part, at in zip(inside, piece.offset, strict=True))
-                own = tuple(slice(part.start - at, part.stop - at) for part, at in zip(inside, begin, strict=True))
-                yield Move(name, piece, start, target[own])
+                break
+        else:
+            yield from _overlaps(name, record, begin, shape, target)
+
+
+def _overlaps(
+    name: str, record: TensorRecord, begin: tuple[int, ...], shape: tuple[int, ...], target: torch.Tensor
+) -> Iterator[Move]:
+    """Yield the overlaps of `target`, the box at `begin` of a tensor, with the pieces of the tensor."""
+    for piece in record.pieces:
+        inside = list(map(_overlap, begin, shape, piece.offset, piece.shape))
+        if all(inside):
+            start = tuple(part.start - at for part, at in zip(inside, piece.offset, strict=True))
+            own = tuple(slice(part.start - at, part.stop - at) for part, at in zip(inside, begin, strict=True))
+            yield Move(name, piece, start, target[own])
 
 
 def _overlap(begin: int, size: int, other_begin: int, other_size: int) -> range:

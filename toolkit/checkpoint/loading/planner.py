@@ -29,6 +29,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """Return DCP's plan for the keys that the checkpoint has."""
         assert self.metadata is not None
+        refuse_nested(self.state_dict)
         records = self.metadata.state_dict_metadata.items()
         saved = {name: tuple(at.size) if isinstance(at, TensorStorageMetadata) else None for name, at in records}
         self.missing = refuse_differences(self.state_dict, saved, self._optional)
@@ -62,7 +63,6 @@ def refuse_differences(
 
     `saved` contains the shape of each tensor in the checkpoint, and None for other values.
     """
-    refuse_nested(state)
     missing = tuple(sorted(state.keys() - saved.keys()))
     lacking = [name for name in missing if not is_optional(name, optional)]
     here = {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in state.items()}

@@ -54,20 +54,18 @@ def shares_of_checks(of_ranks: Sequence[Touched]) -> list[dict[str, set[int]]]:
     places = dict.fromkeys(nodes, 0)
     for touched in of_ranks:
         of_node = [other.blocks for other in nodes[touched.node]]
-        shares.append(share_of_checks(touched.blocks, of_node, places[touched.node]))
+        shares.append(share_of_checks(of_node, places[touched.node]))
         places[touched.node] += 1
     return shares
 
 
-def share_of_checks(
-    own: dict[str, set[int]], of_node: Sequence[dict[str, set[int]]], place: int
-) -> dict[str, set[int]]:
+def share_of_checks(of_node: Sequence[dict[str, set[int]]], place: int) -> dict[str, set[int]]:
     """Return the blocks that this rank reads but another rank of its node checks, so that each block is checked once.
 
     `of_node` contains the blocks of each rank of the node, in the same order on all; `place` is the index of this rank.
     """
     others: dict[str, set[int]] = {}
-    for file, blocks in own.items():
+    for file, blocks in of_node[place].items():
         readers: dict[int, list[int]] = defaultdict(list)
         for rank, touched in enumerate(of_node):
             for block in touched.get(file, ()):

@@ -139,6 +139,10 @@ def _add(wanted: defaultdict[int, WantedOfBlock], box: WantedBox) -> None:
 
 def add_bytes(wanted: defaultdict[int, WantedOfBlock], first: int, data: memoryview) -> None:
     """Add `data` as the target of the bytes of the file from `first` on."""
+    block, inside = divmod(first, BLOCK_BYTES)
+    if inside + len(data) <= BLOCK_BYTES:  # the common case of small tensors
+        wanted[block].parts.append((first, data))
+        return
     for block in blocks_of(range(first, first + len(data))):
         begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
         wanted[block].parts.append((begin, data[begin - first : end - first]))

@@ -102,8 +102,8 @@ class WholePlan:
 
 def _placed(piece: Piece, place: Place) -> Piece:
     if isinstance(place, Chunks):
-        return replace(piece, byte_offset=0, chunks=place)
-    return replace(piece, byte_offset=place, chunks=None)
+        return piece._replace(byte_offset=0, chunks=place)
+    return piece._replace(byte_offset=place, chunks=None)
 
 
 def write_digests(shard: Path, digests: BlockDigests) -> bytes:
