@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import resource
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.config.resolved import ResolvedJob
 from toolkit.rundir.files import read_json
-from toolkit.submission.batch_search import _largest
+from toolkit.submission import batch_search
+from toolkit.submission.batch_search import Trial, _largest, search_batch
 
 TINY = ["--set=args.width=64", "--set=args.layers=2", "--set=args.context=64", "--set=args.max_bytes=100000"]
 
@@ -25,6 +28,24 @@ def test_the_largest_size_is_found_in_few_trials(true, limit):
 
     assert _largest(fits, limit) == min(true, limit)
     assert len(set(tried)) <= 2 * limit.bit_length() + 1 and max(tried) <= limit
+
+
+@pytest.mark.parametrize(
+    ("lasting", "largest", "micro_batch", "tried"), [(11, 11, 8, 9), (10, 10, 8, 10), (0, 0, 0, 19)]
+)
+def test_the_largest_size_must_fit_for_more_steps(local_job, monkeypatch, lasting, largest, micro_batch, tried):
+    """11 fits for the few steps of a trial, `lasting` also for the steps in which the heap still grows."""
+    job = ResolvedJob.from_json(json.dumps(local_job("toolkit.jobs.train_lm:main", ranks=1)))
+    job = job.model_copy(update={"train": job.train.model_copy(update={"batch": 64})})
+    reported = []
+
+    def trial(job, runs, size, share, data_ranks, steps):
+        return Trial(size, size <= (11 if steps <= 4 else lasting), 1.0, "")
+
+    monkeypatch.setattr(batch_search, "_tried", trial)
+    found = search_batch(job, Path(), headroom=0.1, most=None, report=reported.append)
+    assert (found.largest, found.micro_batch, found.is_limited) == (largest, micro_batch, False)
+    assert len(reported) == tried and {one.micro_batch: one.fits for one in found.trials}[12] is False
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ __all__ = ["HEADROOM", "NOTHING_FITS", "BatchSearch", "Trial", "run_start", "sea
 HEADROOM = 0.1
 NOTHING_FITS = "use train.recompute, train.offload or parallel.shard"
 _STEPS = 4  # the second one is the first with all memory in use
+_STEPS_AT_THE_LIMIT = 16  # a heap still grows by fragmentation after the first steps
 EXIT_CODE_OF_TERM = 143
 _OF_MEMORY = (OUT_OF_MEMORY.word, GPU_OUT_OF_MEMORY.word, KILLED.word)
 
@@ -94,13 +95,17 @@ def search_batch(
     trials: dict[int, Trial] = {}
 
     def fits(size: int) -> bool:
-        if size not in trials:
-            trials[size] = _tried(job, runs, size, share, data_ranks)
-            report(trials[size])
+        return trials[size].fits if size in trials else try_for(_STEPS, size)
+
+    def try_for(steps: int, size: int) -> bool:
+        trials[size] = _tried(job, runs, size, share, data_ranks, steps)
+        report(trials[size])
         return trials[size].fits
 
     limit = most or share
     largest = _largest(fits, limit)
+    while 0 < largest < limit and not try_for(_STEPS_AT_THE_LIMIT, largest):
+        largest -= max(1, largest // 128)
     allowed = int(largest * (1 - headroom)) if largest < limit else limit
     proposed = max((size for size in range(1, max(1, allowed) + 1) if _divides(job, share, size)), default=0)
     micro_batch = proposed if largest else 0
@@ -142,11 +147,11 @@ def _data_ranks(job: ResolvedJob) -> int:
     return max(job.rank_counts) // (mesh.pp * mesh.cp * mesh.tp)
 
 
-def _tried(job: ResolvedJob, runs: Path, size: int, share: int, data_ranks: int) -> Trial:
+def _tried(job: ResolvedJob, runs: Path, size: int, share: int, data_ranks: int, steps: int) -> Trial:
     # Gradients of an earlier pass are in memory beside the activations of a later one.
     passes = job.parallel.pp * job.parallel.stages_per_rank if job.parallel.pp > 1 else 2 if size < share else 1
     chosen = {"train.micro_batch": size, "train.batch": size * passes * data_ranks}
-    settings = settings_of_trial(_STEPS, chosen)
+    settings = settings_of_trial(steps, chosen)
     trial = amend_job(job, site=site_of_record(job), settings=settings)
     silent = {name: type(getattr(trial, name))() for name in ("notify", "alerts")}  # a trial is expected to fail
     trial = trial.model_copy(update=silent)
