@@ -114,7 +114,7 @@ class Ranks:
         """Like `together`, but return the results of all ranks of this node, in rank order."""
         if self.nodes > 1 or self.size == 1:
             return self.exchange_on_node(self.together(work))
-        result, failure = _attempt(self.rank, work)
+        result, failure = _attempt(self.rank, work)  # on a single node, one exchange is enough for both
         answers = self.exchange_on_node((result, failure and failure.to_json()))
         if failures := [RankFailure.from_json(failed) for _, failed in answers if failed is not None]:
             raise RankFailure.worst(failures)

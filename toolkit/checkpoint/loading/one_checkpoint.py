@@ -48,11 +48,10 @@ class Plan(NamedTuple):
 def plan_on_all(
     ranks: Ranks, folder: Path, manifest: Callable[[], Manifest], wanted: Wanted, before: Callable[[Manifest], None]
 ) -> Plan:
-    """Read the manifest, call `before` and plan the load on each rank; no tensor changes.
+    """Read the manifest, call `before` and plan the load on each rank, without filling tensors.
 
     After a failure all ranks raise the same error: ToolkitError if a tensor is missing or has another shape.
     """
-
     planned: list[tuple[Manifest, PlannedLoad, tuple[str, ...]]] = []
 
     def plan() -> dict[str, set[int]]:
