@@ -43,7 +43,10 @@ def job(toolkit):
 def test_the_size_is_found_once_for_a_layout(toolkit, job):
     result = toolkit("run", job, "--site", "local")
     assert result.code == 0 and "micro-batch 1" in result.out, result.err
-    assert "micro_batch 2: does not fit" in result.err and "train.micro_batch = 1, found by 2 trials" in result.err
+    assert (
+        "micro_batch 2, 4 steps: does not fit" in result.err
+        and "train.micro_batch = 1, found by 3 trials" in result.err
+    )
     (run,) = [path.parent for path in toolkit.folder.rglob("micro_batch.json")]
     assert not (run / "trials").exists(), "only the run itself remains"
     again = toolkit("resume", "last", "--here")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toolkit.config.resolved import ResolvedJob
 from toolkit.rundir.files import read_json
 from toolkit.submission import batch_search
-from toolkit.submission.batch_search import Trial, _largest, search_batch
+from toolkit.submission.batch_search import Trial, _largest, _largest_below, search_batch
 
 TINY = ["--set=args.width=64", "--set=args.layers=2", "--set=args.context=64", "--set=args.max_bytes=100000"]
 
@@ -31,7 +31,7 @@ def test_the_largest_size_is_found_in_few_trials(true, limit):
 
 
 @pytest.mark.parametrize(
-    ("lasting", "largest", "micro_batch", "tried"), [(11, 11, 8, 9), (10, 10, 8, 10), (0, 0, 0, 19)]
+    ("lasting", "largest", "micro_batch", "tried"), [(11, 11, 8, 9), (10, 10, 8, 10), (4, 4, 2, 14), (0, 0, 0, 14)]
 )
 def test_the_largest_size_must_fit_for_more_steps(local_job, monkeypatch, lasting, largest, micro_batch, tried):
     """11 fits for the few steps of a trial, `lasting` also for the steps in which the heap still grows."""
@@ -40,12 +40,24 @@ def test_the_largest_size_must_fit_for_more_steps(local_job, monkeypatch, lastin
     reported = []
 
     def trial(job, runs, size, share, data_ranks, steps):
-        return Trial(size, size <= (11 if steps <= 4 else lasting), 1.0, "")
+        return Trial(size, steps, size <= (11 if steps <= 4 else lasting), 1.0, "")
 
     monkeypatch.setattr(batch_search, "_tried", trial)
     found = search_batch(job, Path(), headroom=0.1, most=None, report=reported.append)
     assert (found.largest, found.micro_batch, found.is_limited) == (largest, micro_batch, False)
-    assert len(reported) == tried and {one.micro_batch: one.fits for one in found.trials}[12] is False
+    assert len(reported) == len(found.trials) == tried
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_a_size_that_does_not_last_is_lowered_in_few_trials(true, found):
+    tried = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= true
+
+    assert _largest_below(fits, found) == min(true, found)
+    assert len(tried) <= 2 * found.bit_length() + 1
 
 
 @pytest.fixture

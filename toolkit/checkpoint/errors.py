@@ -74,8 +74,8 @@ def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
     if isinstance(error, CorruptCheckpointError):
         return error
     if isinstance(error, ToolkitError):
-        place = error.where.removeprefix(f"{folder}/")
-        where = f"{folder}: {place}" if place else str(folder)
+        is_below = error.where.startswith(f"{folder}/")
+        where = error.where if is_below else f"{folder}: {error.where}" if error.where else str(folder)
         return _class_of(error)(error.message, where=where, fix=error.fix)
     return OwnFailureError(f"could not be loaded: rank {failure.rank}: {_reason(error)}", where=str(folder))
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Trial:
     """A micro-batch size that was tried on all ranks."""
 
     micro_batch: int
+    steps: int
     fits: bool
     samples_per_s: float | None  # over all ranks, if it fits
     reason: str  # why it does not fit
@@ -50,7 +52,7 @@ class Trial:
     def __str__(self) -> str:
         reason = self.reason if len(self.reason) <= 160 else f"{self.reason[:160]} ..."
         result = f"fits, about {self.samples_per_s:g} samples/s" if self.fits else f"does not fit: {reason}"
-        return f"micro_batch {self.micro_batch}: {result}"
+        return f"micro_batch {self.micro_batch}, {self.steps} steps: {result}"
 
 
 @dataclass(frozen=True)
@@ -92,25 +94,22 @@ def search_batch(
     """
     data_ranks = _data_ranks(job)
     share = job.train.batch // data_ranks
-    trials: dict[int, Trial] = {}
+    trials: dict[tuple[int, int], Trial] = {}
 
-    def fits(size: int) -> bool:
-        return trials[size].fits if size in trials else try_for(_STEPS, size)
-
-    def try_for(steps: int, size: int) -> bool:
-        trials[size] = _tried(job, runs, size, share, data_ranks, steps)
-        report(trials[size])
-        return trials[size].fits
+    def fits(size: int, steps: int) -> bool:
+        if (size, steps) not in trials:
+            trials[size, steps] = _tried(job, runs, size, share, data_ranks, steps)
+            report(trials[size, steps])
+        return trials[size, steps].fits
 
     limit = most or share
-    largest = _largest(fits, limit)
-    while 0 < largest < limit and not try_for(_STEPS_AT_THE_LIMIT, largest):
-        largest -= max(1, largest // 128)
+    largest = _largest(partial(fits, steps=_STEPS), limit)
+    largest = _largest_below(partial(fits, steps=_STEPS_AT_THE_LIMIT), largest)
     allowed = int(largest * (1 - headroom)) if largest < limit else limit
     proposed = max((size for size in range(1, max(1, allowed) + 1) if _divides(job, share, size)), default=0)
     micro_batch = proposed if largest else 0
     accumulation = share // micro_batch if micro_batch else 0
-    tried = tuple(trials[size] for size in sorted(trials))
+    tried = tuple(trials[key] for key in sorted(trials))
     return BatchSearch(
         largest, micro_batch, accumulation, job.train.batch, data_ranks, headroom, largest == limit, tried
     )
@@ -124,6 +123,18 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
             high = size
             break
         low = size
+    return _bisected(fits, low, high)
+
+
+def _largest_below(fits: Callable[[int], bool], largest: int) -> int:
+    """Return `largest` if it fits, or the next smaller size that does: steps of doubling length, then bisection."""
+    low, high, distance = largest, largest + 1, 1
+    while low and not fits(low):
+        low, high, distance = max(0, low - distance), low, 2 * distance
+    return _bisected(fits, low, high)
+
+
+def _bisected(fits: Callable[[int], bool], low: int, high: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -168,7 +179,7 @@ def _tried(job: ResolvedJob, runs: Path, size: int, share: int, data_ranks: int,
             message = "the job has recorded no steps in metrics/train.jsonl, so its batch size means nothing here"
             fix = "pass a job that trains with toolkit.train.loop, such as train_lm"
             raise ToolkitError(message, where=str(run.path), fix=fix)
-        return Trial(size, True, round(trial.train.batch / statistics.median(seconds), 2), "")
+        return Trial(size, steps, True, round(trial.train.batch / statistics.median(seconds), 2), "")
     end = _end_of(run)
     if end is None or end.symptom not in _OF_MEMORY:
         raise ToolkitError(
@@ -176,7 +187,7 @@ def _tried(job: ResolvedJob, runs: Path, size: int, share: int, data_ranks: int,
             where=str(run.path),
             fix=f"`toolkit explain {run.path}` states why",
         )
-    return Trial(size, False, None, end.reason)
+    return Trial(size, steps, False, None, end.reason)
 
 
 def run_start(

@@ -126,6 +126,32 @@ def test_copies_are_few_and_small_and_what_may_be_missing_comes_first():
     assert "optimizer.step" not in kept._large
 
 
+def test_small_values_that_may_be_missing_are_copied_before_large_ones():
+    optimizer = {f"{number}.moment": torch.empty(SMALL - number) for number in range(2 * MOST_BYTES // MOST_BYTES_EACH)}
+    state = {"optimizer": optimizer, "random": {"rank-00003": torch.zeros(5056, dtype=torch.uint8)}}
+    kept = StartValues(Wanted(state, ("optimizer", "random"), 1))
+    assert "random.rank-00003" not in kept._large and kept._large
+
+
+def test_a_sparse_target_is_no_obstacle_where_nothing_is_saved(tmp_path):
+    assert Checkpointer(tmp_path, ALONE).load({"a": torch.ones(3), "sparse": torch.eye(3).to_sparse()}) is None
+
+
+def test_the_checkpoint_to_rename_by_hand_is_the_one_that_overwrote_tensors(tmp_path, monkeypatch):
+    checkpoints = Checkpointer(tmp_path, ALONE, keep_last=9)
+    checkpoints.save(1, full(1), {})
+    (checkpoints.save(2, full(2), {}) / SHARD).unlink()
+    spoil(checkpoints.save(3, full(3, first=torch.ones(LARGE)), {}))
+
+    def refuse(*_: object) -> None:
+        raise ToolkitError("another process writes here")
+
+    monkeypatch.setattr(falling_back, "refuse_others", refuse)
+    with pytest.raises(OwnFailureError) as ended:
+        Checkpointer(tmp_path, ALONE).load(full(0, first=torch.ones(LARGE)), optional=["first"])
+    assert ended.value.fix.startswith("rename step-00000003 by hand")
+
+
 def on_two_ranks(folder: Path, world: World) -> list[str]:
     """What each rank says where rank 1 alone has a large part; where it cannot copy; and at the next attempt."""
     mesh = init_device_mesh("cpu", (world.size,))

@@ -17,7 +17,7 @@ from toolkit.checkpoint.format.filters import FILTER_NUMBERS
 from toolkit.checkpoint.format.layout import MANIFEST, digest_name, step_of
 from toolkit.checkpoint.format.manifest import FileRecord, Manifest, Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_body import files_from
-from toolkit.checkpoint.format.manifest_file import manifest_in, read_body, read_text
+from toolkit.checkpoint.format.manifest_file import manifest_in, read_body, read_manifest_text
 from toolkit.checkpoint.format.shard_layout import dataset_name, escape
 
 __all__ = ["Problem", "open_manifest", "verify_bytes", "verify_quickly"]
@@ -44,15 +44,15 @@ class Problem:
 
 def open_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder; errors as in `read_manifest`, and OwnFailureError if this host cannot read it."""
-    return manifest_in(folder, open_text(folder))
+    return manifest_in(folder, open_manifest_text(folder))
 
 
-def open_text(folder: Path) -> str:
+def open_manifest_text(folder: Path) -> str:
     """Return the text of a folder's manifest, unchecked; errors as in `open_manifest`."""
     path = folder / MANIFEST
     try:
         size_of_file(path)  # opening a pipe would block
-        return read_text(folder)
+        return read_manifest_text(folder)
     except OSError as error:
         raise host_cannot_read(error, path) from None
 
@@ -64,7 +64,7 @@ def verify_quickly(folder: Path, text: str | None = None) -> tuple[Manifest | No
     Raises OwnFailureError if this host cannot read the folder, and ToolkitError for a manifest of another version.
     """
     try:
-        manifest = manifest_in(folder, open_text(folder) if text is None else text)
+        manifest = manifest_in(folder, open_manifest_text(folder) if text is None else text)
     except CorruptCheckpointError as error:
         return None, [Problem(Path(error.where).name, error.message)]
     return manifest, _wrong_step(folder, manifest.step) + _missing_or_cut(folder, manifest.files)

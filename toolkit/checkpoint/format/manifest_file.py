@@ -81,7 +81,7 @@ def _piece_json(piece: Piece, file: int) -> list[Any]:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read a manifest. Raises CorruptCheckpointError if missing or damaged, ToolkitError for another version."""
-    return manifest_in(folder, read_text(folder))
+    return manifest_in(folder, read_manifest_text(folder))
 
 
 def manifest_in(folder: Path, text: str) -> Manifest:
@@ -91,10 +91,10 @@ def manifest_in(folder: Path, text: str) -> Manifest:
 
 def read_body(folder: Path) -> dict[str, Any]:
     """Return a manifest's JSON, after a check of its digest but not of its contents; errors as in `read_manifest`."""
-    return _body_in(folder, read_text(folder))
+    return _body_in(folder, read_manifest_text(folder))
 
 
-def read_text(folder: Path) -> str:
+def read_manifest_text(folder: Path) -> str:
     """Return the text of a manifest, unchecked. Raises CorruptCheckpointError if missing."""
     path = folder / MANIFEST
     try:

@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import others_beside
 from toolkit.checkpoint.folder.commit import move_aside
-from toolkit.checkpoint.folder.verify import open_text, verify_quickly
+from toolkit.checkpoint.folder.verify import open_manifest_text, verify_quickly
 from toolkit.checkpoint.folder.writer_lock import refuse_others
 from toolkit.checkpoint.format.layout import aside_of, committed_steps
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import manifest_in
-from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, fill, load_exactly, plan_on_all
+from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, fill_on_all, load_exactly, plan_on_all
 from toolkit.checkpoint.loading.planned import Wanted
 from toolkit.checkpoint.loading.planner import is_optional, put_value
 from toolkit.comm.agreement import Ranks
@@ -31,8 +31,9 @@ _NAMES_SHOWN = 3
 class StartValues:
     """Restores target tensors that a damaged checkpoint has overwritten, in case the next checkpoint lacks them.
 
-    It copies small tensors before the load, those with `optional` keys first, because only these may be missing in a
-    checkpoint. For larger tensors it only records which ones may have been overwritten.
+    It copies small tensors before the load, up to `MOST_BYTES` together: first those with `optional` keys, the smallest
+    first, because only these may be missing in a checkpoint. For others it only records which ones may have been
+    overwritten.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -44,14 +45,14 @@ class StartValues:
         self._overwritten: set[str] = set()
         self._damaged: list[str] = []
         free = MOST_BYTES
-        names = sorted(flat.keys() - self._values.keys(), key=lambda name: not is_optional(name, self._optional))
-        for name in names:
+
+        def place(name: str) -> tuple[bool, int]:
+            return (False, flat[name].numel()) if is_optional(name, self._optional) else (True, 0)
+
+        for name in sorted((name for name in flat if name not in self._values), key=place):
             local = _on_this_rank(flat[name])
-            size = local.nbytes
-            if size <= MOST_BYTES_EACH and local.layout == torch.strided:
-                free -= size
-                if free < 0:
-                    break
+            if local.layout == torch.strided and local.nbytes <= min(free, MOST_BYTES_EACH):
+                free -= local.nbytes
                 small[local.dtype, local.device].append(local)
                 copied.add(name)
         # One copy of many tensors is ten times as fast as many copies.
@@ -116,7 +117,7 @@ class Candidates:
             if step is None:
                 return None
             try:
-                return steps[step], open_text(steps[step])
+                return steps[step], open_manifest_text(steps[step])
             except CorruptCheckpointError as error:
                 self.pass_over(steps[step], f"{Path(error.where).name}: {error.message}")
 
@@ -149,12 +150,12 @@ class Candidates:
             )
 
 
-def _good_manifest(folder: Path, text: str, *, has_whole_files: bool) -> Manifest:
-    """Return the manifest in `text`. Raises CorruptCheckpointError if it is damaged, or files are missing or cut.
+def _good_manifest(folder: Path, text: str, *, checks_folder: bool) -> Manifest:
+    """Return the manifest in `text`. Raises CorruptCheckpointError if it is damaged, or the folder does not match it.
 
-    One rank is enough to look for the files: for others, they are assumed to be whole.
+    Only one rank checks the folder, that is, its step and its files: a failure of one rank is a failure on all.
     """
-    if has_whole_files:
+    if not checks_folder:
         return manifest_in(folder, text)
     manifest, problems = verify_quickly(folder, text)
     if manifest is None or problems:
@@ -180,15 +181,19 @@ class FallingBack:
         # Ranks parse the manifest at the same time, which takes less time than to send the parsed one.
         while (newest := self._ranks.from_rank_zero(self._candidates.newest)) is not None:
             folder, text = newest
-            read = partial(_good_manifest, folder, text, has_whole_files=self._ranks.rank != 0)
+            read = partial(_good_manifest, folder, text, checks_folder=self._ranks.rank == 0)
             plan = None
             try:
                 plan = plan_on_all(self._ranks, folder, read, self._wanted, self._restore)
-                return fill(self._ranks, folder, plan, self._wanted)
+                return fill_on_all(self._ranks, folder, plan, self._wanted)
             except CorruptCheckpointError as error:
-                if plan is not None and self._start is not None:
-                    self._start.may_be_overwritten_by(folder, plan.manifest)
-                self._pass_over(folder, str(error))
+                reason = str(error)
+            is_gone = self._ranks.from_rank_zero(partial(self._candidates.pass_over, folder, reason))
+            if plan is None or self._start is None:
+                continue
+            self._start.may_be_overwritten_by(folder, plan.manifest)
+            if not is_gone:
+                self._fix = f"rename {folder.name} by hand, because this process could not, and start the job again"
         return None
 
     def load_instead(self, source: Path) -> LoadedCheckpoint:
@@ -206,11 +211,6 @@ class FallingBack:
             self._ranks.together(lambda: self._restore(None))
         except RankFailure as failure:
             raise load_error(self._directory, failure) from failure
-
-    def _pass_over(self, folder: Path, reason: str) -> None:
-        is_gone = self._ranks.from_rank_zero(lambda: self._candidates.pass_over(folder, reason))
-        if not is_gone:
-            self._fix = f"rename {folder.name} by hand, because this process could not, and start the job again"
 
     def _restore(self, following: Manifest | None) -> None:
         """Copy this rank's values before its first load, and restore them before later ones."""

@@ -48,11 +48,12 @@ class Plan(NamedTuple):
 def plan_on_all(
     ranks: Ranks, folder: Path, manifest: Callable[[], Manifest], wanted: Wanted, before: Callable[[Manifest], None]
 ) -> Plan:
-    """Read the manifest, call `before` and plan the load on each rank, without filling tensors.
+    """Read the manifest, call `before` and plan the load on each rank; read no data.
 
-    After a failure all ranks raise the same error: ToolkitError if a tensor is missing or has another shape.
+    After a failure all ranks raise the same error: that of `manifest` or `before`, or ToolkitError if a tensor is missing
+    or has another shape.
     """
-    planned: list[tuple[Manifest, PlannedLoad, tuple[str, ...]]] = []
+    planned: list[tuple[Manifest, PlannedLoad, tuple[str, ...]]] = []  # other ranks receive only the blocks
 
     def plan() -> dict[str, set[int]]:
         known = manifest()
@@ -67,7 +68,7 @@ def plan_on_all(
         raise load_error(folder, failure) from failure
 
 
-def fill(ranks: Ranks, folder: Path, plan: Plan, wanted: Wanted) -> LoadedCheckpoint:
+def fill_on_all(ranks: Ranks, folder: Path, plan: Plan, wanted: Wanted) -> LoadedCheckpoint:
     """Fill the tensors on all ranks. After a failure all ranks raise the same error: CorruptCheckpointError for damage."""
     try:
         bytes_read = ranks.together(lambda: plan.load.read(threads=wanted.threads, checked_by_others=plan.others))
@@ -86,7 +87,7 @@ def load_exactly(
     """
     try:
         manifest = ranks.from_rank_zero(lambda: good_manifest(source))
-        return fill(ranks, source, plan_on_all(ranks, source, lambda: manifest, wanted, before), wanted)
+        return fill_on_all(ranks, source, plan_on_all(ranks, source, lambda: manifest, wanted, before), wanted)
     except CorruptCheckpointError as error:
         fix = ranks.from_rank_zero(lambda: others_beside(source))
         place = f"{Path(error.where).name}: " if error.where else ""
