@@ -25,8 +25,8 @@ def box_of(tensor: DTensor, name: str) -> Box:
     """Return the box of this rank's part. Raises OwnFailureError if its placements imply another shape or two boxes."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
-    offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements), tuple(coordinate))
-    local = tuple(tensor.to_local().shape)
+    offset, shape = _placed(tensor.shape, tensor.device_mesh, tensor.placements, tuple(coordinate))
+    local = tensor.to_local().shape
     if local != shape and not (0 in local and 0 in shape):
         raise OwnFailureError(
             f"expected a local part of shape {list(shape)} for {tensor.placements} on a mesh of shape "

@@ -75,7 +75,7 @@ _STAND_INS = {2: torch.int16, 1: torch.uint8, 4: torch.int32}
 
 def shared_numpy(tensor: torch.Tensor) -> np.ndarray | None:
     """Return a numpy view of a CPU tensor with the same memory, strides and element size, or None if impossible."""
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if not plain.is_cpu or plain.layout != torch.strided or plain.is_conj() or plain.is_neg():
         return None
     try:

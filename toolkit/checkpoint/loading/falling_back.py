@@ -51,10 +51,13 @@ class StartValues:
 
         for name in sorted((name for name in flat if name not in self._values), key=place):
             local = _on_this_rank(flat[name])
-            if local.layout == torch.strided and local.nbytes <= min(free, MOST_BYTES_EACH):
-                free -= local.nbytes
-                small[local.dtype, local.device].append(local)
-                copied.add(name)
+            if local.layout != torch.strided or (size := local.nbytes) > MOST_BYTES_EACH:
+                continue
+            if size > free:
+                break
+            free -= size
+            small[local.dtype, local.device].append(local)
+            copied.add(name)
         # One copy of many tensors is ten times as fast as many copies.
         self._copies = [(of_type, torch.cat([local.reshape(-1) for local in of_type])) for of_type in small.values()]
         self._large = flat.keys() - self._values.keys() - copied
