@@ -195,11 +195,15 @@ def test_ranks_end_and_go_on_together_whichever_has_the_large_part_or_no_room(tm
 
 
 def beside_broken_ones(folder: Path, world: World) -> dict[str, Any]:
-    """Load where the newer checkpoints lack a file, have a shorter one, or a damaged or an empty manifest."""
+    """Load where the newer checkpoints lack a file, have a shorter one, or a damaged or an empty manifest.
+
+    Step 1 lacks a large tensor, for which a load that had begun to read a newer one would end the attempt.
+    """
     mesh = init_device_mesh("cpu", (world.size,))
 
     def wanted(value: float) -> dict[str, Any]:
-        return {"last": distribute_tensor(torch.full((100,), value), mesh, [Shard(0)])}
+        first = {"first": torch.full((LARGE,), value)} if value != 1 else {}
+        return {"last": distribute_tensor(torch.full((100,), value), mesh, [Shard(0)]), **first}
 
     checkpoints = Checkpointer(folder / "run", world, keep_last=9)
     saved = [checkpoints.save(step, wanted(float(step)), {}) for step in (1, 2, 3, 4, 5)]
@@ -211,7 +215,8 @@ def beside_broken_ones(folder: Path, world: World) -> dict[str, Any]:
         (saved[4] / "manifest.json").write_text("")
     torch.distributed.barrier()
     tensors = wanted(0.0)
-    loaded = checkpoints.load(tensors)
+    loaded = checkpoints.load(tensors, optional=["first"])
+    assert (tensors["first"] == 0).all()
     names = sorted(path.name for path in (folder / "run").glob("step-*"))
     return {"step": loaded.step, "values": tensors["last"].to_local().unique().tolist(), "names": names}
 
