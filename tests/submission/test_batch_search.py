@@ -18,14 +18,20 @@ from toolkit.submission.batch_search import Trial, _largest, _largest_below, sea
 TINY = ["--set=args.width=64", "--set=args.layers=2", "--set=args.context=64", "--set=args.max_bytes=100000"]
 
 
-@given(st.integers(0, 300), st.integers(1, 300))
-def test_the_largest_size_is_found_in_few_trials(true, limit):
-    tried = []
+def recording(tried: list[int], largest: int):
+    """Return whether a size fits, and record that it was tried."""
 
     def fits(size: int) -> bool:
         tried.append(size)
-        return size <= true
+        return size <= largest
 
+    return fits
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_the_largest_size_is_found_in_few_trials(true, limit):
+    tried: list[int] = []
+    fits = recording(tried, true)
     assert _largest(fits, limit) == min(true, limit)
     assert len(set(tried)) <= 2 * limit.bit_length() + 1 and max(tried) <= limit
 
@@ -50,12 +56,8 @@ def test_the_largest_size_must_fit_for_more_steps(local_job, monkeypatch, lastin
 
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_a_size_that_does_not_last_is_lowered_in_few_trials(true, found):
-    tried = []
-
-    def fits(size: int) -> bool:
-        tried.append(size)
-        return size <= true
-
+    tried: list[int] = []
+    fits = recording(tried, true)
     assert _largest_below(fits, found) == min(true, found)
     assert len(tried) <= 2 * found.bit_length() + 1
 

@@ -24,7 +24,7 @@ from toolkit.checkpoint.format.layout import committed_steps, new_token, part_fo
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading.falling_back import FallingBack
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, load_exactly
-from toolkit.checkpoint.loading.planned import Wanted
+from toolkit.checkpoint.loading.planned import LoadTarget
 from toolkit.checkpoint.saving.background import Background, OnEnd
 from toolkit.checkpoint.saving.finish import Description
 from toolkit.checkpoint.saving.plan import SavePlanning
@@ -309,7 +309,7 @@ class Checkpointer:
         """
         self.wait()
         self._at_step = None  # from here on, the state of training changes
-        wanted = Wanted(tensors, tuple(optional), threads_for(self._ranks))
+        wanted = LoadTarget(tensors, tuple(optional), threads_for(self._ranks))
         if source is not None:
             loaded: LoadedCheckpoint | None = load_exactly(self._ranks, Path(source), wanted)
         else:

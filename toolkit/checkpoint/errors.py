@@ -74,8 +74,9 @@ def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
     if isinstance(error, CorruptCheckpointError):
         return error
     if isinstance(error, ToolkitError):
-        is_below = error.where.startswith(f"{folder}/")
-        where = error.where if is_below else f"{folder}: {error.where}" if error.where else str(folder)
+        where = error.where or str(folder)
+        if not where.startswith(str(folder)):
+            where = f"{folder}: {where}"
         return _class_of(error)(error.message, where=where, fix=error.fix)
     return OwnFailureError(f"could not be loaded: rank {failure.rank}: {_reason(error)}", where=str(folder))
 

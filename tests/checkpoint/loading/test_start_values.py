@@ -17,7 +17,7 @@ from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading import falling_back, planned
 from toolkit.checkpoint.loading.falling_back import MOST_BYTES, MOST_BYTES_EACH, StartValues
-from toolkit.checkpoint.loading.planned import Wanted
+from toolkit.checkpoint.loading.planned import LoadTarget
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.world.facts import World
 
@@ -40,6 +40,16 @@ def two_checkpoints(directory: Path, **only_in_newer: Any) -> None:
     checkpoints = Checkpointer(directory, ALONE)
     checkpoints.save(1, full(1), {})
     spoil(checkpoints.save(2, full(2, **only_in_newer), {}))
+
+
+@pytest.fixture
+def another_writes(monkeypatch):
+    """No damaged checkpoint can be renamed, because another process seems to write there."""
+
+    def refuse(*_: object) -> None:
+        raise ToolkitError("another process writes here")
+
+    monkeypatch.setattr(falling_back, "refuse_others", refuse)
 
 
 def test_a_small_tensor_that_the_older_one_lacks_is_put_back(tmp_path):
@@ -73,13 +83,8 @@ def test_a_large_tensor_that_the_older_one_holds_needs_no_copy(tmp_path):
     assert (wanted["last"] == 1).all()
 
 
-def test_a_reader_that_cannot_put_the_damaged_one_away_is_told_to(tmp_path, monkeypatch):
+def test_a_reader_that_cannot_put_the_damaged_one_away_is_told_to(tmp_path, another_writes):
     two_checkpoints(tmp_path, first=torch.ones(LARGE))
-
-    def refuse(*_: object) -> None:
-        raise ToolkitError("another process writes here")
-
-    monkeypatch.setattr(falling_back, "refuse_others", refuse)
     with pytest.raises(OwnFailureError) as ended:
         Checkpointer(tmp_path, ALONE).load(full(0, first=torch.ones(LARGE)), optional=["first"])
     assert ended.value.fix.startswith("rename step-00000002 by hand, because this process could not")
@@ -117,10 +122,10 @@ def test_tensors_are_as_they_were_where_nothing_is_loaded(tmp_path):
 
 
 def test_copies_are_few_and_small_and_what_may_be_missing_comes_first():
-    nothing = StartValues(Wanted({"a": torch.empty(LARGE), "b": torch.empty(1 << 26)}, ("a", "b"), 1))
+    nothing = StartValues(LoadTarget({"a": torch.empty(LARGE), "b": torch.empty(1 << 26)}, ("a", "b"), 1))
     assert nothing._copies == []
     tensors = {f"model.{number}": torch.empty(SMALL) for number in range(2 * MOST_BYTES // MOST_BYTES_EACH)}
-    kept = StartValues(Wanted({**tensors, "optimizer": {"step": torch.zeros(1)}}, ("optimizer",), 1))
+    kept = StartValues(LoadTarget({**tensors, "optimizer": {"step": torch.zeros(1)}}, ("optimizer",), 1))
     ((copied, copies),) = kept._copies
     assert copied[0].nbytes == 4 and MOST_BYTES - MOST_BYTES_EACH < copies.nbytes <= MOST_BYTES
     assert "optimizer.step" not in kept._large
@@ -129,7 +134,7 @@ def test_copies_are_few_and_small_and_what_may_be_missing_comes_first():
 def test_small_values_that_may_be_missing_are_copied_before_large_ones():
     optimizer = {f"{number}.moment": torch.empty(SMALL - number) for number in range(2 * MOST_BYTES // MOST_BYTES_EACH)}
     state = {"optimizer": optimizer, "random": {"rank-00003": torch.zeros(5056, dtype=torch.uint8)}}
-    kept = StartValues(Wanted(state, ("optimizer", "random"), 1))
+    kept = StartValues(LoadTarget(state, ("optimizer", "random"), 1))
     assert "random.rank-00003" not in kept._large and kept._large
 
 
@@ -137,16 +142,11 @@ def test_a_sparse_target_is_no_obstacle_where_nothing_is_saved(tmp_path):
     assert Checkpointer(tmp_path, ALONE).load({"a": torch.ones(3), "sparse": torch.eye(3).to_sparse()}) is None
 
 
-def test_the_checkpoint_to_rename_by_hand_is_the_one_that_overwrote_tensors(tmp_path, monkeypatch):
+def test_the_checkpoint_to_rename_by_hand_is_the_one_that_overwrote_tensors(tmp_path, another_writes):
     checkpoints = Checkpointer(tmp_path, ALONE, keep_last=9)
     checkpoints.save(1, full(1), {})
     (checkpoints.save(2, full(2), {}) / SHARD).unlink()
     spoil(checkpoints.save(3, full(3, first=torch.ones(LARGE)), {}))
-
-    def refuse(*_: object) -> None:
-        raise ToolkitError("another process writes here")
-
-    monkeypatch.setattr(falling_back, "refuse_others", refuse)
     with pytest.raises(OwnFailureError) as ended:
         Checkpointer(tmp_path, ALONE).load(full(0, first=torch.ones(LARGE)), optional=["first"])
     assert ended.value.fix.startswith("rename step-00000003 by hand")

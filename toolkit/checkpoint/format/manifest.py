@@ -34,7 +34,7 @@ class FileRecord:
     digest: str
 
 
-class Piece(NamedTuple):  # a dataclass takes twice as long to create and to unpickle, and there are thousands
+class Piece(NamedTuple):  # a dataclass takes twice as long to create, and there are thousands
     """A box at `offset` of a tensor, in one shard file: contiguous from `byte_offset`, or compressed as `chunks`."""
 
     file: str

@@ -16,7 +16,7 @@ from toolkit.checkpoint.format.layout import aside_of, committed_steps
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import manifest_in
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, fill_on_all, load_exactly, plan_on_all
-from toolkit.checkpoint.loading.planned import Wanted
+from toolkit.checkpoint.loading.planned import LoadTarget
 from toolkit.checkpoint.loading.planner import is_optional, put_value
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
@@ -36,7 +36,7 @@ class StartValues:
     overwritten.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: LoadTarget) -> None:
         self._tensors, self._optional = wanted.tensors, wanted.optional
         flat, self._paths = wanted.flat
         self._values = {name: value for name, value in flat.items() if not isinstance(value, torch.Tensor)}
@@ -169,7 +169,7 @@ def _good_manifest(folder: Path, text: str, *, checks_folder: bool) -> Manifest:
 class FallingBack:
     """Loads the newest undamaged checkpoint of a folder on all ranks."""
 
-    def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: Wanted, *, after: int = -1) -> None:
+    def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: LoadTarget, *, after: int = -1) -> None:
         self._ranks, self._directory, self._wanted = ranks, directory, wanted
         self._candidates = Candidates(directory, attempt, after=after)
         self._fix = _START_AGAIN
@@ -192,8 +192,9 @@ class FallingBack:
             except CorruptCheckpointError as error:
                 reason = str(error)
             is_gone = self._ranks.from_rank_zero(partial(self._candidates.pass_over, folder, reason))
-            if plan is None or self._start is None:
+            if plan is None:  # no tensor was overwritten
                 continue
+            assert self._start is not None
             self._start.may_be_overwritten_by(folder, plan.manifest)
             if not is_gone:
                 self._fix = f"rename {folder.name} by hand, because this process could not, and start the job again"

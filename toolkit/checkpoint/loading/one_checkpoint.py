@@ -9,7 +9,7 @@ from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import good_manifest, others_beside
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.manifest import Manifest
-from toolkit.checkpoint.loading.planned import PlannedLoad, Wanted, planned_load
+from toolkit.checkpoint.loading.planned import LoadTarget, PlannedLoad, planned_load
 from toolkit.checkpoint.loading.shared_checks import share_of_checks
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 def plan_on_all(
-    ranks: Ranks, folder: Path, manifest: Callable[[], Manifest], wanted: Wanted, before: Callable[[Manifest], None]
+    ranks: Ranks, folder: Path, manifest: Callable[[], Manifest], wanted: LoadTarget, before: Callable[[Manifest], None]
 ) -> Plan:
     """Read the manifest, call `before` and plan the load on each rank; read no data.
 
@@ -68,7 +68,7 @@ def plan_on_all(
         raise load_error(folder, failure) from failure
 
 
-def fill_on_all(ranks: Ranks, folder: Path, plan: Plan, wanted: Wanted) -> LoadedCheckpoint:
+def fill_on_all(ranks: Ranks, folder: Path, plan: Plan, wanted: LoadTarget) -> LoadedCheckpoint:
     """Fill the tensors on all ranks. After a failure all ranks raise the same error: CorruptCheckpointError for damage."""
     try:
         bytes_read = ranks.together(lambda: plan.load.read(threads=wanted.threads, checked_by_others=plan.others))
@@ -79,7 +79,7 @@ def fill_on_all(ranks: Ranks, folder: Path, plan: Plan, wanted: Wanted) -> Loade
 
 
 def load_exactly(
-    ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] = lambda _: None
+    ranks: Ranks, source: Path, wanted: LoadTarget, *, before: Callable[[Manifest], None] = lambda _: None
 ) -> LoadedCheckpoint:
     """Call `before` on each rank, then fill the tensors of all ranks from a folder that the user named.
 

@@ -30,7 +30,7 @@ _TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoadTarget:
     """The target of a load: `tensors`, the `optional` keys that a checkpoint may lack, and the number of `threads`."""
 
     tensors: dict[str, Any]
@@ -140,7 +140,7 @@ def _put(planner: LoadPlanner, item: ReadItem, value: object) -> None:
     planner.load_bytes(item, content)
 
 
-def planned_load(folder: Path, manifest: Manifest, wanted: Wanted) -> tuple[PlannedLoad, tuple[str, ...]]:
+def planned_load(folder: Path, manifest: Manifest, wanted: LoadTarget) -> tuple[PlannedLoad, tuple[str, ...]]:
     """Plan this rank's load, without DCP, which takes 0.1 ms per tensor. Also return the names that the checkpoint lacks.
 
     Raises ToolkitError if a tensor is missing and not optional, or has another shape.
