@@ -108,6 +108,34 @@ def test_a_signal_from_scancel_reaches_the_shell(here: Site) -> None:
     assert here.wait(run).returncode == 7
 
 
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+asked, rank = [], os.environ["SLURM_PROCID"]
+Path("ready" + rank).touch()
+while not asked:
+    time.sleep(0.1)
+time.sleep(2)
+Path(f"saved{rank}-" + os.environ.get("SLURM_RESTART_COUNT", "0")).touch()
+"""
+
+
+@pytest.mark.parametrize("request_an_end", ["stop", "requeue"])
+def test_a_request_reaches_the_steps_of_a_script_and_not_srun(here: Site, request_an_end: str) -> None:
+    """srun kills its step on TERM, within a second."""
+    (here.folder / "saves.py").write_text(SAVES)
+    script = write(here, "job.sh", "#SBATCH -N2 --ntasks-per-node=1 -t 5\nsrun python3 saves.py | tee log\ntouch next")
+    job_id, run = here.submit(script)
+    wait_for(lambda: len([*here.folder.glob("ready*")]) == 2)
+    here.ok(request_an_end, run.run_id)
+    if request_an_end == "stop":
+        assert here.wait(run).returncode == 130
+    wait_for(lambda: len([*here.folder.glob("saved*-0")]) == 2)
+    assert not (here.folder / "next").exists()
+    here.command(["scancel", job_id])
+
+
 def test_explain_a_job_of_sbatch(here: Site) -> None:
     failing = write(here, "fails.sh", "echo begin; echo 'No space left on device' >&2; exit 3")
     sleeping = write(here, "sleeps.sh", "sleep 100")

@@ -12,6 +12,7 @@ from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.rundir.claims import claim_attempt, process_start_ticks
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.states import Cause, Next
+from toolkit.rundir.user_requests import ask_to_stop
 from toolkit.supervise import continuation
 from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, why_terminated
 from toolkit.supervise.ending import earlier_ends, judge
@@ -48,15 +49,47 @@ def slurm_says(fake_slurm, monkeypatch):
     return set_answer
 
 
-@pytest.mark.parametrize(
-    ("left_s", "cause"), [(200, Cause.WALLTIME), (30, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)]
-)
+@pytest.mark.parametrize(("left_s", "cause"), [(115, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)])
 def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, slurm_says, left_s, cause):
     slurm_says("exit 1")  # a Slurm that is silent: what was known counts
     one = supervisor(left_s)
+    one.request.may_be_early = one.may_be_early
     one.request.on_signal(signal.SIGUSR2, None)
-    assert one.request.warned
+    assert one.request.came
     assert one.why_warned() is cause
+
+
+@pytest.mark.parametrize(("preempted", "cause"), [("N/A", None), ("2026-11-21T03:00:00", Cause.PREEMPTED)])
+def test_an_early_walltime_warning_waits_until_warn_s_but_a_preemption_does_not(
+    supervisor, slurm_says, preempted, cause
+):
+    slurm_says(f'case "$*" in *PreemptTime*) echo {preempted};; *) exit 1;; esac')
+    one = supervisor(121.5)
+    one.request.may_be_early = one.may_be_early
+    one.request.on_signal(signal.SIGUSR2, None)
+    assert one.request.needs_reason
+    assert not one.request.came  # the supervisor has time to find the reason
+    assert one.why_warned() is cause
+    if cause is None:
+        assert not one.request.came
+        assert not one.request.needs_reason
+        deadline = time.monotonic() + 10
+        while not one.request.came and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert one.request.came
+        assert one.why_warned() is Cause.WALLTIME
+
+
+@pytest.mark.parametrize(
+    ("warn_s", "within", "left_s", "grace_s"),
+    [(120, None, 3600, 120), (15, None, 3600, 60), (120, 600, 3600, 600), (120, None, 70, 60), (120, 600, 5, 1)],
+)
+def test_a_stop_gives_the_time_of_a_walltime_within_the_allocation(supervisor, warn_s, within, left_s, grace_s):
+    one = supervisor(left_s, warn_s=warn_s)
+    ask_to_stop(one.run, within)
+    assert one.grace_s(Cause.STOPPED) == pytest.approx(grace_s, abs=1)
+    one.request.terminated = True  # Slurm ends the job, and waits for KillWait only
+    assert one.grace_s(Cause.STOPPED) == one.stop_grace_s
 
 
 def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_says, run_directory):

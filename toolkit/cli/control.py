@@ -1,11 +1,13 @@
 """`save`, `stop` and `requeue`: requests to a running run."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import click
 
 from toolkit.cli.options import RUN, print_command_option, runs_option
 from toolkit.runs.named_runs import find
+from toolkit.terminal.ages import Age
 
 
 @click.command()
@@ -26,19 +28,20 @@ def save(run: str, runs: Path | None) -> None:
 
 @click.command()
 @click.argument("run", type=RUN)
+@click.option("--within", type=Age(), metavar="TIME", help="Time for the save, such as 10m [warn_s, at least 60 s].")
 @runs_option
 @print_command_option
-def stop(run: str, runs: Path | None) -> None:
-    """Make RUN save a checkpoint and stop; `resume` continues it.
+def stop(run: str, within: timedelta | None, runs: Path | None) -> None:
+    """Make RUN save a checkpoint and stop; `resume` continues it. A second `stop` kills its ranks.
 
     \b
     toolkit stop last
+    toolkit stop last --within 10m
     """
-    from toolkit.runs.requests.control import ask_for, what_follows_a_stop
+    from toolkit.runs.requests.control import stop_run
 
-    directory = find(run, runs, to="stop")
-    ask_for(directory, "stop")
-    click.echo(what_follows_a_stop(directory))
+    within_s = within.total_seconds() if within is not None else None
+    click.echo(stop_run(find(run, runs, to="stop"), within_s))
 
 
 @click.command()

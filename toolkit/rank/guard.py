@@ -23,7 +23,8 @@ from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
-from toolkit.supervise.parent_death import signal_on_parent_death
+from toolkit.supervise.parent_death import adopt_orphans, signal_on_parent_death
+from toolkit.supervise.process_tree import ProcessTree, handles
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.terminal.talk import say_beside
 
@@ -87,6 +88,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     )
     remove_left_behind(_start_began(os.environ))  # remove shared memory that ranks of an earlier attempt left here
     guard_process, launcher = os.getpid(), os.getppid()
+    adopt_orphans()
     # Use anonymous memory, so that only ranks that stall create a file.
     stacks = os.memfd_create("stacks")
     child = os.fork()
@@ -121,6 +123,9 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     collection = collection_of_node(attempt, rank, launcher_of_node, os.environ)
     if collection is not None:
         collection.start()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie, so that the kernel does not reuse its PID
+    if foreign and received:  # a shell exits at once, while the programs that it has started still save
+        forward.tree.await_exit()
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
@@ -194,6 +199,7 @@ class _Forward:
 
     def __init__(self, child: int) -> None:
         self.received: list[int] = []
+        self.tree = ProcessTree(child)
         self._child = child
         self._sent: list[int] = []
 
@@ -209,32 +215,39 @@ class _Forward:
         exit without saving.
         """
         if number != signal.SIGUSR2:
+            self.tree.note_sent()
             self.to_rank(number, _frame)
             return
         self.received.append(number)
-        wanted = _own_signal() or signal.SIGTERM
-        if not self._sent and not _handles(self._child, wanted) and wanted != signal.SIGTERM:
-            say_beside(f"the program does not handle {signal.Signals(wanted).name}, so it receives SIGTERM")
-        if self._sent or not _handles(self._child, wanted):
-            wanted = signal.SIGTERM
-        if wanted not in self._sent:
-            self._send(wanted)
+        own = _own_signal()
+        if own and not self._sent and not self.tree.sent:
+            if handles(self._child, own):
+                self._send(own)
+                return
+            say_beside(f"the program does not handle {signal.Signals(own).name}, so it receives SIGTERM")
+        if signal.SIGTERM not in self._sent:
+            self.tree.terminate()
 
     def to_script(self, number: int, _frame: FrameType | None) -> None:
         """Forward a signal to a batch script, as Slurm does: USR1, and USR2 as its own signal, reach the shell alone.
 
-        INT sends TERM to the script and the programs that it has started, unless TERM came before: then Slurm ends the job,
-        and has sent it to all of them.
+        INT requests that the script stops: the shell receives its own signal if it handles that, and at the next INT the
+        script and its programs receive TERM. Slurm sends TERM to all of them itself when it ends the job.
         """
         if number == signal.SIGUSR1:
             self._send(number)
-        elif number == signal.SIGUSR2:
-            self._send(_own_signal() or signal.SIGTERM)
-        else:
-            is_stopping = bool(self.received)
-            self.received.append(number)
-            if number == signal.SIGINT and not is_stopping:
-                os.killpg(0, signal.SIGTERM)
+            return
+        own = _own_signal()
+        if number == signal.SIGUSR2:
+            self._send(own or signal.SIGTERM)
+            return
+        self.received.append(number)
+        if number == signal.SIGTERM:
+            self.tree.note_sent()
+        elif own and own not in self._sent and handles(self._child, own):
+            self._send(own)
+        elif signal.SIGTERM not in self.received:
+            self.tree.terminate()
 
     def _send(self, number: int) -> None:
         self._sent.append(number)
@@ -247,9 +260,8 @@ def _own_signal() -> int:
     return int(os.environ.get("TOOLKIT_SIGNAL") or 0)
 
 
-def _handles(pid: int, number: int, mask: str = "SigCgt") -> bool:
-    """Return whether a process has a handler for a signal, or has it in another mask of proc(5)."""
-    return bool(int(_status_of(pid).get(mask, "0"), 16) >> (number - 1) & 1)
+def _blocks(pid: int, number: int) -> bool:
+    return bool(int(_status_of(pid).get("SigBlk", "0"), 16) >> (number - 1) & 1)
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
@@ -257,9 +269,9 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     os.ftruncate(stacks, 0)  # of an earlier request
     os.lseek(stacks, 0, os.SEEK_SET)  # the rank shares the position
     # A program that replaced the process has no such handlers, and would be killed.
-    can_answer = _handles(child, STACK_SIGNAL)
+    can_answer = handles(child, STACK_SIGNAL)
     with suppress(ProcessLookupError):
-        if _handles(child, FLIGHT_SIGNAL, "SigBlk"):
+        if _blocks(child, FLIGHT_SIGNAL):
             os.kill(child, FLIGHT_SIGNAL)
         if can_answer:
             os.kill(child, STACK_SIGNAL)

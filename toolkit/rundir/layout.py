@@ -121,16 +121,20 @@ class RunDirectory:
         return self.path / "control"
 
     def is_asked(self, request: str) -> bool:
-        """Return True if `control/` contains a request such as "stop".
+        """Return True if `control/` contains a request such as "stop"."""
+        return self.asked_file(request) is not None
+
+    def asked_file(self, request: str) -> Path | None:
+        """Return the file in `control/` of a request such as "stop"; None if there is none.
 
         A request to a whole array applies to its tasks, except to a task that a resume has started. Such a task obeys
         only requests in its own folder.
         """
-        if (self.control / request).exists():
-            return True
-        if self.task_number is None or not (self.whole.control / request).exists():
-            return False
-        return not self.resumed_starts()
+        if (own := self.control / request).exists():
+            return own
+        if self.task_number is None or not (of_all := self.whole.control / request).exists():
+            return None
+        return None if self.resumed_starts() else of_all
 
     @property
     def revived_marker(self) -> Path:

@@ -2,12 +2,16 @@
 
 import getpass
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from toolkit.rundir.files import append_line, read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
-__all__ = ["add_requeue", "move_requests", "note_request", "user_name"]
+__all__ = ["add_requeue", "ask_to_stop", "move_requests", "note_request", "stop_within_s", "user_name"]
+
+LEAST_STOP_S = 60.0  # to save after a stop; a job with a short walltime may have a shorter `restart.warn_s`
 
 
 def user_name() -> str:
@@ -21,6 +25,21 @@ def note_request(run: RunDirectory, request: str, by: str) -> None:
     """Record that a command or a rule requests a save, a stop or the like, for the supervisor."""
     note = {"time": utc_now(), "request": request, "user": user_name(), "by": by}
     write_json(run.control / f"asked-{time.time_ns()}-{request}.json", note)
+
+
+def ask_to_stop(run: RunDirectory, within_s: float | None) -> None:
+    """Request a stop; `within_s` are the seconds that the ranks have to save, None for the job's own."""
+    write_text(run.control / "stop", f"{utc_now()}{f' within {within_s:.0f} s' if within_s is not None else ''}\n")
+
+
+def stop_within_s(run: RunDirectory, restart: Mapping[str, Any]) -> float:
+    """Return the seconds that ranks have to save after a stop, given the job's [restart] table.
+
+    That is what the user has set for this stop, else the time that a walltime gives them, and at least a minute.
+    """
+    asked = run.asked_file("stop")
+    words = asked.read_text(encoding="utf-8").split() if asked is not None else []
+    return float(words[2]) if words[1:2] == ["within"] else max(LEAST_STOP_S, float(restart["warn_s"]))
 
 
 def move_requests(attempt: AttemptDirectory) -> None:

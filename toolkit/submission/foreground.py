@@ -17,6 +17,7 @@ from toolkit.rundir.attempt_records import RESERVE_BYTES, StartRecord
 from toolkit.rundir.files import open_append, utc_now, why_unwritable, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log, is_shared
+from toolkit.rundir.user_requests import ask_to_stop
 from toolkit.runs.logs.log_choice import LogPart, logs_of_attempt
 from toolkit.runs.logs.logs import FOLLOW_PERIOD_S, LogReader
 from toolkit.runs.record.job import uses_slurm
@@ -99,7 +100,7 @@ class Interrupts:
         if not self.asked:
             self.asked = True
             # If the supervisor does not handle signals yet, it reads this file later.
-            write_text(self.run.control / "stop", utc_now() + "\n")
+            ask_to_stop(self.run, None)
             # Not with print: a handler can run inside a write to stderr, whose buffer refuses a second one.
             with suppress(OSError):
                 os.write(2, _ASKED)

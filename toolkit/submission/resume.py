@@ -275,7 +275,7 @@ def _has_checkpoints(run: RunDirectory) -> bool:
 
 
 def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
-    flags = [part.control / flag for part in parts for flag in ("stop", "cancel")]
+    flags = [part.control / flag for part in parts for flag in ("stop", "kill", "cancel")]
     return {flag: flag.read_text(encoding="utf-8") for flag in flags if flag.exists()}
 
 

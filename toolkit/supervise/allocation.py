@@ -15,6 +15,7 @@ from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.job_facts import base_state
 from toolkit.slurm.records import NOTHING, cluster_of_allocation
 from toolkit.supervise.log import say
+from toolkit.supervise.process_tree import running_below
 
 ANSWER_S = 10.0  # timeout of one query to Slurm
 SILENCE_S = 30.0  # time without queries after one that timed out
@@ -202,6 +203,23 @@ def other_steps(allocation: Allocation, since: float) -> list[str]:
     if any(_seconds_of(start) >= int(since) for *_, start in steps):
         return []  # the ranks have a step, and are only slow to start
     return [f"{step} ({name})" for step, name, _ in steps]
+
+
+def signal_steps(allocation: Allocation, name: str, script: int) -> None:
+    """Send a signal to the processes of the steps that a batch script has started; its own processes receive none.
+
+    In an allocation of the user, only the steps are signaled whose srun is a descendant of the process `script`.
+    """
+    steps = [allocation.job_id] if allocation.is_batch else _steps_below(allocation, script)
+    for step in steps:
+        allocation.query(["scancel", f"--signal={name}", step])
+
+
+def _steps_below(allocation: Allocation, script: int) -> list[str]:
+    text = allocation.query(["scontrol", "show", "step", allocation.job_id])
+    below = {one.pid for one in running_below(script)}
+    found = re.findall(r"^StepId=(\S+)(?:.*\n)*?\s+SrunHost:Pid=\S+?:(\d+)", text, re.MULTILINE)
+    return [step for step, pid in found if int(pid) in below]
 
 
 def stop_grace_s(allocation: Allocation) -> float:

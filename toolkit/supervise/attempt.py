@@ -1,5 +1,6 @@
 """Watch the ranks of one attempt, and determine how it ended."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
-from toolkit.supervise.launchers import LocalRanks, Ranks
+from toolkit.supervise.launchers import Ranks, ScriptRanks
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.rank_files import begun_ranks
@@ -36,8 +37,8 @@ LAUNCHER_PATIENCE_S = 15.0  # time for the launcher to exit after every rank has
 class Reasons(Protocol):
     """Reports causes of signals and the end of the allocation; the supervisor implements it with Slurm queries."""
 
-    def why_warned(self) -> Cause:
-        """Return the cause of SIGUSR2: walltime or preemption."""
+    def why_warned(self) -> Cause | None:
+        """Return the cause of SIGUSR2: walltime or preemption; None if the ranks need not stop yet."""
 
     def why_terminated(self) -> Cause:
         """Return the cause of SIGTERM, as far as Slurm reports it while the ranks still run."""
@@ -87,7 +88,10 @@ class AttemptWatch:
     _term_at: float = float("inf")  # when SIGTERM follows the own signal of a program
     _is_wait_reported: bool = False
     _flag_tried_at: float = float("-inf")
+    _asked_at: float = 0.0  # when the ranks were asked to stop
     _kill_at: float | None = None  # end of the grace time after a stop request
+    _killed_after_s: float | None = None  # how long after that request the ranks were killed
+    _longest_pause_s: float = 0.0  # between two heartbeats
     _is_stalled: bool = False
     _is_stacks_asked: bool = False
     _may_stall: bool = True
@@ -147,7 +151,7 @@ class AttemptWatch:
     def _signal_ranks(self, ranks: Ranks, over: threading.Event) -> None:
         """Signal the ranks to save and exit as soon as a stop is requested, without accessing files or Slurm."""
         while not self.request.came:
-            while self.request.to_pass and isinstance(ranks, LocalRanks):
+            while self.request.to_pass and isinstance(ranks, ScriptRanks):
                 ranks.pass_signal(self.request.to_pass.pop(0))
             if over.wait(POLL_S):
                 return
@@ -158,12 +162,14 @@ class AttemptWatch:
             self._needs_file = not ranks.forward_stop()
 
     def _is_time_over(self) -> bool:
+        now = time.monotonic()
         if self.request.kill:
             self.event("killed", reason="requested twice")
-        elif self._kill_at is not None and time.monotonic() > self._kill_at:
+        elif self._kill_at is not None and now > self._kill_at:
             self.event("killed", reason="grace time is over")
         else:
             return False
+        self._killed_after_s = now - self._asked_at if self._asked_at else 0.0
         return True
 
     def _is_over(self, ranks: Ranks) -> bool:
@@ -191,12 +197,13 @@ class AttemptWatch:
             return True
         if cause is not None and self._kill_at is None:
             grace_s = self.reasons.grace_s(cause)
-            self._kill_at = now + grace_s
+            self._asked_at, self._kill_at = now, now + grace_s
             if self.has_own_signal:
                 self._term_at = now + max(grace_s / 2, grace_s - TERM_S)
-            self.event("stop_requested", cause=cause.value)
-        if self.request.terminated and self._kill_at is not None and cause is not None and not self._is_hurried:
-            self._is_hurried = True  # Slurm kills the job itself after KillWait
+            self.event("stop_requested", cause=cause.value, seconds=round(grace_s))
+        is_short = self.request.terminated or cause is Cause.CANCELLED  # Slurm kills the job itself after KillWait
+        if is_short and self._kill_at is not None and cause is not None and not self._is_hurried:
+            self._is_hurried = True
             self._kill_at = min(self._kill_at, now + self.reasons.grace_s(cause))
         if now > self._term_at:
             self._term_at = float("inf")
@@ -206,7 +213,8 @@ class AttemptWatch:
             self.event("stop_by_file", note="this launcher does not forward signals; rank 0 reads the flag within 5 s")
         if cause is not None and not self._is_flagged and now - self._flag_tried_at >= CONTROL_PERIOD_S:
             self._flag(cause, now)
-        self._is_stalled = self._kill_at is None and self._all_ended_at is None and self._stalled()
+        self._read_heartbeat(now)
+        self._is_stalled = self._kill_at is None and self._all_ended_at is None and self._stalled(now)
         return self._is_stalled
 
     def _report_wait(self, now: float) -> None:
@@ -272,9 +280,10 @@ class AttemptWatch:
             for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
                 if self.run.is_asked(name):
                     self.request.ask(cause)
+            self.request.kill = self.request.kill or self.run.is_asked("kill")
             self._is_stacks_asked = (self.run.control / "stacks").exists()
-        if self.request.cause is None and self.request.warned:
-            self.request.ask(self.reasons.why_warned())
+        if self.request.needs_reason and (reason := self.reasons.why_warned()) is not None:
+            self.request.ask(reason)
         if self.request.cause is None and self.request.terminated:
             self.request.ask(self.reasons.why_terminated())
 
@@ -294,18 +303,21 @@ class AttemptWatch:
             return False
         return self._has_errors() or ranks.report_a_death()
 
-    def _stalled(self) -> bool:
+    def _read_heartbeat(self, now: float) -> None:
         try:
             beat = self.attempt.heartbeat.stat().st_mtime_ns
         except FileNotFoundError:  # rank 0 has not finished a step yet
-            beat = 0
-            if self.is_unmanaged:  # unmanaged programs never write a heartbeat
-                return False
-        if beat != self._last_beat:
-            self._last_beat, self._beat_seen_at = beat, time.monotonic()
-            self._may_stall = self.is_stall_set or not self.is_unmanaged or self._accepts_stops()
+            return
         # Compare times of this host's clock only: that of the file server may differ by minutes.
-        return self._may_stall and time.monotonic() - self._beat_seen_at > self.stall_s
+        if self._last_beat:
+            self._longest_pause_s = max(self._longest_pause_s, now - self._beat_seen_at)
+        if beat != self._last_beat:
+            self._last_beat, self._beat_seen_at = beat, now
+            self._may_stall = self.is_stall_set or not self.is_unmanaged or self._accepts_stops()
+
+    def _stalled(self, now: float) -> bool:
+        may_stall = self._may_stall and (self._last_beat or not self.is_unmanaged)  # not all programs write heartbeats
+        return bool(may_stall) and now - self._beat_seen_at > self.stall_s
 
     def _accepts_stops(self) -> bool:
         """Return whether the heartbeat is that of a loop with `world.should_stop`, which reaches every step soon."""
@@ -329,14 +341,36 @@ class AttemptWatch:
         if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # despite a late stop request
             return AttemptEnd(Cause.COMPLETED, "every rank is done")
         if cause is not None:  # errors of ranks that are being stopped are consequences of the stop
-            saved = "" if len(ends) == self.shape.ranks or self.is_unmanaged else "; not every rank had saved"
-            return AttemptEnd(cause, f"ended on request ({cause.value}){saved}")
+            how, fix = self._how_stopped(cause, have_all_ended=len(ends) == self.shape.ranks)
+            return AttemptEnd(cause, f"ended on request ({cause.value}){how}", fix=fix)
         failure = first_failure(self.attempt)
         if failure is not None:
             return failure
         if len(ends) == self.shape.ranks:
             return AttemptEnd(Cause.STOPPED, "every rank received a stop signal that the supervisor did not receive")
         return silent_end(self.attempt, self.shape.ranks, code)
+
+    def _how_stopped(self, cause: Cause, *, have_all_ended: bool) -> tuple[str, str]:
+        """Return what is known of the ranks' saves at a requested end, and what helps if they did not save."""
+        killed_s = self._killed_after_s
+        if self.is_unmanaged and not (self._last_beat and self._accepts_stops()):
+            if killed_s is not None:
+                return f"; killed {killed_s:.0f} s after the request", ""
+            return f"; its processes exited {time.monotonic() - self._asked_at:.0f} s after the request", ""
+        if have_all_ended:
+            return "", ""
+        unsaved = "; not every rank had saved"
+        if killed_s is None or self.request.kill:
+            return unsaved, ""
+        if self._beat_seen_at >= self._asked_at:
+            why = f"the ranks asked whether to stop, but did not finish their saves within {killed_s:.0f} s"
+            needed_s = 2 * killed_s
+        else:
+            why = f"no rank asked within {killed_s:.0f} s whether to stop"
+            needed_s = max(self._longest_pause_s, killed_s)
+            if self._last_beat:
+                why += f"; the longest time in which no rank asked was {self._longest_pause_s:.0f} s"
+        return f"{unsaved}: {why}", _more_time(cause, self.run.run_id, math.ceil(needed_s / 10) * 10)
 
     def _marked(self) -> dict[int, Path]:
         return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}
@@ -347,3 +381,13 @@ class AttemptWatch:
 
     def _end_with_step(self, code: int) -> AttemptEnd:
         return replace(self._classify(code), step=last_step(self.attempt))
+
+
+def _more_time(cause: Cause, run_id: str, seconds: int) -> str:
+    """Return what gives ranks `seconds` to save after a request with this cause."""
+    poll = "call world.should_stop more often, also in long phases such as an evaluation"
+    more = {
+        Cause.STOPPED: f"`toolkit stop {run_id} --within {seconds}s`, or {poll}",
+        Cause.WALLTIME: f"set restart.warn_s = {seconds} or more, or {poll}",
+    }
+    return more.get(cause, poll)

@@ -4,13 +4,14 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.slurm.batch_script import signal_in
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_script, launch_srun
 from toolkit.supervise.log import say
@@ -132,6 +133,18 @@ def is_unmanaged(entry: object) -> bool:
     return not (isinstance(entry, str) and ":" in entry)
 
 
+def has_own_signal(job: Mapping[str, Any]) -> bool:
+    """Return whether a script or executable receives a signal that it chose before SIGTERM."""
+    return signal_in(job["job"]["sbatch"]) is not None if job["job"].get("once") else bool(job["job"].get("signal"))
+
+
+def _signal_of_steps(job: Mapping[str, Any]) -> str:
+    """Return the signal that a batch script requests for its steps; "" if it requests none, or one for its shell."""
+    options = job["job"]["sbatch"]
+    found = signal_in(options)
+    return found[0] if found is not None and not signal_in(options, only_shell=True) else ""
+
+
 def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
     """Return the launcher: `script` for a batch script, else the site's; `auto` is srun in Slurm, else mpirun or local."""
     if job["job"].get("once"):
@@ -152,10 +165,12 @@ def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
 def launch(
     kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory, *,
     python: str = sys.executable, nodes: Sequence[str] = (),
+    signal_steps: Callable[[str, int], None] = lambda _name, _guard: None,
 ) -> Ranks:  # fmt: skip
     """Start the ranks of one attempt, with `python` as interpreter if the job has no image.
 
-    `nodes` are those of a heterogeneous job, component by component.
+    `nodes` are those of a heterogeneous job, component by component. `signal_steps` sends a signal to the steps of a
+    batch script, given the process of its guard.
     """
     run = RunDirectory(attempt.path.parents[1])
     if kind == "script":
@@ -163,6 +178,7 @@ def launch(
         return launch_script(
             environment, attempt, [sys.executable, "-E", *RANK_MODULE],
             copies_output=has_own_files and "TOOLKIT_IN_ALLOCATION" not in os.environ,
+            signal_steps=signal_steps, own_signal=_signal_of_steps(job),
         )  # fmt: skip
     table = job["launcher"]
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)

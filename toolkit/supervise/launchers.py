@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +130,6 @@ class LocalRanks:
     """Ranks that the supervisor has started itself, without a launcher."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    stop_signal: signal.Signals = signal.SIGUSR2
 
     def exit_code(self) -> int | None:
         codes = self._codes()
@@ -155,9 +154,7 @@ class LocalRanks:
         return True
 
     def terminate(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(self.stop_signal)  # the guard forwards it
+        self.forward_stop()  # the guard translates the signal
 
     def kill(self) -> None:
         for process in self.processes:
@@ -168,8 +165,30 @@ class LocalRanks:
     def abandon(self) -> None:
         self.kill()
 
+
+@dataclass
+class ScriptRanks(LocalRanks):
+    """The guard of a batch script on this host; srun starts the steps of the script on any node.
+
+    Attributes:
+        signal_steps: sends a signal, by name, to the steps of a guard.
+        own_signal: the signal that the script requests for its steps with --signal; "" if it requests none.
+    """
+
+    signal_steps: Callable[[str, int], None] = lambda _name, _guard: None
+    own_signal: str = ""
+    _is_own_sent: bool = False
+
+    def terminate(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)  # the guard then signals the processes on this host
+                # srun would kill its step on SIGTERM.
+                self.signal_steps("TERM" if self._is_own_sent or not self.own_signal else self.own_signal, process.pid)
+        self._is_own_sent = True
+
     def pass_signal(self, number: int) -> None:
-        """Send a signal to the guard of a batch script, which passes it to the script."""
+        """Send a signal to the guard, which passes it to the script."""
         self._send(number)
 
 
@@ -192,16 +211,24 @@ def launch_local(
 
 
 def launch_script(
-    environment: Mapping[str, str], attempt: AttemptDirectory, guard_program: Sequence[str], *, copies_output: bool
+    environment: Mapping[str, str],
+    attempt: AttemptDirectory,
+    guard_program: Sequence[str],
+    *,
+    copies_output: bool,
+    signal_steps: Callable[[str, int], None],
+    own_signal: str,
 ) -> Ranks:
     """Start the guard of a batch script on this host, without the variables of a rank.
 
     If `copies_output`, the guard copies the output of the script to stdout and stderr of this process.
+    `signal_steps` and `own_signal` are those of `ScriptRanks`.
     """
     outputs = (os.dup(1), os.dup(2)) if copies_output else ()
     own = {"TOOLKIT_RANK": "0"} | ({"TOOLKIT_OUTPUTS": " ".join(map(str, outputs))} if outputs else {})
     try:
-        return LocalRanks([_start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)], signal.SIGINT)
+        guard = _start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)
+        return ScriptRanks([guard], signal_steps, own_signal)
     finally:
         for descriptor in outputs:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Ensure that a process does not outlive its parent: the kernel signals it when the parent exits.
+"""Keep processes together: the kernel signals a process when its parent exits, and keeps orphans below this process.
 
 The guards of ranks fork with this module loaded, so it imports almost nothing.
 """
@@ -9,11 +9,17 @@ import signal
 __all__ = ["signal_on_parent_death"]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:
     """Request that the kernel signals this process when its parent exits (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent exits (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:

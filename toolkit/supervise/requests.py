@@ -2,11 +2,15 @@
 
 import signal
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 
 from toolkit.rundir.states import Cause
 
+REASON_S = 10.0  # time for the supervisor to find the reason of a warning, before the ranks receive it
+CHECK_S = 10.0  # pause between queries whether a job that received an early warning is being preempted
 _HEARD = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
@@ -21,15 +25,32 @@ class StopRequest:
     interrupted: bool = False  # whether SIGINT has arrived
     is_for_script: bool = False  # whether SIGUSR2 is the signal that a batch script requests, and ends nothing
     to_pass: list[int] = field(default_factory=list)  # signals for a batch script
+    may_be_early: Callable[[], bool] = bool  # whether Slurm may send SIGUSR2 before `restart.warn_s`
+    _obey_at: float = 0.0  # when SIGUSR2 reaches the ranks, unless a cause is known before
+    _check_at: float = 0.0
 
     @property
     def came(self) -> bool:
         """True if the ranks must exit, for any reason."""
-        return self.cause is not None or self.warned or self.terminated
+        is_warned = self.warned and time.monotonic() >= self._obey_at
+        return self.cause is not None or is_warned or self.terminated
+
+    @property
+    def needs_reason(self) -> bool:
+        """True if the supervisor must find the reason of SIGUSR2 now."""
+        return self.warned and self.cause is None and time.monotonic() >= self._check_at
+
+    def hold(self, seconds: float) -> None:
+        """Delay SIGUSR2, which Slurm sends up to a minute early; a preemption in the meantime does not wait."""
+        self._obey_at = time.monotonic() + seconds
+        self._check_at = time.monotonic() + min(seconds, CHECK_S)
 
     def ask(self, cause: Cause) -> None:
-        """Set the cause if there is none yet: a cancel during the grace time of a preemption remains a preemption."""
-        if self.cause is None:
+        """Set the cause if there is none yet: a cancel during the grace time of a preemption remains a preemption.
+
+        A cancel overrides a stop, which may give the ranks more time.
+        """
+        if self.cause is None or (cause is Cause.CANCELLED and self.cause is Cause.STOPPED):
             self.cause = cause
 
     def hear_signals(self) -> None:
@@ -58,3 +79,5 @@ class StopRequest:
             self.to_pass.append(number)
         else:
             self.warned = True
+            self._check_at = 0.0
+            self._obey_at = time.monotonic() + (REASON_S if self.may_be_early() else 0.0)

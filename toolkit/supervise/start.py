@@ -60,6 +60,7 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     )  # fmt: skip
     shape = shape_of_job(job, allocation.nodes)
     supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request, turn)
+    request.may_be_early = supervisor.may_be_early
     size = f"{counted(shape.ranks, 'rank')} on {counted(shape.nodes, 'node')}"
     say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {size}")
     if values := values_of_task(run):

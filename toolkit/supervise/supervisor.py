@@ -17,6 +17,7 @@ from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, ref
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, EndDecision, Next, RunState, decide
+from toolkit.rundir.user_requests import stop_within_s
 from toolkit.supervise.alerting import Alerting
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
@@ -24,6 +25,7 @@ from toolkit.supervise.allocation import (
     is_in_grace_time,
     lost_nodes,
     other_steps,
+    signal_steps,
     why_terminated,
 )
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
@@ -33,7 +35,7 @@ from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.ending import end_after_all, halvings, judge, out_of_time, record_end, unlaunched, without_room
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.launch import choose_launcher, is_unmanaged, launch
+from toolkit.supervise.launch import choose_launcher, has_own_signal, is_unmanaged, launch
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_exclude, unfit_nodes
 from toolkit.supervise.observation import Observation
@@ -51,6 +53,7 @@ from toolkit.supervise.webhook import Webhook
 __all__ = ["WALLTIME_SLACK_S"]
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
+END_MARGIN_S = 10.0  # ranks are killed this long before the allocation ends
 REQUEUE_S = 30.0  # time reserved for a requeue before walltime
 SHORTEST_PATIENCE_S = 5.0
 MOST_LAUNCHES = 10  # launches per attempt if slurmctld fails repeatedly
@@ -87,11 +90,27 @@ class Supervisor:
         left_s = self.allocation.left_s() - REQUEUE_S
         return Retry(self.request, min(FILE_SYSTEM_PATIENCE_S, max(SHORTEST_PATIENCE_S, left_s)))
 
-    def why_warned(self) -> Cause:
-        """Return the cause of SIGUSR2: walltime if the (possibly changed) end time is near, else preemption."""
+    @property
+    def _early_s(self) -> float:
+        """The seconds until `restart.warn_s` before the end."""
+        return self.allocation.left_s() - float(self.job["restart"]["warn_s"])
+
+    def may_be_early(self) -> bool:
+        """Return whether a SIGUSR2 of now may be a warning of the walltime that Slurm has sent too early."""
+        return 0 < self._early_s <= WALLTIME_SLACK_S
+
+    def why_warned(self) -> Cause | None:
+        """Return the cause of SIGUSR2: walltime if the (possibly changed) end time is near, else preemption.
+
+        None means that Slurm has sent the warning too early: the ranks continue until `restart.warn_s` before the end.
+        """
         self.allocation.refresh_end()
-        near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
-        return Cause.WALLTIME if near else Cause.PREEMPTED
+        if not self.may_be_early():
+            return Cause.WALLTIME if self._early_s <= 0 else Cause.PREEMPTED
+        if self.allocation.in_slurm and is_in_grace_time(self.allocation):
+            return Cause.PREEMPTED
+        self.request.hold(self._early_s)
+        return None
 
     def why_terminated(self) -> Cause:
         """Return the cause of SIGTERM: a lost node, or else the cause that Slurm reports."""
@@ -110,9 +129,12 @@ class Supervisor:
         """Return the seconds that ranks have to save."""
         if cause is Cause.WALLTIME and (self.request.terminated or self.allocation.left_s() <= 0):
             return self.stop_grace_s  # Slurm ends the job: at its walltime, or because a script has requeued it
+        left_s = max(1.0, self.allocation.left_s() - END_MARGIN_S)
         # Only Slurm knows the site's grace time for preempted jobs, and it ends the job itself after that.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
-            return max(1.0, self.allocation.left_s() - 10)
+            return left_s
+        if cause is Cause.STOPPED and not self.request.terminated:
+            return min(left_s, stop_within_s(self.run, self.job["restart"]))
         return self.stop_grace_s
 
     def why_not_started(self) -> str:
@@ -246,7 +268,7 @@ class Supervisor:
             self.run, attempt, self.shape, self.request,
             self, stall_s=float(restart["stall_s"]), is_unmanaged=unmanaged,
             is_stall_set="restart.stall_s" in self.job.get("origins", {}),
-            has_own_signal=unmanaged and bool(self.job["job"].get("signal")),
+            has_own_signal=unmanaged and has_own_signal(self.job),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
         pattern = str(restart.get("progress") or "")
@@ -282,7 +304,7 @@ class Supervisor:
             self.launched_at = time.time()
             ranks = launch(
                 launcher, self.job, self.shape, environment | self.secrets, attempt,
-                python=python, nodes=self.allocation.nodes_in_order(),
+                python=python, nodes=self.allocation.nodes_in_order(), signal_steps=self._signal_steps,
             )  # fmt: skip
         except OwnFailureError as error:
             return unlaunched(error)
@@ -298,6 +320,11 @@ class Supervisor:
             ranks.kill()  # no rank may outlive its attempt, even if the watch failed
             observation.close()
             remove_left_behind(began)  # cleans up this node; on others, the rank guards of the next attempt do
+
+    def _signal_steps(self, name: str, script: int) -> None:
+        """Signal the steps of a batch script, whose guard is the process `script`; Slurm sends TERM to them itself."""
+        if self.allocation.in_slurm and not (self.request.terminated and name == "TERM"):
+            signal_steps(self.allocation, name, script)
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:
         """Check the nodes before the first ranks of this start; return the end of the attempt if one is unfit."""

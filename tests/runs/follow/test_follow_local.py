@@ -283,6 +283,75 @@ def test_what_a_foreign_program_can_be_asked_for(toolkit, wait_until) -> None:
     assert state(toolkit, run) == "stopped"
 
 
+SAVES_SLOWLY = """trap 'sleep 1.5; touch $1/saved; exit 0' TERM
+touch $1/ready
+while true; do sleep 0.1; done"""
+
+
+DEAF = "trap '' TERM; touch {folder}/ready; while true; do sleep 0.1; done"
+
+
+def test_a_stop_gives_time_to_save_and_a_second_one_kills(toolkit, wait_until) -> None:
+    """The shell that the guard started exits at TERM; its program still saves, and the attempt waits for it."""
+    script = toolkit.folder / "inner.sh"
+    script.write_text(SAVES_SLOWLY)
+    run = toolkit.submit(toolkit.job(f"bash {script} {toolkit.folder}; echo next"))
+    wait_until(lambda: (toolkit.folder / "ready").exists())
+    said = toolkit.ok("stop", run.run_id)
+    assert "receives TERM now, and KILL after 120 s" in said
+    assert toolkit("wait", run.run_id).code == 130
+    assert (toolkit.folder / "saved").exists()
+    explained = toolkit.ok("explain", run.run_id)
+    assert re.search(r"it was asked to stop: its processes exited \d+ s after the request", explained), explained
+    assert "asked to save" not in explained
+
+
+def test_a_second_stop_kills_at_once(toolkit, wait_until) -> None:
+    run = toolkit.submit(toolkit.job(DEAF.format(folder=toolkit.folder)))
+    wait_until(lambda: (toolkit.folder / "ready").exists())
+    assert "KILL after 3600 s" in toolkit.ok("stop", run.run_id, "--within", "1h")
+    refused = toolkit("stop", run.run_id, "--within", "2h")
+    assert (refused.code, "--within cannot change its time now" in refused.err) == (1, True), refused
+    assert "its ranks are killed" in toolkit.ok("stop", run.run_id)
+    assert toolkit("wait", run.run_id).code == 130
+    assert re.search(r"it was asked to stop: killed \d+ s after the request", toolkit.ok("explain", run.run_id))
+
+
+def test_a_cancel_overrides_the_patience_of_a_stop(toolkit, wait_until) -> None:
+    run = toolkit.submit(toolkit.job(DEAF.format(folder=toolkit.folder)))
+    wait_until(lambda: (toolkit.folder / "ready").exists())
+    toolkit.ok("stop", run.run_id, "--within", "1h")
+    toolkit.ok("cancel", run.run_id)
+    assert toolkit("wait", run.run_id).code == 143
+    assert state(toolkit, run) == "cancelled"
+
+
+EVALUATES = """
+import time
+
+def main(world, config):
+    for step in range(3):
+        world.should_stop(step)
+        time.sleep(0.2)
+    world.run_dir.joinpath("evaluating").touch()
+    time.sleep(600)
+"""
+
+
+def test_explain_names_the_longest_time_in_which_no_rank_asked(toolkit, wait_until) -> None:
+    (toolkit.folder / "evals.py").write_text(EVALUATES)
+    job = toolkit.folder / "evals.toml"
+    job.write_text("[job]\nentry = 'evals.py:main'\n[restart]\nwarn_s = 30\n")
+    run = toolkit.submit(job)
+    wait_until(lambda: (run.path / "evaluating").exists())
+    assert "its ranks are killed after 2 s" in toolkit.ok("stop", run.run_id, "--within", "2s")
+    assert toolkit("wait", run.run_id).code == 130
+    explained = toolkit.ok("explain", run.run_id)
+    why = r"not every rank had saved: no rank asked within \d+ s whether to stop; the longest time in which no rank asked was \d+ s"
+    assert re.search(why, explained), explained
+    assert re.search(r"`toolkit stop \S+ --within \d+s`, or call world.should_stop more often", explained), explained
+
+
 def test_a_folder_of_runs_that_is_named_must_be_there(toolkit, monkeypatch) -> None:
     said = toolkit("history", "--runs", toolkit.folder / "none")
     assert (said.code, "runs folder not found" in said.err) == (4, True), said

@@ -73,7 +73,7 @@ _ENDS = {
     "completed": "every rank exited successfully",
     "walltime": "it reached its walltime",
     "preempted": "Slurm preempted it",
-    "stopped": "it was asked to save and exit",
+    "stopped": "it was asked to stop",
     "cancelled": "it was cancelled",
     "environment": "a rank could not import a module or parse its script",
     "stalled": "no rank completed a step for too long",
@@ -89,8 +89,8 @@ def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     known = symptom_named(end.symptom)
     means = known.means if known is not None and not known.plain else _ENDS.get(end.cause, "")
     explanation = reason_of(attempt, end).removeprefix(f"ended on request ({end.cause})").removeprefix("; ")
-    if not explanation:
-        return means
+    if not explanation or explanation.startswith(" "):  # " before any rank was started"
+        return means + explanation
     if f"rank {end.rank} " not in explanation:
         explanation = end.blaming(explanation)
     return explanation if not means or means in explanation else f"{means}: {explanation}"

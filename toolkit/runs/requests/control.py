@@ -8,20 +8,51 @@ from toolkit.rundir.claims import newest_parts
 from toolkit.rundir.files import read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause, RunState
-from toolkit.rundir.user_requests import add_requeue, note_request
+from toolkit.rundir.user_requests import add_requeue, ask_to_stop, note_request, stop_within_s
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
+from toolkit.slurm.batch_script import signal_in
 from toolkit.supervise.launch import is_unmanaged
 
-__all__ = ["ask_for", "request_stacks", "requeue_run", "require_running", "what_follows_a_stop"]
+__all__ = ["ask_for", "request_stacks", "requeue_run", "require_running", "stop_run"]
 
 
 REPLY_S = 30.0
 
 
+def stop_run(run: RunDirectory, within_s: float | None = None) -> str:
+    """Request that the ranks save and exit, or, if that was requested before, kill them; return what follows.
+
+    Args:
+        within_s: the time that the ranks have; by default that of a walltime, `restart.warn_s`, and at least a minute.
+
+    Raises:
+        CheckFailedError: the run is not running, or `within_s` would change an earlier request.
+    """
+    require_running(run, "so it cannot stop")
+    asked = run.asked_file("stop")
+    if asked is not None and within_s is not None:
+        raise CheckFailedError(
+            f"run {run.run_id} was asked to stop before: --within cannot change its time now",
+            where=str(asked),
+            fix=f"wait, or kill its ranks: `toolkit stop {run.run_id}`",
+        )
+    for part in run.with_tasks():
+        note_request(part, "stop" if asked is None else "kill", "toolkit stop")
+        if asked is None:
+            ask_to_stop(part, within_s)
+        else:
+            write_text(part.control / "kill", utc_now() + "\n")
+    return (
+        _what_follows_a_stop(run)
+        if asked is None
+        else f"run {run.run_id} was asked to stop before: its ranks are killed"
+    )
+
+
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
-    """Write `control/save` or `control/stop`; the ranks read it within 5 s and act at their next step boundary.
+    """Write `control/save` or `control/stacks`; ranks read the former within 5 s and act at their next step boundary.
 
     Raises:
         CheckFailedError: the run is not running, or its ranks never check for saves.
@@ -60,14 +91,20 @@ def request_stacks(run: RunDirectory) -> AttemptDirectory:
     return attempt
 
 
-def what_follows_a_stop(run: RunDirectory) -> str:
-    """Describe what follows a stop request, in one line."""
-    resume = f"`toolkit resume {run.run_id}`"
-    if _is_unmanaged(run):
-        own = recorded_job(run).job.signal
-        signals = f"{own} now, then TERM," if own else "TERM now,"
-        return f"run {run.run_id} receives {signals} and is killed after its time to save; {resume} starts it again"
-    return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
+def _what_follows_a_stop(run: RunDirectory) -> str:
+    job = recorded_job(run)
+    seconds = f"{stop_within_s(run, {'warn_s': job.restart.warn_s}):.0f} s"
+    if is_unmanaged(job.job.entry):
+        found = signal_in(job.job.sbatch) if job.job.once else None
+        own = found[0] if found is not None else job.job.signal
+        signals = f"{own} now, TERM later" if own else "TERM now"
+        first = f"run {run.run_id} receives {signals}, and KILL after {seconds}"
+    else:
+        first = f"run {run.run_id} saves at its next step boundary and ends; its ranks are killed after {seconds}"
+    return (
+        f"{first}, at the latest 10 s before its allocation ends (`toolkit stop {run.run_id}` again kills them now); "
+        f"`toolkit resume {run.run_id}` {'starts it again' if is_unmanaged(job.job.entry) else 'continues it'}"
+    )
 
 
 def _is_unmanaged(run: RunDirectory) -> bool:

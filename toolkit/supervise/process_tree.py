@@ -1,0 +1,126 @@
+"""The processes that a rank or a batch script has started, and how they are asked to exit. Standard library only."""
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.2
+# On SIGTERM these kill what they started, within a second or at once; Slurm signals the steps of srun instead.
+_LAUNCHERS = frozenset({
+    "srun", "timeout", "mpirun", "mpiexec", "mpiexec.hydra", "mpirun.hydra", "hydra_pmi_proxy", "orterun", "prterun",
+    "orted", "prted",
+})  # fmt: skip
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "ksh93", "mksh", "zsh", "csh", "tcsh", "fish", "busybox"})
+
+
+@dataclass(frozen=True)
+class Process:
+    """One running process: the names of its command and its executable, and the mask SigCgt of proc(5)."""
+
+    pid: int
+    names: frozenset[str]  # a script has its own name, and its shell's
+    handlers: int
+
+    def handles(self, number: int) -> bool:
+        return bool(self.handlers >> (number - 1) & 1)
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    process = _read(pid)
+    return process is not None and process.handles(number)
+
+
+class ProcessTree:
+    """The processes below `root`, a child of this process. `sent` contains those that have received SIGTERM."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self.sent: set[int] = set()
+        self._spared: set[int] = set()
+
+    def note_sent(self) -> None:
+        """Note that Slurm or mpirun has sent SIGTERM to all of them: some treat a second one as a request to exit at once."""
+        self.sent.update(one.pid for one in running_below(os.getpid()))
+
+    def terminate(self) -> None:
+        """Send SIGTERM once to each process that acts on it.
+
+        A program with a handler passes the request to its own children, as torchrun does, or needs them to save, as it
+        needs a data loader. A shell does neither, so its children receive SIGTERM, too. A parent without a handler exits,
+        so that it starts nothing further; its children run on. Other processes without a handler, such as the `tee` of a
+        pipeline, receive SIGTERM when the programs have saved.
+        """
+        children = _children()
+        pending = [process] if (process := _read(self.root)) is not None else []
+        while pending:
+            one = pending.pop()
+            below = [child for pid in children.get(one.pid, ()) if (child := _read(pid)) is not None]
+            if one.names & _LAUNCHERS:
+                pending += below
+            elif one.handles(signal.SIGTERM) or below:
+                self._send(one.pid)
+                pending += below if one.names & _SHELLS or not one.handles(signal.SIGTERM) else []
+            else:
+                self._spared.add(one.pid)
+        threading.Thread(target=self._terminate_spared, name="spared", daemon=True).start()
+
+    def _terminate_spared(self) -> None:
+        while any(self._is_saving(one) for one in running_below(os.getpid())):
+            time.sleep(POLL_S)
+        for pid in self._spared & {one.pid for one in running_below(os.getpid())}:
+            self._send(pid)
+
+    def _is_saving(self, one: Process) -> bool:
+        return "srun" in one.names or (one.pid in self.sent and not one.names & _SHELLS)
+
+    def await_exit(self) -> None:
+        """Return when no process that this process has started, directly or not, is running."""
+        while running_below(os.getpid()):
+            time.sleep(POLL_S)
+
+    def _send(self, pid: int) -> None:
+        if pid not in self.sent:
+            self.sent.add(pid)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def running_below(root: int) -> list[Process]:
+    """Return the running processes that `root` has started, directly or not."""
+    children, running = _children(), []
+    pending = list(children.get(root, ()))
+    while pending:
+        pid = pending.pop()
+        pending += children.get(pid, ())
+        if (process := _read(pid)) is not None:
+            running.append(process)
+    return running
+
+
+def _children() -> dict[int, list[int]]:
+    """Return the children of each process on this host."""
+    found: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has exited
+            parent = path.read_bytes().rpartition(b")")[2].split()[1]
+            found.setdefault(int(parent), []).append(int(path.parent.name))
+    return found
+
+
+def _read(pid: int) -> Process | None:
+    """Return a process; None if it has exited, even if its parent has not been notified of that yet."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        executable = Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:  # it has exited, or belongs to another user
+        return None
+    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    if fields["State"].startswith(("Z", "X")):
+        return None
+    names = frozenset((fields["Name"], executable.removesuffix(" (deleted)")))
+    return Process(pid, names, int(fields.get("SigCgt", "0"), 16))
