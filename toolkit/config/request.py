@@ -182,14 +182,19 @@ def _document(path: Path) -> Document:
 
 
 def _drop_overridden_options(values: dict[str, Any], origins: Mapping[str, Origin]) -> None:
-    """Remove the options of a batch script that a variable or a flag overrides by the key of the same option."""
+    """Remove the options of a batch script that a variable or a flag overrides by the key of the same option.
+
+    `restart.warn_s` overrides only the time of --signal: the supervisor still sends the signal.
+    """
     job = values.get("job")
     if not isinstance(job, dict) or not job.get("once") or not isinstance(job.get("sbatch"), list):
         return
     overridden = [
         (one.long, one.letter)
         for one in SBATCH_OPTIONS
-        if (origin := origins.get(one.key)) and origin.layer in ("SBATCH_*", "TOOLKIT_*", "flag")
+        if one.long != "signal"
+        and (origin := origins.get(one.key))
+        and origin.layer in ("SBATCH_*", "TOOLKIT_*", "flag")
     ]
     job["sbatch"] = [one for one in job["sbatch"] if all(value_of(one, *names) is None for names in overridden)]
 

@@ -231,8 +231,8 @@ class _Forward:
     def to_script(self, number: int, _frame: FrameType | None) -> None:
         """Forward a signal to a batch script, as Slurm does: USR1, and USR2 as its own signal, reach the shell alone.
 
-        INT requests that the script stops: the shell receives its own signal if it handles that, and at the next INT the
-        script and its programs receive TERM. Slurm sends TERM to all of them itself when it ends the job.
+        INT requests that the script stops: the steps or the shell, if it handles that, receive their own signal, and at the
+        next INT the script and its programs TERM. Slurm sends TERM to all of them itself when it ends the job.
         """
         if number == signal.SIGUSR1:
             self._send(number)
@@ -242,8 +242,12 @@ class _Forward:
             self._send(own or signal.SIGTERM)
             return
         self.received.append(number)
+        of_steps = int(os.environ.get("TOOLKIT_STEP_SIGNAL") or 0)
         if number == signal.SIGTERM:
             self.tree.note_sent()
+        elif of_steps and of_steps not in self._sent:
+            self._sent.append(of_steps)
+            self.tree.signal_steps(of_steps)
         elif own and own not in self._sent and handles(self._child, own):
             self._send(own)
         elif signal.SIGTERM not in self.received:

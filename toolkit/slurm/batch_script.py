@@ -12,7 +12,7 @@ from toolkit.slurm.sbatch_options import last_value_of
 
 __all__ = [
     "OPTIONS", "BatchScript", "Directive", "is_batch_script", "other_interpreter", "read_batch_script", "shell_signal",
-    "signal_in",
+    "signal_in", "signal_number",
 ]  # fmt: skip
 
 # The options of sbatch with a value, with an optional value and without one, each with its short option.
@@ -80,9 +80,14 @@ def signal_in(options: Iterable[str], *, only_shell: bool = False) -> tuple[str,
 def shell_signal(options: Iterable[str]) -> tuple[int, int] | None:
     """Return the number of the signal that Slurm sends to the batch shell, and the seconds before the walltime."""
     found = signal_in(options, only_shell=True)
-    known = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
-    number = int(found[0]) if found and found[0].isdecimal() else known.get(found[0], 0) if found else 0
+    number = signal_number(found)
     return (number, found[1]) if found and number else None
+
+
+def signal_number(found: tuple[str, int] | None) -> int:
+    """Return the number of a signal that `signal_in` returned; 0 for None, and for an unknown name."""
+    known = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
+    return (int(found[0]) if found[0].isdecimal() else known.get(found[0], 0)) if found else 0
 
 
 def is_batch_script(path: Path) -> bool:

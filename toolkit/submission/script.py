@@ -155,7 +155,8 @@ def _other_words(job: ResolvedJob) -> list[str]:
     Those two are merged with ours: on their own, they would override our submission token and list of bad nodes.
     """
     joined = [("comment", ""), ("exclude", "x")]
-    if job.job.once and shell_signal(sbatch_words(job)):  # the supervisor passes it to the batch shell
+    # The supervisor receives the warning, and passes the signal to the batch shell or the steps.
+    if job.job.once and (shell_signal(sbatch_words(job)) or "restart.warn_s" in job.origins):
         joined.append(("signal", ""))
     return [word for word in sbatch_words(job) if all(value_of(word, *names) is None for names in joined)]
 

@@ -205,14 +205,14 @@ def other_steps(allocation: Allocation, since: float) -> list[str]:
     return [f"{step} ({name})" for step, name, _ in steps]
 
 
-def signal_steps(allocation: Allocation, name: str, script: int) -> None:
-    """Send a signal to the processes of the steps that a batch script has started; its own processes receive none.
+def terminate_steps(allocation: Allocation, script: int) -> None:
+    """Send SIGTERM to the processes of the steps that a batch script has started; its own processes receive none.
 
     In an allocation of the user, only the steps are signaled whose srun is a descendant of the process `script`.
     """
     steps = [allocation.job_id] if allocation.is_batch else _steps_below(allocation, script)
     for step in steps:
-        allocation.query(["scancel", f"--signal={name}", step])
+        allocation.query(["scancel", "--signal=TERM", step])
 
 
 def _steps_below(allocation: Allocation, script: int) -> list[str]:

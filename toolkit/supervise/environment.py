@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.slurm.batch_script import shell_signal
+from toolkit.slurm.batch_script import shell_signal, signal_in, signal_number
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.log import say
@@ -54,6 +54,7 @@ def rank_environment(
         "TOOLKIT_LAUNCHER": launcher,
         "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # 1: the guard maps SIGUSR2 to SIGTERM
         "TOOLKIT_SIGNAL": _signal_of(job),
+        "TOOLKIT_STEP_SIGNAL": _signal_of_steps(job) if is_script else "",
     }
     if is_script:  # `rank.entry` removes the variables above
         folder = last_value_of(job["job"]["sbatch"], "chdir", "D") if is_started_here else ""
@@ -110,6 +111,13 @@ def _signal_of(job: Mapping[str, Any]) -> str:
         return str(own[0]) if own else ""
     name = str(table.get("signal") or "")
     return str(signal.Signals[f"SIG{name}"].value) if name else ""
+
+
+def _signal_of_steps(job: Mapping[str, Any]) -> str:
+    """Return the number of the signal that a batch script requests for its steps; "" if there is none."""
+    options = job["job"]["sbatch"]
+    own = signal_number(signal_in(options))
+    return str(own) if own and not signal_in(options, only_shell=True) else ""
 
 
 def _variables_of_channels(job: Mapping[str, Any]) -> list[str]:

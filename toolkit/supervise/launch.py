@@ -138,13 +138,6 @@ def has_own_signal(job: Mapping[str, Any]) -> bool:
     return signal_in(job["job"]["sbatch"]) is not None if job["job"].get("once") else bool(job["job"].get("signal"))
 
 
-def _signal_of_steps(job: Mapping[str, Any]) -> str:
-    """Return the signal that a batch script requests for its steps; "" if it requests none, or one for its shell."""
-    options = job["job"]["sbatch"]
-    found = signal_in(options)
-    return found[0] if found is not None and not signal_in(options, only_shell=True) else ""
-
-
 def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
     """Return the launcher: `script` for a batch script, else the site's; `auto` is srun in Slurm, else mpirun or local."""
     if job["job"].get("once"):
@@ -165,11 +158,11 @@ def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
 def launch(
     kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory, *,
     python: str = sys.executable, nodes: Sequence[str] = (),
-    signal_steps: Callable[[str, int], None] = lambda _name, _guard: None,
+    terminate_steps: Callable[[int], None] = lambda _guard: None,
 ) -> Ranks:  # fmt: skip
     """Start the ranks of one attempt, with `python` as interpreter if the job has no image.
 
-    `nodes` are those of a heterogeneous job, component by component. `signal_steps` sends a signal to the steps of a
+    `nodes` are those of a heterogeneous job, component by component. `terminate_steps` sends SIGTERM to the steps of a
     batch script, given the process of its guard.
     """
     run = RunDirectory(attempt.path.parents[1])
@@ -178,7 +171,7 @@ def launch(
         return launch_script(
             environment, attempt, [sys.executable, "-E", *RANK_MODULE],
             copies_output=has_own_files and "TOOLKIT_IN_ALLOCATION" not in os.environ,
-            signal_steps=signal_steps, own_signal=_signal_of_steps(job),
+            terminate_steps=terminate_steps, has_step_signal=bool(environment.get("TOOLKIT_STEP_SIGNAL")),
         )  # fmt: skip
     table = job["launcher"]
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)

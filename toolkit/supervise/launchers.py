@@ -171,21 +171,20 @@ class ScriptRanks(LocalRanks):
     """The guard of a batch script on this host; srun starts the steps of the script on any node.
 
     Attributes:
-        signal_steps: sends a signal, by name, to the steps of a guard.
-        own_signal: the signal that the script requests for its steps with --signal; "" if it requests none.
+        terminate_steps: sends SIGTERM to the steps of a guard.
+        has_step_signal: whether the script requests a signal for its steps with --signal, which they receive first.
     """
 
-    signal_steps: Callable[[str, int], None] = lambda _name, _guard: None
-    own_signal: str = ""
-    _is_own_sent: bool = False
+    terminate_steps: Callable[[int], None] = lambda _guard: None
+    has_step_signal: bool = False
 
     def terminate(self) -> None:
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)  # the guard then signals the processes on this host
-                # srun would kill its step on SIGTERM.
-                self.signal_steps("TERM" if self._is_own_sent or not self.own_signal else self.own_signal, process.pid)
-        self._is_own_sent = True
+                if not self.has_step_signal:
+                    self.terminate_steps(process.pid)  # srun would kill its step on SIGTERM
+        self.has_step_signal = False
 
     def pass_signal(self, number: int) -> None:
         """Send a signal to the guard, which passes it to the script."""
@@ -216,19 +215,19 @@ def launch_script(
     guard_program: Sequence[str],
     *,
     copies_output: bool,
-    signal_steps: Callable[[str, int], None],
-    own_signal: str,
+    terminate_steps: Callable[[int], None],
+    has_step_signal: bool,
 ) -> Ranks:
     """Start the guard of a batch script on this host, without the variables of a rank.
 
     If `copies_output`, the guard copies the output of the script to stdout and stderr of this process.
-    `signal_steps` and `own_signal` are those of `ScriptRanks`.
+    `terminate_steps` and `has_step_signal` are those of `ScriptRanks`.
     """
     outputs = (os.dup(1), os.dup(2)) if copies_output else ()
     own = {"TOOLKIT_RANK": "0"} | ({"TOOLKIT_OUTPUTS": " ".join(map(str, outputs))} if outputs else {})
     try:
         guard = _start(guard_program, {**environment, **own}, attempt, pass_fds=outputs)
-        return ScriptRanks([guard], signal_steps, own_signal)
+        return ScriptRanks([guard], terminate_steps, has_step_signal)
     finally:
         for descriptor in outputs:
             os.close(descriptor)

@@ -69,6 +69,15 @@ class ProcessTree:
                 self._spared.add(one.pid)
         threading.Thread(target=self._terminate_spared, name="spared", daemon=True).start()
 
+    def signal_steps(self, number: int) -> None:
+        """Send a signal other than SIGTERM to each srun, which forwards it to its step even while Slurm ends the job."""
+        sruns = [one.pid for one in running_below(os.getpid()) if "srun" in one.names]
+        children = _children()
+        helpers = {child for pid in sruns for child in children.get(pid, ())}  # srun forks one, of the same name
+        for pid in set(sruns) - helpers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def _terminate_spared(self) -> None:
         while any(self._is_saving(one) for one in running_below(os.getpid())):
             time.sleep(POLL_S)

@@ -25,7 +25,7 @@ from toolkit.supervise.allocation import (
     is_in_grace_time,
     lost_nodes,
     other_steps,
-    signal_steps,
+    terminate_steps,
     why_terminated,
 )
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
@@ -304,7 +304,7 @@ class Supervisor:
             self.launched_at = time.time()
             ranks = launch(
                 launcher, self.job, self.shape, environment | self.secrets, attempt,
-                python=python, nodes=self.allocation.nodes_in_order(), signal_steps=self._signal_steps,
+                python=python, nodes=self.allocation.nodes_in_order(), terminate_steps=self._terminate_steps,
             )  # fmt: skip
         except OwnFailureError as error:
             return unlaunched(error)
@@ -321,10 +321,10 @@ class Supervisor:
             observation.close()
             remove_left_behind(began)  # cleans up this node; on others, the rank guards of the next attempt do
 
-    def _signal_steps(self, name: str, script: int) -> None:
-        """Signal the steps of a batch script, whose guard is the process `script`; Slurm sends TERM to them itself."""
-        if self.allocation.in_slurm and not (self.request.terminated and name == "TERM"):
-            signal_steps(self.allocation, name, script)
+    def _terminate_steps(self, script: int) -> None:
+        """Send TERM to the steps of a batch script, whose guard is the process `script`, unless Slurm has done so."""
+        if self.allocation.in_slurm and not self.request.terminated:
+            terminate_steps(self.allocation, script)
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:
         """Check the nodes before the first ranks of this start; return the end of the attempt if one is unfit."""
