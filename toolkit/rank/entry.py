@@ -320,6 +320,7 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
 # The variables that toolkit adds for its own processes; users may set others, such as TOOLKIT_SITE.
 _OF_TOOLKIT = (
     "ATTEMPT", "FOREIGN", "LAUNCHER", "LAUNCHER_PID", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
+    "STEP_SIGNAL",
 )  # fmt: skip
 
 
