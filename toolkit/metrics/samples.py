@@ -68,12 +68,16 @@ class ClockSample:
 
 @dataclass(frozen=True)
 class LossSample:
-    """The loss of one step; losses of ranks other than the lowest are only checked for finite values."""
+    """The loss of one step: that of `ranks` on `host`, or of the job if there are none.
+
+    Losses of ranks other than the lowest are only checked for finite values.
+    """
 
     time_s: float
     step: int
     loss: float
-    rank: int = 0
+    ranks: tuple[int, ...] = ()
+    host: str = ""
 
 
 Sample = MemorySample | GpuSample | LinkSample | ClockSample | LossSample

@@ -54,6 +54,7 @@ class VerdictKind(StrEnum):
     STALL = "stall"
     STARVATION = "data_starvation"
     IMBALANCE = "load_imbalance"
+    CONTENTION = "cpu_contention"
     SLOW_SAVE = "slow_save"
     SAVE_SHARE = "save_share"
     GPU_IDLE = "gpu_idle"

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "BACKWARD", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER",
-    "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
+    "BACKWARD", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "NOT_FINITE_AFTER",
+    "OPTIMIZER", "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
 ]  # fmt: skip
 
 # Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
@@ -27,7 +27,9 @@ LOSS = "loss"
 GRAD_NORM = "grad_norm"
 RSS = "rss_bytes"  # resident memory of the rank, in one step per second
 DEVICE = "device_bytes"  # memory that the rank allocated on its GPU, in one step per second
-# All of them, in the order of their values in a record; a program may record others.
+# Only in windows: steps from the first one of the window to the first one whose loss is not finite.
+NOT_FINITE_AFTER = "loss_not_finite_after"
+# All metrics of a step, in the order of their values in a record; a program may record others.
 COLUMNS = (
     STEP, DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, SAVE, WORK, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, BYTES, TOKENS,
     LOSS, GRAD_NORM, RSS, DEVICE,
@@ -85,9 +87,13 @@ def merge(windows: Sequence[Window]) -> Window:
     """
     first, last = windows[0], windows[-1]
     names = {name: None for window in windows for name in window.metrics}
+    metrics = {name: _merged(name, windows) for name in names}
+    if bad := next((window for window in windows if NOT_FINITE_AFTER in window.metrics), None):
+        after = bad.first_step - first.first_step + bad.mean(NOT_FINITE_AFTER)
+        metrics[NOT_FINITE_AFTER] = statistics_of([after])
     return Window(
         first.rank, first.host, first.began_s, last.began_s + last.seconds - first.began_s, first.first_step, last.last_step,
-        sum(window.steps for window in windows), {name: _merged(name, windows) for name in names},
+        sum(window.steps for window in windows), metrics,
     )  # fmt: skip
 
 

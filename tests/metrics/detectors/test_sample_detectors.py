@@ -110,8 +110,9 @@ def test_a_divergence_is_over_when_the_loss_returns() -> None:
 def test_a_loss_that_is_not_finite_names_the_first_rank_and_step(loss: float) -> None:
     detector = LossDetector()
     detector.observe(LossSample(1, 1, 2.0))
-    (verdict,) = detector.observe(LossSample(2, 2, loss, rank=5))
+    (verdict,) = detector.observe(LossSample(2, 2, loss, (5,), "n1"))
     assert (verdict.kind, verdict.ranks, verdict.first_step) == (VerdictKind.LOSS_NOT_FINITE, (5,), 2)
+    assert f"the loss of rank 5 on node n1 is {loss} in step 2, its first value" in verdict.message
     assert detector.observe(LossSample(3, 3, loss))[0].ranks == (5,)
     assert detector.observe(LossSample(4, 4, 2.0)) == []
 
