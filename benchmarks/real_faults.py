@@ -289,7 +289,7 @@ def end_host(run: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*FAULTS], default=[*FAULTS])
+    parser.add_argument("--only", nargs="+", choices=[*FAULTS], default=[name for name in FAULTS if name != "nothing"])
     parser.add_argument("--clean", type=float, default=60, help="seconds of clean steps before the fault")
     parser.add_argument("--minutes", type=float, default=10, help="length of a run without a fault")
     parser.add_argument("--load", type=int, default=2, help="busy processes beside a run without a fault")

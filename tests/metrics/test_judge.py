@@ -11,9 +11,9 @@ import pytest
 from step_windows import NOW_S, STEP_S, window
 
 from toolkit.metrics.judge import Detectors, OpenVerdicts
-from toolkit.metrics.samples import GpuSample, LossSample, Sample
+from toolkit.metrics.samples import GpuSample, LossSample, MemorySample, Sample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, open_verdicts, raise_verdict
-from toolkit.metrics.windows import EXPOSED, LOSS, NOT_FINITE_AFTER, WORK, Statistics, Window
+from toolkit.metrics.windows import DEVICE, DEVICE_PEAK, EXPOSED, LOSS, NOT_FINITE_AFTER, WORK, Statistics, Window
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,6 +156,22 @@ def test_no_rank_is_named_for_the_loss_of_the_job() -> None:
     (verdict,) = lines
     assert (verdict.ranks, verdict.host, verdict.first_step) == ((), "", 211)
     assert verdict.message.startswith("the loss is nan in step 211")
+
+
+def test_what_torch_caches_on_a_gpu_is_not_in_use() -> None:
+    """The process uses 90 of 100 bytes; torch has allocated at most `peak` of them, and caches the rest."""
+    for peak, expected in (
+        (50.0, []),
+        (85.0, [("memory_pressure", "warning")]),
+        (None, [("memory_pressure", "warning")]),
+    ):
+        detectors = Detectors(1)
+        metrics = {} if peak is None else {DEVICE: 40.0, DEVICE_PEAK: peak}
+        sample = MemorySample(NOW_S, "n0", 0, "gpu 0", 90, 10)
+        lines = detectors.observe([window(0, 0, **metrics)], [sample], now_s=NOW_S + 12)
+        assert [(one.kind, one.severity) for one in lines] == expected
+        if peak:
+            assert all(one.evidence == {"used_bytes": peak, "limit_bytes": 100} for one in lines)
 
 
 def test_the_loss_log_replaces_the_means_of_slots() -> None:

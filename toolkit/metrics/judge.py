@@ -6,19 +6,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from toolkit.metrics.blocks import BlockBuilder
+from toolkit.metrics.detectors.disk import DiskDetector
 from toolkit.metrics.detectors.imbalance import ImbalanceDetector
 from toolkit.metrics.detectors.loss import LossDetector, RingLosses
 from toolkit.metrics.detectors.memory_leak import MemoryLeakDetector
 from toolkit.metrics.detectors.memory_pressure import MemoryPressureDetector
+from toolkit.metrics.detectors.network import SlowLinkDetector
 from toolkit.metrics.detectors.nodes import ClockDetector, GpuDetector, LinkDetector
 from toolkit.metrics.detectors.saves import SaveDetector
 from toolkit.metrics.detectors.stall import StallDetector
 from toolkit.metrics.detectors.starvation import StarvationDetector
 from toolkit.metrics.detectors.straggler import StragglerDetector
 from toolkit.metrics.detectors.throughput import ThroughputDetector
-from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample, LossSample, MemorySample, Sample
+from toolkit.metrics.samples import ClockSample, DiskSample, GpuSample, LinkSample, LossSample, MemorySample, Sample
 from toolkit.metrics.verdicts import SEVERAL, Verdict, clear_verdict
-from toolkit.metrics.windows import Window
+from toolkit.metrics.windows import DEVICE, DEVICE_PEAK, Window
 
 __all__ = ["Detectors", "OpenVerdicts"]
 
@@ -93,6 +95,8 @@ class Detectors:
         self._ring_losses = RingLosses()
         self._pressure = MemoryPressureDetector()
         self._gpu, self._link, self._clock = GpuDetector(), LinkDetector(), ClockDetector()
+        self._slow_link, self._disk = SlowLinkDetector(), DiskDetector()
+        self._allocated: dict[tuple[int, str], float] = {}  # bytes on GPUs, by rank and metric
         self._open: dict[object, OpenVerdicts] = {}
         self._has_steps = False
         self._has_loss_samples = False
@@ -118,11 +122,21 @@ class Detectors:
             judge(self._imbalance, [] if self._open[self._straggler] else waiting)  # a straggler explains the waiting
             for detector in self._of_blocks:
                 judge(detector, detector.observe(block))
+        for verdicts in self._slow_link.observe(slots):
+            judge(self._slow_link, verdicts)
+        for disk in _of(DiskSample, samples):
+            judge(self._disk, self._disk.observe(disk))
         judge(self._stall, self._stall.observe(slots, now_s=now_s, is_paused=is_paused))
         memory = _of(MemorySample, samples)
+        for slot in slots:
+            for name in (DEVICE, DEVICE_PEAK):
+                if name in slot.metrics:
+                    self._allocated[slot.rank, name] = slot.metrics[name].maximum
         if memory:
-            judge(self._pressure, self._pressure.observe(memory))
-        leaks = self._leak.observe(memory, walltime_left_s=walltime_left_s)
+            judge(self._pressure, self._pressure.observe([self._without_cache(one, DEVICE_PEAK) for one in memory]))
+        leaks = self._leak.observe(
+            [self._without_cache(one, DEVICE) for one in memory], walltime_left_s=walltime_left_s
+        )
         if leaks is not None:
             judge(self._leak, leaks)
         has_steps = self._has_steps and not self._open[self._stall]
@@ -135,6 +149,13 @@ class Detectors:
         if losses := self._losses(slots, _of(LossSample, samples), now_s):
             judge(self._loss, [one for loss in losses for one in self._loss.observe(loss)])
         return [replace(verdict, attempt=self._attempt) for verdict in changes]
+
+    def _without_cache(self, sample: MemorySample, metric: str) -> MemorySample:
+        """Return a sample of a GPU with what torch allocated there as its use: it can use what it caches again."""
+        allocated = self._allocated.get((sample.rank, metric), sample.used_bytes)
+        if not sample.pool.startswith("gpu ") or allocated >= sample.used_bytes:
+            return sample
+        return replace(sample, used_bytes=allocated, free_bytes=sample.free_bytes + sample.used_bytes - allocated)
 
     def _losses(self, slots: Sequence[Window], samples: list[LossSample], now_s: float) -> list[LossSample]:
         """Return the samples; for programs that report the loss to the ring only, those of their slots.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ClockSample", "GpuSample", "LinkSample", "LossSample", "MemorySample", "Sample"]
+__all__ = ["ClockSample", "DiskSample", "GpuSample", "LinkSample", "LossSample", "MemorySample", "Sample"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,18 @@ class ClockSample:
 
 
 @dataclass(frozen=True)
+class DiskSample:
+    """The file system of the run directory `path`; `full` is why nothing can be written there, "" if something can."""
+
+    time_s: float
+    path: str
+    free_bytes: int
+    total_bytes: int
+    free_inodes: float = 1.0
+    full: str = ""
+
+
+@dataclass(frozen=True)
 class LossSample:
     """The loss of one step: that of `ranks` on `host`, or of the job if there are none.
 
@@ -80,4 +92,4 @@ class LossSample:
     host: str = ""
 
 
-Sample = MemorySample | GpuSample | LinkSample | ClockSample | LossSample
+Sample = MemorySample | GpuSample | LinkSample | ClockSample | DiskSample | LossSample

@@ -62,6 +62,8 @@ class VerdictKind(StrEnum):
     GPU_THROTTLED = "gpu_throttled"
     GPU_ECC = "gpu_ecc"
     LINK_ERRORS = "link_errors"
+    SLOW_LINK = "slow_link"
+    DISK = "disk_pressure"
     CLOCK_SKEW = "clock_skew"
 
 

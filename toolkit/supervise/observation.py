@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.metrics.detectors.disk import disk_sample
 from toolkit.metrics.judge import Detectors
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.samples import LossSample, Sample
@@ -97,7 +98,7 @@ class Observation:
         losses = [LossSample(time.time(), record.step, record.loss) for record in training]
         left_s = self.left_s()
         verdicts = self._detectors.observe(
-            windows, [*self._new_samples(), *losses], now_s=time.time(),
+            windows, [*self._new_samples(), *losses, disk_sample(self.attempt.run.path, writes=True)], now_s=time.time(),
             walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
         )  # fmt: skip
         self._trying(lambda: self._record(verdicts))

@@ -86,7 +86,7 @@ def _busy_host(windows: list[Window]) -> str:
 
 
 _WORK = ("work", "their work differs",
-         "give all ranks samples of equal length: sort or pack them, or use a larger train.micro_batch")  # fmt: skip
+         "give all ranks samples of equal length: sort or pack them")  # fmt: skip
 _UNKNOWN = ("", "their work differs, or files, locks or other processes delay them",
             "check which part of the step varies: `toolkit bench step`, `toolkit stacks`")  # fmt: skip
 _ON_NODE = ("neighbours", "other processes use the CPUs of node {host}",
