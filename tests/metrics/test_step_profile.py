@@ -133,6 +133,13 @@ def test_what_to_do_about_communication_depends_on_the_mesh(mesh: dict[str, int]
     assert said in advice.change and "a larger train.batch" in advice.change
 
 
+def test_waiting_for_the_first_stage_at_the_end_of_a_step_is_the_bubble_too() -> None:
+    early, late = usual(communication=4, forward=85), usual(communication=64, forward=25)
+    for mesh, rule in (({"replicate": 2}, "communication"), ({"replicate": 1, "pp": 2}, "bubble")):
+        rules = [one.rule for one in advise(profile_of(late, early, late, early, mesh=mesh)) if one.rule != "late rank"]
+        assert rules == [rule]
+
+
 def test_no_advice_enlarges_the_bubble_of_a_pipeline() -> None:
     """Larger micro-batches are fewer, so that stages idle longer."""
     for mesh in ({"replicate": 2}, {"replicate": 2, "pp": 2}):

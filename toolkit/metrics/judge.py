@@ -89,7 +89,7 @@ class Detectors:
     ) -> None:
         self._attempt, self._locate = attempt, locate
         self._blocks = BlockBuilder()
-        self._straggler, self._imbalance = StragglerDetector(peers), ImbalanceDetector()
+        self._straggler, self._imbalance = StragglerDetector(peers), ImbalanceDetector(peers)
         self._of_blocks = (ThroughputDetector(), StarvationDetector(), SaveDetector())
         self._stall, self._leak, self._loss = StallDetector(), MemoryLeakDetector(), LossDetector()
         self._ring_losses = RingLosses()

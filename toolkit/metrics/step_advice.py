@@ -66,6 +66,13 @@ def advise(profile: StepProfile) -> tuple[Advice, ...]:
         changes[OPTIMIZER] = "create the optimizer with fused=True, or use a larger train.batch and fewer steps"
     of_phases = {name: profile.share(name) for name in _SHARES}
     of_phases[COMMUNICATION] = sum(map(profile.share, WAITS))
+    if (
+        profile.mesh.get("pp", 1) > 1
+    ):  # at the end of a step, all stages wait for the first one, which only communicates
+        least_s = sum(phase.ranks.min for phase in profile.phases if phase.name in WAITS)
+        drained = of_phases[COMMUNICATION] - least_s / profile.step.mean_s
+        of_phases[COMMUNICATION] -= drained
+        of_phases[BUBBLE] += drained
     shares = advise_on_shares(of_phases, {}, changes)
     found = [*_late(profile), *shares, *_small_passes(profile), *_unsteady(profile)]
     order = {"unsteady": 2, "small passes": 1}

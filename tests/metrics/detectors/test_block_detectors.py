@@ -127,6 +127,15 @@ def test_the_node_whose_cpus_are_busy_in_most_blocks_is_named_unless_it_is_the_o
     assert verdict.host == "" and "--exclude" not in verdict.change
 
 
+def test_stages_of_a_pipeline_that_wait_for_the_first_one_are_not_imbalance() -> None:
+    detector = ImbalanceDetector({rank: rank // 4 for rank in range(8)})
+    for number in range(12):
+        ranks = {rank: uneven(rank, number, slowest=None) for rank in range(8)}
+        for rank in range(4):
+            ranks[rank][EXPOSED] = 0.005
+        assert detector.observe(block(number, 8, ranks)) == []  # type: ignore[arg-type]
+
+
 def test_a_rank_that_is_always_last_and_a_slow_network_are_not_imbalance() -> None:
     same_rank, network = ImbalanceDetector(), ImbalanceDetector()
     for number in range(12):

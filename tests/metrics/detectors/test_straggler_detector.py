@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from step_windows import STEP_S, block
 
+from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.detectors.straggler import StragglerDetector
 from toolkit.metrics.limits import LIMITS
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind
@@ -147,3 +149,15 @@ def test_only_a_job_of_several_nodes_is_advised_to_exclude_one(own: dict[str, fl
     for ranks, is_advised in ((4, False), (8, True)):
         (verdict,) = judge({1: own}, ranks=ranks, **CPU)
         assert ("--exclude n0" in verdict.change) is is_advised
+
+
+def test_a_rank_that_computes_longer_is_named_on_a_node_with_busy_neighbours_too() -> None:
+    busy = {WORK: 1.3 * WORK_S, CPU_WAIT: 0.3 * WORK_S}
+    changes = {2: busy, 3: {**busy, WORK: 1.8 * WORK_S, WORK_CPU: 1.6 * STEP_S}}
+    detector, found = StragglerDetector(), []
+    for number in range(6):
+        slots = block(number, 4, changes, **CPU).windows
+        found = detector.observe(StepBlock(tuple(replace(one, host=f"n{one.rank // 2}") for one in slots)))
+    assert {(one.kind, one.ranks, one.cause) for one in found} == {
+        (VerdictKind.SLOW_NODE, (2, 3), "neighbours"), (VerdictKind.STRAGGLER, (3,), "own_work"),
+    }  # fmt: skip

@@ -103,7 +103,6 @@ def test_waiting_for_the_neighbors_in_a_pipeline_is_neither_communication_nor_wo
     for rank in range(2):
         rows = [row for row in written_rows(run_dir, rank)[2:] if WORK in row and not row[SAVE]]
         assert rows and all(row[BUBBLE] > 0 for row in rows)
-        assert median(row[BUBBLE] for row in rows) > median(row[EXPOSED] for row in rows)
         rest = [row[STEP] - row[WORK] - row[EXPOSED] - row[BUBBLE] for row in rows]
         assert abs(median(rest)) < 0.1 * median(row[STEP] for row in rows)
 

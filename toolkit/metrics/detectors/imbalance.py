@@ -7,6 +7,7 @@ ranks wait for a CPU meanwhile, their work may well be equal.
 
 import math
 from collections import Counter, deque
+from collections.abc import Mapping
 from statistics import fmean, median
 
 from toolkit.metrics.blocks import StepBlock
@@ -26,13 +27,19 @@ class ImbalanceDetector:
 
     clear_after = 5
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Mapping[int, int] | None = None) -> None:
+        self._peers = {} if peers is None else peers  # the stage of each rank in a pipeline; may be filled later
         self._waiting: deque[float] = deque(maxlen=_BLOCKS)  # share of the step; 0 if work does not vary
         self._last: deque[int] = deque(maxlen=_LAST_RANKS)
         self._busy_hosts: deque[str] = deque(maxlen=_BLOCKS)  # whose CPUs are much busier than those of the others
 
     def observe(self, block: StepBlock) -> list[Verdict]:
-        windows = [window for window in block.windows if WORK in window.metrics and EXPOSED in window.metrics]
+        stages: dict[int, list[Window]] = {}
+        for window in block.windows:
+            if WORK in window.metrics and EXPOSED in window.metrics:
+                stages.setdefault(self._peers.get(window.rank, 0), []).append(window)
+        # All other stages of a pipeline wait for this one at the end of a step, whatever their work is.
+        windows = min(stages.values(), key=lambda stage: fmean(one.mean(EXPOSED) for one in stage), default=[])
         if len(windows) < 2 or not block.step_s:
             return []
         pure_s = min(window.metrics[EXPOSED].minimum for window in windows)

@@ -79,16 +79,16 @@ class StragglerDetector:
         by_host: dict[str, list[Window]] = {}
         for window in group:
             by_host.setdefault(window.host, []).append(window)
-        slow_hosts = set()
+        slow_hosts: dict[str, set[str]] = {}  # with the metrics that exceed the limits
         if all(len(windows) > 1 for windows in by_host.values()):
             for unit, counts in self._slow(block, [_Unit(tuple(windows)) for windows in by_host.values()], hits):
                 if verdict := self._verdict(block, group, unit, counts, VerdictKind.SLOW_NODE):
-                    slow_hosts.add(unit.host)
+                    slow_hosts[unit.host] = {*counts}
                     yield verdict
         for unit, counts in self._slow(block, [_Unit((window,)) for window in group], hits):
-            if unit.host not in slow_hosts and (
-                verdict := self._verdict(block, group, unit, counts, VerdictKind.STRAGGLER)
-            ):
+            # A node with busy neighbours may have a rank that computes longer, or is paused, besides.
+            is_explained = counts.keys() <= slow_hosts.get(unit.host, set())
+            if not is_explained and (verdict := self._verdict(block, group, unit, counts, VerdictKind.STRAGGLER)):
                 yield verdict
 
     def _slow(self, block: StepBlock, units: list[_Unit], hits: _Hits) -> Iterator[tuple[_Unit, dict[str, str]]]:
