@@ -151,6 +151,17 @@ def test_a_stall_is_raised_and_cleared_with_the_rank_that_the_stacks_show(attemp
     assert (cleared.key, cleared.state) == (raised.key, "cleared")
 
 
+def test_a_stall_is_raised_although_the_stacks_cannot_be_collected(attempt):
+    WindowFile(attempt.windows_file(0), "n0").append([window(0, 0, 0.05, began_s=time.time() - 90)])
+
+    def culprit():
+        raise OSError(errno.EIO, "Input/output error")
+
+    Observation(attempt, lambda: 3600.0, culprit=culprit).look()
+    (raised,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert raised.kind is VerdictKind.STALL
+
+
 def test_damaged_files_are_reported_once_and_end_nothing(attempt, capsys):
     attempt.windows_file(0).write_bytes(b"something else")
     attempt.node_state(2).write_text('{"host": 3}')

@@ -109,7 +109,11 @@ class Observation:
         """Return a verdict that is about to be raised; if it is a stall, with the rank, the operation and the line."""
         if verdict.kind is not VerdictKind.STALL or self.culprit is None or self._over.is_set():
             return verdict
-        found = self.culprit()
+        try:
+            found = self.culprit()
+        except (ToolkitError, OSError) as error:  # the file system may be what stalls the ranks
+            self._report(str(error))
+            return verdict
         ranks, host = (found.ranks, found.host) if found.ranks else (verdict.ranks, verdict.host)
         return replace(
             verdict, ranks=ranks, host=host, cause=found.cause, message=f"{verdict.message}: {found.sentence}"

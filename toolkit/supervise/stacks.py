@@ -20,7 +20,6 @@ from toolkit.supervise.rank_files import host_of, named, signal_guards_here
 __all__ = ["NO_STACKS", "Culprit", "culprit_of", "differing_collectives", "main_thread", "ranks_by"]
 
 PATIENCE_S = 5.0
-ELSEWHERE_S = 10.0  # the guards of other nodes check each second for a request, which a file system may show late
 NO_STACKS = "this kind of entry has no stacks: only functions and Python scripts have"
 SHOWN_PLACES = 6
 _SOURCE = 60  # characters of a line of code in a message
@@ -49,7 +48,7 @@ def collect_stacks(
     # srun would deliver the signal to all processes of a rank, and so to programs that handle it.
     if (is_unmanaged or not running.ask_for_stacks()) and not signal_guards_here(attempt, signal.SIGUSR1):
         write_text(attempt.stacks_request, socket.gethostname() + "\n")
-        patience_s = max(PATIENCE_S, ELSEWHERE_S) if PATIENCE_S else 0.0
+        patience_s *= 2  # the guards of other nodes check for a request each second, and a file system may show it late
     deadline = time.monotonic() + patience_s
     sizes: list[int] = []
     unchanged = 0
@@ -134,9 +133,9 @@ def culprit_of(attempt: AttemptDirectory, ranks: Sequence[int]) -> Culprit:
         return _culprit(attempt, "elsewhere", others, places)
     if places and all(place.endswith(_NO_PYTHON) for place in places):
         return Culprit(NO_STACKS)
-    *_, (fewest, members) = sorted(places.items(), key=lambda item: -len(item[1])) or [("", [])]
-    if len(places) == 2 and 2 * len(members) < len(ranks) and fewest:
-        return _culprit(attempt, "elsewhere", members, places)
+    fewest = min(places.values(), key=len, default=[])
+    if len(places) == 2 and 2 * len(fewest) < len(ranks):
+        return _culprit(attempt, "elsewhere", fewest, places)
     shown = "; ".join(f"{named(members)}: {place}" for place, members in list(places.items())[:SHOWN_PLACES])
     return Culprit(shown)
 
@@ -150,11 +149,9 @@ def _culprit(
     own = [place for place, members in places.items() if set(ranks) & set(members)]
     rest = [(place, members) for place, members in places.items() if not set(ranks) & set(members)]
     sentence = f"{names_of_ranks(ranks, host)}: {', '.join(own[:SHOWN_PLACES])}"
-    sentence += (
-        f"; {named(max(rest, key=lambda one: len(one[1]))[1])}: {max(rest, key=lambda one: len(one[1]))[0]}"
-        if rest
-        else ""
-    )
+    if rest:
+        place, members = max(rest, key=lambda one: len(one[1]))
+        sentence += f"; {named(members)}: {place}"
     return Culprit(f"{sentence}; {line}" if line else sentence, cause, tuple(ranks), host)
 
 

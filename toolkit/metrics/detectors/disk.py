@@ -47,7 +47,7 @@ class DiskDetector:
             raise_verdict(
                 VerdictKind.DISK, Severity.CRITICAL if sample.full else Severity.WARNING,
                 f"the file system of the run directory is {what}: {free} of {whole} and {100 * sample.free_inodes:.0f} % of the "
-                "inodes are free, so saves fail",
+                f"inodes are free, so {'saves fail' if sample.full else 'the next save may fail'}",
                 f"free space before the next save: `df -h {sample.path}`, `toolkit gc`", device="runs",
                 cause="full" if sample.full else "nearly_full", time_s=sample.time_s,
                 evidence={"free_bytes": sample.free_bytes, "total_bytes": sample.total_bytes, "free_inodes": sample.free_inodes},
