@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from toolkit.metrics.collector import Collector
 from toolkit.metrics.ring import ABSENT, WIDTH, Ring, RingReader
-from toolkit.metrics.windows import LOSS, STEP
+from toolkit.metrics.windows import LOSS, NOT_FINITE_AFTER, STEP, merge
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_late_steps_and_a_clock_that_is_set_back_lose_no_step(node):
     assert [window.began_s for window in found] == sorted({window.began_s for window in found})
 
 
-def test_a_nan_makes_the_mean_nan_and_nothing_else(node):
+def test_a_nan_makes_the_mean_nan_and_names_its_step(node):
     rings, readers = node
     for number, loss in enumerate((1.0, math.nan, 3.0)):
         append(rings[0], 1000.0 + number, number, loss=loss)
@@ -75,7 +76,10 @@ def test_a_nan_makes_the_mean_nan_and_nothing_else(node):
     assert math.isnan(first.metrics[LOSS].mean)
     assert (first.metrics[LOSS].minimum, first.metrics[LOSS].maximum) == (1.0, 3.0)
     assert math.isnan(second.metrics[LOSS].maximum)
-    assert set(first.metrics) == {LOSS}
+    assert (first.first_step + first.mean(NOT_FINITE_AFTER), second.mean(NOT_FINITE_AFTER)) == (1, 0)
+    assert set(first.metrics) == {LOSS, NOT_FINITE_AFTER}
+    later = replace(first, began_s=1010.0, first_step=10, last_step=12)
+    assert merge([replace(first, metrics={}, last_step=-1, first_step=-3), later]).mean(NOT_FINITE_AFTER) == 10 + 1 - -3
 
 
 def test_a_metric_that_appears_later_does_not_disturb_the_slot(node):

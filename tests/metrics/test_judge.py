@@ -11,9 +11,9 @@ import pytest
 from step_windows import NOW_S, STEP_S, window
 
 from toolkit.metrics.judge import Detectors, OpenVerdicts
-from toolkit.metrics.samples import GpuSample, LossSample, Sample
+from toolkit.metrics.samples import GpuSample, LossSample, MemorySample, Sample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, open_verdicts, raise_verdict
-from toolkit.metrics.windows import LOSS, WORK
+from toolkit.metrics.windows import DEVICE, DEVICE_PEAK, EXPOSED, LOSS, NOT_FINITE_AFTER, WORK, Statistics, Window
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +75,31 @@ def test_ranks_that_join_and_leave_raise_nothing() -> None:
     assert lines == []
 
 
+def test_a_straggler_explains_the_waiting_which_is_cleared_and_not_raised_again() -> None:
+    def slots(number: int, *, slow: bool) -> list[Window]:
+        found = []
+        for rank in range(8):
+            work_s = 0.12 + 0.01 * (rank == number * 7 % 8) + 0.06 * (slow and rank == 5)
+            found.append(
+                window(
+                    rank,
+                    number,
+                    **{
+                        WORK: Statistics(work_s, 0.08, 0.2, work_s, 0.19),
+                        EXPOSED: Statistics(0.19 - work_s, 0.004, 0.1, 0.06, 0.1),
+                    },
+                )
+            )
+        return found
+
+    detectors, lines = Detectors(1), []
+    for number in range(40):
+        lines += detectors.observe(slots(number, slow=10 <= number < 25), now_s=NOW_S + 10 * number + 12)
+    kinds = [(one.kind.value, one.state) for one in lines]
+    assert kinds[:3] == [("load_imbalance", "raised"), ("straggler", "raised"), ("load_imbalance", "cleared")]
+    assert kinds[3] == ("straggler", "cleared")
+
+
 def test_a_slow_rank_that_leaves_is_cleared() -> None:
     detectors = Detectors(1)
     lines = run(detectors, range(12), slow=range(12)) + run(detectors, range(12, 40), ranks=4)
@@ -94,6 +119,59 @@ def test_a_loss_that_only_the_ring_has_is_judged_too() -> None:
     assert run(detectors, range(3), **{LOSS: 2.0}) == []
     (verdict,) = run(detectors, range(3, 5), **{LOSS: math.nan})
     assert (verdict.kind, verdict.severity) == (VerdictKind.LOSS_NOT_FINITE, Severity.CRITICAL)
+    assert verdict.ranks == () and "rank" not in verdict.message, "all ranks have it at once, so none caused it"
+
+
+def bad(rank: int, number: int, after: int) -> Window:
+    return window(rank, number, **{LOSS: math.nan, NOT_FINITE_AFTER: float(after)})
+
+
+def test_the_rank_whose_loss_was_first_not_finite_is_named_although_its_node_delivers_later() -> None:
+    """Rank 5 has it in step 220; the exchange of gradients gives it to all others in step 221."""
+    detectors = Detectors(1)
+    assert run(detectors, range(4), **{LOSS: 2.0}) == []
+    early = detectors.observe([bad(rank, 4, 20) for rank in range(4)], now_s=NOW_S + 52)
+    late = detectors.observe([bad(rank, 4, 20 - (rank == 5)) for rank in range(4, 8)], now_s=NOW_S + 62)
+    after = detectors.observe([bad(rank, 5, 0) for rank in range(8)], now_s=NOW_S + 72)
+    (verdict,) = [*early, *late, *after]
+    assert early == [] and (verdict.ranks, verdict.host, verdict.first_step) == ((5,), "n1", 220)
+    assert "rank 5 on node n1 is nan in step 220" in verdict.message
+
+
+def test_a_loss_that_is_not_finite_does_not_wait_long_for_a_node_that_is_silent() -> None:
+    detectors = Detectors(1)
+    run(detectors, range(4), **{LOSS: 2.0})
+    assert detectors.observe([bad(rank, 4, 20 + rank) for rank in range(4)], now_s=NOW_S + 52) == []
+    (verdict,) = [one for one in detectors.observe([], now_s=NOW_S + 90) if one.kind is VerdictKind.LOSS_NOT_FINITE]
+    assert (verdict.ranks, verdict.first_step) == ((0,), 221)
+
+
+def test_no_rank_is_named_for_the_loss_of_the_job() -> None:
+    """Toolkit's loop reports the mean over the ranks, which is also in their rings."""
+    detectors = Detectors(1)
+    samples = [LossSample(0, step, 2.0) for step in range(1, 200, 10)]
+    lines = detectors.observe([window(rank, 3, **{LOSS: 2.0}) for rank in range(4)], samples, now_s=NOW_S + 42)
+    ring = [bad(rank, 4, 10 + rank) for rank in range(4)]
+    lines += detectors.observe(ring, [LossSample(0, 211, math.nan)], now_s=NOW_S + 52)
+    (verdict,) = lines
+    assert (verdict.ranks, verdict.host, verdict.first_step) == ((), "", 211)
+    assert verdict.message.startswith("the loss is nan in step 211")
+
+
+def test_what_torch_caches_on_a_gpu_is_not_in_use() -> None:
+    """The process uses 90 of 100 bytes; torch has allocated at most `peak` of them, and caches the rest."""
+    for peak, expected in (
+        (50.0, []),
+        (85.0, [("memory_pressure", "warning")]),
+        (None, [("memory_pressure", "warning")]),
+    ):
+        detectors = Detectors(1)
+        metrics = {} if peak is None else {DEVICE: 40.0, DEVICE_PEAK: peak}
+        sample = MemorySample(NOW_S, "n0", 0, "gpu 0", 90, 10)
+        lines = detectors.observe([window(0, 0, **metrics)], [sample], now_s=NOW_S + 12)
+        assert [(one.kind, one.severity) for one in lines] == expected
+        if peak:
+            assert all(one.evidence == {"used_bytes": peak, "limit_bytes": 100} for one in lines)
 
 
 def test_the_loss_log_replaces_the_means_of_slots() -> None:

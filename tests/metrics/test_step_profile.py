@@ -91,6 +91,7 @@ RULES = {
         "communication",
         "exposed communication takes 34.7 % of the step (limit 20.0 %)",
     ),
+    "bubble": ({"bubble": 20}, "bubble", "larger train.batch or a smaller train.micro_batch"),
     "optimizer": ({"optimizer": 40}, "optimizer", "fused=True"),
     "checkpoint": ({"checkpoint": 12}, "checkpoint", "raise checkpoint.every_steps"),
     "rest": ({"forward": 30}, "rest", "17.0 % of the step (limit 10.0 %): raise train.log_every"),
@@ -130,6 +131,24 @@ def test_what_to_do_about_communication_depends_on_the_mesh(mesh: dict[str, int]
     ranks = [usual(communication=50)] * 4
     (advice,) = advise(profile_of(*ranks, mesh=mesh, nodes=nodes))
     assert said in advice.change and "a larger train.batch" in advice.change
+
+
+def test_waiting_for_the_first_stage_at_the_end_of_a_step_is_the_bubble_too() -> None:
+    early, late = usual(communication=4, forward=85), usual(communication=64, forward=25)
+    for mesh, rule in (({"replicate": 2}, "communication"), ({"replicate": 1, "pp": 2}, "bubble")):
+        rules = [one.rule for one in advise(profile_of(late, early, late, early, mesh=mesh)) if one.rule != "late rank"]
+        assert rules == [rule]
+
+
+def test_no_advice_enlarges_the_bubble_of_a_pipeline() -> None:
+    """Larger micro-batches are fewer, so that stages idle longer."""
+    for mesh in ({"replicate": 2}, {"replicate": 2, "pp": 2}):
+        ranks = [usual(communication=50, bubble=20)] * 4
+        lines = [one.line for one in advise(profile_of(*ranks, mesh=mesh, tokens_per_step=1024))]
+        enlarging = [
+            line for line in lines if "a larger train.micro_batch" in line or "raise train.micro_batch" in line
+        ]
+        assert bool(enlarging) is ("pp" not in mesh)
 
 
 def test_small_passes_are_told_where_they_can_grow_on_the_cpu_alone() -> None:

@@ -229,6 +229,42 @@ def test_what_the_launcher_knows_explains_ranks_that_only_saw_others_vanish(atte
     assert "mem_gb_per_node" in end.fix
 
 
+EXCEEDED = "slurmstepd-n2: error: StepId=16.0 exceeded memory limit (3347798528 > 3221225472), being killed"
+
+
+@pytest.mark.parametrize(
+    "lines", [[EXCEEDED, "srun: error: n0: tasks 0-1: Killed"], ["srun: error: n2: tasks 2-3: Out Of Memory"]]
+)
+@pytest.mark.parametrize("met", [None, (0, "killed by SIGKILL (out of memory?)", "signal"), (1, CLOSED, "exception")])
+def test_after_an_out_of_memory_kill_the_node_is_the_one_that_slurm_names(attempt, met, lines):
+    """Slurm kills the ranks of all nodes, so the first one that ended is not to blame; the largest on that node is."""
+    begin(attempt, 4)
+    for rank in range(4):
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank // 2 * 2}", "pid": 1, "time": ""})
+    used = {
+        rank: {
+            "time_s": 1.0,
+            "host": f"n{rank // 2 * 2}",
+            "rank": rank,
+            "pool": "host",
+            "free_bytes": 0,
+            "used_bytes": 9e9 if rank in (0, 3) else 1e9,
+        }
+        for rank in range(4)
+    }
+    for first in (0, 2):
+        memory = [used[first], used[first + 1]]
+        write_json(
+            attempt.node_state(first), {"host": f"n{first}", "time_s": 1.0, "memory": memory, "gpus": [], "links": []}
+        )
+    if met is not None:
+        fail(attempt, met[0], met[1], 1, kind=met[2], code=137)
+    (attempt.logs / "launcher.log").write_text("\n".join(lines) + "\n")
+    end = first_failure(attempt) or silent_end(attempt, 4, 137)
+    assert (end.symptom, end.host, end.rank) == ("out_of_memory", "n2", 3)
+    assert end.reason.endswith("on node n2")
+
+
 @pytest.mark.parametrize("met", [None, "killed by SIGTERM", CLOSED])
 def test_a_launch_that_failed_is_one_whether_or_not_another_rank_had_begun(attempt, met):
     write_json(attempt.rank_file(0), {"rank": 0, "host": "n0", "pid": 1, "time": ""})

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from toolkit.metrics.memory_limits import requested_bytes
+from toolkit.metrics.samples import MemorySample
 from toolkit.metrics.verdicts import VerdictKind, read_verdicts
 from toolkit.metrics.window_file import WindowFile
 from toolkit.metrics.windows import EXPOSED, STEP, WORK, WORK_CPU, Statistics, Window
@@ -17,6 +19,7 @@ from toolkit.rundir.files import write_json
 from toolkit.supervise import observation as observation_module
 from toolkit.supervise.node_state import NodeState, samples_in
 from toolkit.supervise.observation import Observation
+from toolkit.supervise.stacks import Culprit
 
 SLOTS = 12
 
@@ -128,6 +131,37 @@ def test_a_validation_is_a_pause_and_an_old_draft_is_none(attempt):
     assert not observation._is_paused()
 
 
+def test_a_stall_is_raised_and_cleared_with_the_rank_that_the_stacks_show(attempt):
+    began_s, calls = time.time() // 10 * 10 - 60, []
+    file = WindowFile(attempt.windows_file(0), "n0")
+    file.append(window(rank, 0, 0.05, began_s=began_s) for rank in range(2))
+
+    def culprit():
+        calls.append(1)
+        return Culprit("rank 1 on node n0: load (train.py:3)", "elsewhere", (1,), "n0")
+
+    observation = Observation(attempt, lambda: 3600.0, culprit=culprit)
+    for _ in range(3):
+        observation.look()
+    file.append(window(rank, 6, 0.05, began_s=began_s) for rank in range(2))
+    observation.look()
+    raised, cleared = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert (raised.kind, raised.ranks, raised.host, raised.cause) == (VerdictKind.STALL, (1,), "n0", "elsewhere")
+    assert raised.message.endswith(": rank 1 on node n0: load (train.py:3)") and len(calls) == 1
+    assert (cleared.key, cleared.state) == (raised.key, "cleared")
+
+
+def test_a_stall_is_raised_although_the_stacks_cannot_be_collected(attempt):
+    WindowFile(attempt.windows_file(0), "n0").append([window(0, 0, 0.05, began_s=time.time() - 90)])
+
+    def culprit():
+        raise OSError(errno.EIO, "Input/output error")
+
+    Observation(attempt, lambda: 3600.0, culprit=culprit).look()
+    (raised,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert raised.kind is VerdictKind.STALL
+
+
 def test_damaged_files_are_reported_once_and_end_nothing(attempt, capsys):
     attempt.windows_file(0).write_bytes(b"something else")
     attempt.node_state(2).write_text('{"host": 3}')
@@ -136,6 +170,27 @@ def test_damaged_files_are_reported_once_and_end_nothing(attempt, capsys):
         observation.look()
         os.utime(attempt.node_state(2))
     assert capsys.readouterr().out.count("not a file of windows") == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "gib"),
+    [
+        ({"SLURM_MEM_PER_NODE": "3072"}, 3), ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}, 2),
+        ({"SLURM_MEM_PER_GPU": "1024", "SLURM_GPUS_ON_NODE": "2"}, 2), ({"SLURM_MEM_PER_NODE": "0"}, 0), ({}, 0),
+    ],
+)  # fmt: skip
+def test_the_memory_that_a_job_requested_is_a_limit_of_its_nodes(attempt, tmp_path, environ, gib):
+    """Slurm may kill a step above it without control groups, although the node has memory left."""
+    assert requested_bytes(environ) == gib << 30
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n")
+    attempt.rank_file(0).write_text(json.dumps({"rank": 0, "host": "n0", "pid": os.getpid(), "time": "x"}))
+    NodeState(attempt, "n0", os.getppid(), 0, tmp_path, requested_bytes(environ)).write(None)
+    (memory,) = [one for one in samples_in(attempt.node_state(0)) if isinstance(one, MemorySample)]
+    if gib:
+        assert 0 <= memory.free_bytes <= (gib << 30) - memory.used_bytes
+    else:
+        assert memory.free_bytes == 60000000 << 10
 
 
 def test_the_state_of_a_node_is_read_back_as_samples(attempt, tmp_path):

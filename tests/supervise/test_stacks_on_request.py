@@ -142,18 +142,21 @@ def test_the_first_difference_of_each_group_counts() -> None:
     agreeing = [entry(1), entry(2, "broadcast")]
     assert list(disagreements(records(agreeing, agreeing, agreeing))) == []
     other = [entry(1), entry(2, "broadcast", 5), entry(3)]
-    lines = list(disagreements(records(agreeing, other, agreeing)))
-    assert lines == [
+    (found,) = disagreements(records(agreeing, other, agreeing))
+    assert found.ranks == (1,) and found.line == (
         "collective 2 of process group 0 differs: ranks 0, 2: broadcast of Float [4]; rank 1: broadcast of Float [5]"
-    ]
+    )
+    (found,) = disagreements(records(agreeing, other))
+    assert found.ranks == (), "two ranks have no majority"
     uneven = [entry(1, "all_gather", 7)]  # ranks may gather different sizes
     assert list(disagreements(records([entry(1, "all_gather")], uneven))) == []
 
 
 def test_a_rank_without_any_collective_and_rings_that_begin_later_are_compared() -> None:
-    (line,) = disagreements(records([entry(1, retired=False)], []))
-    assert line.startswith("rank 1 did not enter collective 1") and "rank 0 entered it 29 s ago" in line
+    (found,) = disagreements(records([entry(1, retired=False)], []))
+    assert found.ranks == (1,) and found.line.startswith("rank 1 did not enter collective 1")
+    assert "rank 0 entered it 29 s ago" in found.line
     assert list(disagreements(records([entry(1)], []))) == [], "rank 0 has left it: rank 1 has just entered"
     late = [entry(7), entry(8, retired=False)]
-    (line,) = disagreements(records(late, [entry(6), entry(7)]))
-    assert line.startswith("rank 1 did not enter collective 8")
+    (found,) = disagreements(records(late, [entry(6), entry(7)]))
+    assert found.line.startswith("rank 1 did not enter collective 8")

@@ -9,7 +9,7 @@ import jsonschema
 
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, read_lines
-from toolkit.supervise.stacks import collect_stacks
+from toolkit.supervise.stacks import NO_STACKS, collect_stacks, culprit_of
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.json").read_text())
 # Scripts: their time begins with the first step, however long a start takes.
@@ -48,6 +48,10 @@ def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local
     assert (end["cause"], end["state"], end["step"]) == ("stalled", "failed", 1)
     waiting, late = end["last_lines"]
     assert late.startswith("rank 1: forget_the_others (late.py:")
+    assert (
+        end["reason"].startswith("no step for 2 s: rank 1 on node ") and "forget_the_others (late.py:" in end["reason"]
+    )
+    assert end["rank"] == 1 and end["host"]
     assert waiting.startswith("rank 0: ") and "all_reduce" in waiting and "from main (late.py:" in waiting
     stack = job.run.attempt(0).stack_file(1).read_text()
     assert "most recent call first" in stack and "forget_the_others" in stack
@@ -84,5 +88,55 @@ def test_a_damaged_rank_file_keeps_nobody_from_telling_where_the_others_are(run_
 
     assert collect_stacks(attempt, range(2), HalfDeaf()) == [
         "rank 0: main (a.py:3)",
-        "rank 1: did not respond within 0 s: its guard or node hangs, or got no signal",
+        "rank 1: reported no stack in time",
     ]
+
+
+def stack(*frames: str) -> str:
+    """The stack of a main thread, innermost frame first, as "function file:line"."""
+    lines = (
+        f'  File "{one.split()[1].partition(":")[0]}", line {one.rpartition(":")[2]} in {one.split()[0]}'
+        for one in frames
+    )
+    return "Thread 0x1 (most recent call first):\n" + "\n".join(lines) + "\n"
+
+
+TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def culprit(attempt, *stacks: str | None):
+    for rank, text in enumerate(stacks):
+        attempt.rank_file(rank).write_text(json.dumps({"rank": rank, "host": f"n{rank // 2}", "pid": 1, "time": "x"}))
+        if text is not None:
+            attempt.stack_file(rank).write_text(text)
+    return culprit_of(attempt, range(len(stacks)))
+
+
+def test_the_rank_outside_of_the_collective_is_named_with_operation_and_line(run_directory, tmp_path):
+    source = tmp_path / "train.py"
+    source.write_text("import x\nx.work.wait()\nx.load()\n")
+    attempt = claim_attempt(run_directory)
+    waits, calls = stack(f"all_reduce {TORCH}:2806", f"step {source}:1"), stack(f"step {source}:2")
+    found = culprit(attempt, waits, calls, stack("read /usr/lib/python3/ssl.py:9", f"load {source}:3"), waits)
+    assert (found.ranks, found.host) == ((2,), "n1")
+    assert found.sentence.startswith("rank 2 on node n1: read (ssl.py:9), from load (train.py:3): x.load()")
+    assert "ranks 0, 3: all_reduce (distributed_c10d.py:2806), from step (train.py:1)" in found.sentence
+
+
+def test_a_stopped_rank_is_named_and_never_its_guard(run_directory):
+    attempt = claim_attempt(run_directory)
+    found = culprit(attempt, stack(f"all_reduce {TORCH}:1"), "no response: process 7 is in state T (stopped)\n", None)
+    assert (found.ranks, found.cause) == ((1,), "process_state") and "T (stopped)" in found.sentence
+    attempt.stack_file(1).unlink()
+    found = culprit(attempt, stack(f"all_reduce {TORCH}:1"), stack(f"all_reduce {TORCH}:1"), None)
+    assert found.ranks == (2,) and "reported no stack in time" in found.sentence and "guard" not in found.sentence
+
+
+def test_programs_without_stacks_and_ranks_that_are_all_alike_name_no_rank(run_directory):
+    attempt = claim_attempt(run_directory)
+    program = "no response: process 7 is in state S (sleeping) and is not a Python script of the job\n"
+    assert culprit(attempt, program, program).sentence == NO_STACKS
+    found = culprit(attempt, stack("a /x/t.py:1"), stack("b /x/t.py:2"))
+    assert found.ranks == () and found.sentence == "rank 0: a (t.py:1); rank 1: b (t.py:2)"
+    found = culprit(attempt, *[stack("a /x/t.py:1")] * 3, stack("b /x/t.py:2"))
+    assert (found.ranks, found.host) == ((3,), "n1")

@@ -74,12 +74,15 @@ def stacks(run: str, runs: Path | None, as_json: bool, rank: int | None) -> None
     toolkit stacks last
     toolkit stacks last --rank 3
     """
+    from toolkit.metrics.verdicts import VerdictKind
     from toolkit.rundir.attempt_records import StartRecord
     from toolkit.runs.requests.control import request_stacks
+    from toolkit.runs.verdicts import raised_verdicts
     from toolkit.slurm.array import write_array
-    from toolkit.supervise.stacks import differing_collectives, main_thread, ranks_by
+    from toolkit.supervise.stacks import NO_STACKS, culprit_of, differing_collectives, main_thread, ranks_by
 
-    attempt = request_stacks(find(run, runs))
+    directory = find(run, runs)
+    attempt = request_stacks(directory)
     begun, differing = StartRecord.read(attempt), differing_collectives(attempt)
     ranks = range(begun.ranks if begun else 0)
     if rank is not None and rank not in ranks:
@@ -91,6 +94,11 @@ def stacks(run: str, runs: Path | None, as_json: bool, rank: int | None) -> None
         rows = [{"ranks": members, "stack": text.splitlines()} for text, members in groups.items()]
         click.echo(json.dumps({"stacks": rows, "collectives": differing}, indent=1))
         return
+    found = culprit_of(attempt, ranks)
+    is_stalled = any(one.kind is VerdictKind.STALL for one in raised_verdicts(directory))
+    # In a run that makes steps, a rank may well compute while the others wait for it.
+    if found.sentence == NO_STACKS or (found.ranks and (is_stalled or found.cause != "elsewhere")):
+        click.echo(plain(found.sentence))
     for text, members in groups.items():
         click.echo(f"rank{'s' * (len(members) > 1)} {write_array(members).replace(',', ', ')}:")
         click.echo("\n".join(f"  {plain(line)}" for line in text.splitlines()))

@@ -123,10 +123,8 @@ def _print_verdicts(found: Sequence[RunStatus]) -> None:
     for one in found:
         if one.state is not RunState.RUNNING or not one.path:
             continue
-        run = RunDirectory(Path(one.path))
-        if (run.metrics / "verdicts.jsonl").exists():
-            for verdict in raised_verdicts(run):
-                click.echo(f"{one.run_id}  {plain(line_of_verdict(verdict))}")
+        for verdict in raised_verdicts(RunDirectory(Path(one.path))):
+            click.echo(f"{one.run_id}  {plain(line_of_verdict(verdict))}")
 
 
 def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunStatus], list[ToolkitError]]:

@@ -24,7 +24,7 @@ def verdict(run: str, runs: Path | None, as_json: bool, is_all: bool) -> None:
     toolkit verdict last --all
     """
     from toolkit.metrics.verdicts import line_of_verdict
-    from toolkit.runs.verdicts import all_verdicts, raised_verdicts
+    from toolkit.runs.verdicts import all_verdicts, raised_verdicts, unmeasured
 
     directory = find(run, runs)
     changes = all_verdicts(directory)  # reports a damaged file
@@ -35,5 +35,7 @@ def verdict(run: str, runs: Path | None, as_json: bool, is_all: bool) -> None:
     for one in shown:
         when = f"{one.time}  attempt {one.attempt}  " if is_all else ""
         click.echo(plain(when + line_of_verdict(one)))
-    if not shown:
+    if note := unmeasured(directory):
+        click.echo(note)
+    elif not shown:
         click.echo("no verdict" if is_all or not changes else "no raised verdict; --all shows those that were cleared")

@@ -25,7 +25,7 @@ _waits = _Waits()
 
 @contextmanager
 def waits_as(phase: str) -> Iterator[None]:
-    """Within this context, count the waits of this thread as this phase, one of `WAITS`."""
+    """Within this context, count the waits of this thread as this phase, one of `WAITS` or `BUBBLE`."""
     before, _waits.phase = _waits.phase, phase
     try:
         yield

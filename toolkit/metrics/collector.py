@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.ring import RingReader, Steps
-from toolkit.metrics.windows import Statistics, Window, statistics_of
+from toolkit.metrics.windows import LOSS, NOT_FINITE_AFTER, Statistics, Window, statistics_of
 from toolkit.terminal.talk import say_beside
 
 __all__ = ["SLOT_S", "Collector", "window_of"]
@@ -76,6 +76,8 @@ def window_of(steps: Steps, rank: int, host: str, began_s: float, seconds: float
     """Return the statistics of at least one step."""
     metrics = {name: _statistics(values) for name in steps.names if (values := steps.values(name))}
     numbers = steps.numbers()
+    if LOSS in metrics and not math.isfinite(metrics[LOSS].mean) and (bad := steps.first_not_finite(LOSS)) is not None:
+        metrics[NOT_FINITE_AFTER] = statistics_of([float(bad - numbers[0])])
     return Window(rank, host, began_s, seconds, numbers[0], numbers[-1], len(steps), metrics)
 
 

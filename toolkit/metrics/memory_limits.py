@@ -1,14 +1,23 @@
 """The memory that remains under the limits of this process and on its node. Standard library only.
 
-The limits are those of its cgroups, versions 1 and 2 (kernel.org, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst).
+The limits are those of its job, which Slurm may enforce without cgroups, and of its cgroups, versions 1 and 2 (kernel.org, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["memories"]
+__all__ = ["memories", "requested_bytes"]
 
 _UNLIMITED_BYTES = 1 << 60  # cgroup version 1 reports a number near 2^63 for no limit
+
+
+def requested_bytes(environ: Mapping[str, str]) -> int:
+    """Return the memory that the Slurm job of this process may use on its node; 0 if it has no limit or there is no job."""
+    cpus, gpus = environ.get("SLURM_CPUS_ON_NODE", ""), environ.get("SLURM_GPUS_ON_NODE", "")
+    for name, count in (("SLURM_MEM_PER_NODE", "1"), ("SLURM_MEM_PER_CPU", cpus), ("SLURM_MEM_PER_GPU", gpus)):
+        if environ.get(name, "").isdigit() and count.isdigit():  # in MiB; --mem=0 requests the whole node
+            return (int(environ[name]) << 20) * int(count)
+    return 0
 
 
 def memories(root: Path) -> Iterator[tuple[str, int, int]]:

@@ -30,20 +30,21 @@ PHASES_SHARE = 0.0005
 SAMPLE_S, ENTRY_S = 60e-6, 6e-6
 
 _AT = {name: column for column, name in enumerate(windows.COLUMNS)}
-_STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _CPU_WAIT, _SWITCHES, _FAULTS, _RSS, _DEVICE = (
+_STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _CPU_WAIT, _SWITCHES, _FAULTS, _RSS, _DEVICE, _PEAK = (
     _AT[name]
     for name in (
         windows.STEP, windows.EXPOSED, windows.SAVE, windows.WORK, windows.WORK_CPU, windows.CPU_WAIT, windows.SWITCHES,
-        windows.FAULTS, windows.RSS, windows.DEVICE,
+        windows.FAULTS, windows.RSS, windows.DEVICE, windows.DEVICE_PEAK,
     )
 )  # fmt: skip
 _PHASES = {
     step_profile.DATA: _AT[windows.DATA],
     step_profile.FORWARD: _AT[windows.FORWARD],
     step_profile.BACKWARD: _AT[windows.BACKWARD],
+    step_profile.BUBBLE: _AT[windows.BUBBLE],
     step_profile.OPTIMIZER: _AT[windows.OPTIMIZER],
 }
-_NO_WORK = (*step_profile.WAITS, step_profile.CHECKPOINT)
+_NO_WORK = (*step_profile.WAITS, step_profile.BUBBLE, step_profile.CHECKPOINT)
 # What the recorder measures itself; a program may record every other metric.
 MEASURED = frozenset(
     (
@@ -55,6 +56,7 @@ MEASURED = frozenset(
         windows.FAULTS,
         windows.RSS,
         windows.DEVICE,
+        windows.DEVICE_PEAK,
     )
 )
 _NOTHING = [ABSENT] * WIDTH
@@ -191,7 +193,7 @@ class Recorder:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is not None and cuda.is_initialized():
             self._has_device = True
-            found[_DEVICE] = float(cuda.memory_allocated())
+            found[_DEVICE], found[_PEAK] = float(cuda.memory_allocated()), float(cuda.max_memory_allocated())
         return found
 
 
@@ -213,14 +215,15 @@ def _waits_in_mpi() -> bool:
 
 
 def _add_work(values: list[float], phases: Mapping[str, PhaseSum] | None) -> None:
-    """Add the phases of a step, and its work: the time that is neither exposed communication nor a save."""
+    """Add the phases of a step, and its work: the time that is neither exposed communication, nor the bubble of a pipeline, nor a save."""
     if phases:
         for name, column in _PHASES.items():
-            values[column] = phases[name].own_ns / 1e9 if name in phases else 0.0
+            absent = ABSENT if name == step_profile.BUBBLE else 0.0  # only a pipeline has one
+            values[column] = phases[name].own_ns / 1e9 if name in phases else absent
         values[_EXPOSED] = sum(phases[name].own_ns for name in step_profile.WAITS if name in phases) / 1e9
         values[_WORK] = sum(phase.own_ns for name, phase in phases.items() if name not in _NO_WORK) / 1e9
     else:  # a script recorded its exposed communication
-        values[_WORK] = values[_STEP] - values[_EXPOSED] - values[_SAVE]
+        values[_WORK] = values[_STEP] - values[_EXPOSED] - max(0.0, values[_AT[windows.BUBBLE]]) - values[_SAVE]
 
 
 class PhaseSampling:

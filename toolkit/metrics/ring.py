@@ -220,6 +220,13 @@ class Steps:
         column = _field(self.data, "f", _FLOATS_AT // 4 + self.names.index(name))
         return [value for value in column if value != ABSENT] if ABSENT in column else column
 
+    def first_not_finite(self, name: str) -> int | None:
+        """Return the number of the first step whose value of a metric is not finite; None if there is none."""
+        column = _field(self.data, "f", _FLOATS_AT // 4 + self.names.index(name))
+        return next(
+            (step for step, value in zip(self.numbers(), column, strict=True) if not math.isfinite(value)), None
+        )
+
     def cut(self, first: int, end: int) -> Steps:
         """Return some of the steps."""
         return Steps(self.data[first * RECORD : end * RECORD], self.names)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ClockSample", "GpuSample", "LinkSample", "LossSample", "MemorySample", "Sample"]
+__all__ = ["ClockSample", "DiskSample", "GpuSample", "LinkSample", "LossSample", "MemorySample", "Sample"]
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,29 @@ class ClockSample:
 
 
 @dataclass(frozen=True)
+class DiskSample:
+    """The file system of the run directory `path`; `full` is why nothing can be written there, "" if something can."""
+
+    time_s: float
+    path: str
+    free_bytes: int
+    total_bytes: int
+    free_inodes: float = 1.0
+    full: str = ""
+
+
+@dataclass(frozen=True)
 class LossSample:
-    """The loss of one step; losses of ranks other than the lowest are only checked for finite values."""
+    """The loss of one step: that of `ranks` on `host`, or of the job if there are none.
+
+    Losses of ranks other than the lowest are only checked for finite values.
+    """
 
     time_s: float
     step: int
     loss: float
-    rank: int = 0
+    ranks: tuple[int, ...] = ()
+    host: str = ""
 
 
-Sample = MemorySample | GpuSample | LinkSample | ClockSample | LossSample
+Sample = MemorySample | GpuSample | LinkSample | ClockSample | DiskSample | LossSample

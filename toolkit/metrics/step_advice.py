@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolkit.metrics.limits import limit
-from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, WAITS, StepProfile
+from toolkit.metrics.step_profile import BUBBLE, CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, WAITS, StepProfile
 from toolkit.metrics.verdicts import Severity, severity_of
 
 __all__ = ["Advice", "advise", "advise_on_shares", "less_communication"]
@@ -47,6 +47,9 @@ _SHARES = {
     DATA: ("starvation.share", "waiting for samples takes",
            "raise data.workers if a Loader reads the samples, otherwise speed up `take_samples`", "low"),
     COMMUNICATION: ("advice.communication", "exposed communication takes", "", "medium"),
+    BUBBLE: ("advice.bubble", "the bubble of the pipeline takes",
+             "use more micro-batches: a larger train.batch or a smaller train.micro_batch; try parallel.schedule = "
+             '"interleaved" or "zero_bubble", or fewer parallel.pp stages', "medium"),
     OPTIMIZER: ("advice.optimizer", "the optimizer takes", "use a larger train.batch and fewer steps", "medium"),
     CHECKPOINT: ("save.share", "saving takes", "raise checkpoint.every_steps, or set checkpoint.background = true", "low"),
     REST: ("advice.rest", "time outside of phases takes",
@@ -63,6 +66,13 @@ def advise(profile: StepProfile) -> tuple[Advice, ...]:
         changes[OPTIMIZER] = "create the optimizer with fused=True, or use a larger train.batch and fewer steps"
     of_phases = {name: profile.share(name) for name in _SHARES}
     of_phases[COMMUNICATION] = sum(map(profile.share, WAITS))
+    if (
+        profile.mesh.get("pp", 1) > 1
+    ):  # at the end of a step, all stages wait for the first one, which only communicates
+        least_s = sum(phase.ranks.min for phase in profile.phases if phase.name in WAITS)
+        drained = of_phases[COMMUNICATION] - least_s / profile.step.mean_s
+        of_phases[COMMUNICATION] -= drained
+        of_phases[BUBBLE] += drained
     shares = advise_on_shares(of_phases, {}, changes)
     found = [*_late(profile), *shares, *_small_passes(profile), *_unsteady(profile)]
     order = {"unsteady": 2, "small passes": 1}
@@ -114,7 +124,7 @@ def _late(profile: StepProfile) -> Iterator[Advice]:
     behind_s = work.max - (work.min if profile.ranks == 2 else work.median)
     share = behind_s / profile.step.mean_s
     if share > most:
-        own = [phase for phase in profile.phases if phase.name not in WAITS]
+        own = [phase for phase in profile.phases if phase.name not in (*WAITS, BUBBLE)]
         phase = max(own, key=lambda phase: phase.ranks.max - phase.ranks.min)
         yield Advice(
             "late rank",
@@ -136,7 +146,7 @@ def less_communication(mesh: Mapping[str, int], nodes: int, *, has_passes: bool,
         ways.append('parallel.reduction = "hierarchical" or, on the CPU, "measured"')
         if math.prod(mesh.get(name, 1) for name in ("tp", "pp", "cp", "ep")) == 1:
             ways.append('gradient_compression.algorithm = "auto" on links of a few Gbit/s or less')
-    if has_passes:
+    if has_passes and mesh.get("pp", 1) == 1:  # fewer micro-batches would enlarge the bubble of a pipeline
         ways.append("a larger train.micro_batch")
     ways.append("a larger train.batch, for more samples per gradient reduction")
     return "try " + "; ".join(ways)
@@ -144,7 +154,8 @@ def less_communication(mesh: Mapping[str, int], nodes: int, *, has_passes: bool,
 
 def _small_passes(profile: StepProfile) -> Iterator[Advice]:
     passes, ranks = profile.settings.passes, profile.mesh.get("replicate", 1) * profile.mesh.get("shard", 1)
-    if profile.device != "cpu" or passes < 2:  # a single pass already has all samples of the rank
+    # A single pass already has all samples of the rank, and a pipeline needs many.
+    if profile.device != "cpu" or passes < 2 or profile.mesh.get("pp", 1) > 1:
         return
     tokens, fewest = profile.tokens_per_step // (passes * ranks), int(limit("advice.pass_tokens"))
     if tokens < fewest:

@@ -17,7 +17,7 @@ from toolkit.metrics.typed_json import read_typed
 from toolkit.rundir.files import read_json, write_json
 
 __all__ = [
-    "ALL_TO_ALL", "BACKWARD", "CHECKPOINT", "COMMUNICATION", "DATA", "FILE", "FORWARD", "OPTIMIZER", "RING", "TRACE_FILE", "VALIDATION", "WAITS",
+    "ALL_TO_ALL", "BACKWARD", "BUBBLE", "CHECKPOINT", "COMMUNICATION", "DATA", "FILE", "FORWARD", "OPTIMIZER", "RING", "TRACE_FILE", "VALIDATION", "WAITS",
     "PhaseBeside", "RankProfile", "Spread", "StepProfile", "StepSettings", "compare", "read_profile", "summarise",
     "write_profile",
 ]  # fmt: skip
@@ -30,7 +30,8 @@ DATA, FORWARD, BACKWARD, COMMUNICATION = "data", "forward", "backward", "communi
 OPTIMIZER, VALIDATION, CHECKPOINT, REST = "optimizer", "validation", "checkpoint", "rest"
 ALL_TO_ALL, RING = "all_to_all", "ring"  # the communication of experts and of attention over split sequences
 WAITS = (COMMUNICATION, ALL_TO_ALL, RING)
-USUAL = (DATA, FORWARD, BACKWARD, *WAITS, OPTIMIZER, VALIDATION, CHECKPOINT)
+BUBBLE = "bubble"  # a stage of a pipeline waits for its neighbors
+USUAL = (DATA, FORWARD, BACKWARD, *WAITS, BUBBLE, OPTIMIZER, VALIDATION, CHECKPOINT)
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def compare(ranks: Sequence[RankProfile]) -> tuple[PhaseOverRanks, tuple[PhaseOv
     names = {name: None for named in of_ranks for name in named}
     ordered = [*(name for name in USUAL if name in names), *sorted(set(names) - {*USUAL, REST}), REST]
     phases = tuple(over_ranks([named.get(name) for named in of_ranks], total_s) for name in ordered)
-    waited = [sum(named[name].mean_s for name in WAITS if name in named) for named in of_ranks]
+    waited = [sum(named[name].mean_s for name in (*WAITS, BUBBLE) if name in named) for named in of_ranks]
     work = Spread.of([rank.step.mean_s - wait for rank, wait in zip(ranks, waited, strict=True)])
     return over_ranks([rank.step for rank in ranks], total_s), phases, work
 

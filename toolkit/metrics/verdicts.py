@@ -54,6 +54,7 @@ class VerdictKind(StrEnum):
     STALL = "stall"
     STARVATION = "data_starvation"
     IMBALANCE = "load_imbalance"
+    CONTENTION = "cpu_contention"
     SLOW_SAVE = "slow_save"
     SAVE_SHARE = "save_share"
     GPU_IDLE = "gpu_idle"
@@ -61,6 +62,8 @@ class VerdictKind(StrEnum):
     GPU_THROTTLED = "gpu_throttled"
     GPU_ECC = "gpu_ecc"
     LINK_ERRORS = "link_errors"
+    SLOW_LINK = "slow_link"
+    DISK = "disk_pressure"
     CLOCK_SKEW = "clock_skew"
 
 

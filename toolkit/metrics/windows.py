@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "BACKWARD", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "OPTIMIZER",
-    "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
+    "BACKWARD", "BUBBLE", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "DEVICE_PEAK", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "NOT_FINITE_AFTER", "NOT_MEASURED",
+    "OPTIMIZER", "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
 ]  # fmt: skip
 
 # Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
@@ -14,9 +14,10 @@ DATA = "data_s"
 FORWARD = "forward_s"
 BACKWARD = "backward_s"
 EXPOSED = "exposed_s"  # exposed communication: the rank waits for others
+BUBBLE = "bubble_s"  # a stage of a pipeline waits for its neighbors, which no faster network avoids
 OPTIMIZER = "optimizer_s"
 SAVE = "save_s"
-WORK = "work_s"  # the step without exposed communication and saves
+WORK = "work_s"  # the step without exposed communication, bubble and saves
 WORK_CPU = "work_cpu_s"  # CPU time of the step's thread during work
 CPU_WAIT = "cpu_wait_s"  # the step's thread was ready to run, and its CPUs ran other threads
 SWITCHES = "switches"  # involuntary context switches
@@ -27,10 +28,17 @@ LOSS = "loss"
 GRAD_NORM = "grad_norm"
 RSS = "rss_bytes"  # resident memory of the rank, in one step per second
 DEVICE = "device_bytes"  # memory that the rank allocated on its GPU, in one step per second
-# All of them, in the order of their values in a record; a program may record others.
+DEVICE_PEAK = "device_peak_bytes"  # the most that torch has allocated there, without what it caches
+# Of a program that reports its steps only; CPU time is still compared.
+NOT_MEASURED = (
+    "work of ranks is not measured: record exposed_s, the seconds that a rank waits for others (docs/python.md)"
+)
+# Only in windows: steps from the first one of the window to the first one whose loss is not finite.
+NOT_FINITE_AFTER = "loss_not_finite_after"
+# All metrics of a step, in the order of their values in a record; a program may record others.
 COLUMNS = (
-    STEP, DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, SAVE, WORK, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, BYTES, TOKENS,
-    LOSS, GRAD_NORM, RSS, DEVICE,
+    STEP, DATA, FORWARD, BACKWARD, EXPOSED, BUBBLE, OPTIMIZER, SAVE, WORK, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, BYTES,
+    TOKENS, LOSS, GRAD_NORM, RSS, DEVICE, DEVICE_PEAK,
 )  # fmt: skip
 
 
@@ -85,9 +93,13 @@ def merge(windows: Sequence[Window]) -> Window:
     """
     first, last = windows[0], windows[-1]
     names = {name: None for window in windows for name in window.metrics}
+    metrics = {name: _merged(name, windows) for name in names}
+    if bad := next((window for window in windows if NOT_FINITE_AFTER in window.metrics), None):
+        after = bad.first_step - first.first_step + bad.mean(NOT_FINITE_AFTER)
+        metrics[NOT_FINITE_AFTER] = statistics_of([after])
     return Window(
         first.rank, first.host, first.began_s, last.began_s + last.seconds - first.began_s, first.first_step, last.last_step,
-        sum(window.steps for window in windows), {name: _merged(name, windows) for name in names},
+        sum(window.steps for window in windows), metrics,
     )  # fmt: skip
 
 

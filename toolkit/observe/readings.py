@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveRecord
+from toolkit.metrics.detectors.disk import with_disk
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.samples import Sample
 from toolkit.metrics.training import TrainRecord
@@ -54,7 +55,10 @@ class RunReadings:
     @property
     def raised(self) -> list[Verdict]:
         """The raised verdicts of the newest attempt, the most severe first."""
-        return open_verdicts(self.verdicts, self.attempt) if self.attempt is not None else []
+        if self.attempt is None:
+            return []
+        raised, (_, end) = open_verdicts(self.verdicts, self.attempt), self.attempts.get(self.attempt, (None, None))
+        return raised if end is not None else with_disk(raised, self.run.path)
 
     def update(self) -> None:
         """Read what was added since the last call. A damaged file is named in `problems`."""

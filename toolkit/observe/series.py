@@ -16,7 +16,15 @@ from toolkit.rundir.attempt_records import AttemptRecord
 __all__ = ["data_file", "records_of", "text_of"]
 
 _MOST_NAMES = 16  # of metrics that a program or a validation names
-_PHASES = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER, windows.SAVE)
+_PHASES = (
+    windows.DATA,
+    windows.FORWARD,
+    windows.BACKWARD,
+    windows.EXPOSED,
+    windows.BUBBLE,
+    windows.OPTIMIZER,
+    windows.SAVE,
+)
 _QUANTILES = (("0.5", "median"), ("0.95", "p95"), ("1", "maximum"))
 
 

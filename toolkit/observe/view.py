@@ -23,7 +23,7 @@ HEAT = {
     "work": windows.WORK, "CPU time of work": windows.WORK_CPU, "step": windows.STEP, "data": windows.DATA,
     "exposed": windows.EXPOSED, "memory": windows.RSS, "GPU memory": windows.DEVICE,
 }  # fmt: skip
-PARTS = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER)
+PARTS = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.BUBBLE, windows.OPTIMIZER)
 MOST_ROWS, MOST_EVENTS, MOST_NODES = 1024, 200, 8  # in a larger run, a row of the heat map is the maximum of some ranks
 SCALE = 9999  # a cell is the nearest integer between 0 for `least` and this for `most`; -1 if there is no value
 
@@ -42,7 +42,8 @@ def view_of(readings: RunReadings, heats: Sequence[str] = ()) -> dict[str, Any]:
         "parts": _parts(readings, grid, pace), "spread": _spread(known[0], means[known[0]]) if known else {},
         "rate": _numbers((tokens if has_tokens else 1) / pace), "unit": "tokens/s" if has_tokens else "steps/s",
         "step_s": _numbers(_mean(means["step"])), "memory": _memory(grid, means["memory"]), "loss": _loss(readings.training),
-        "events": sorted(_events(readings))[-MOST_EVENTS:], "problems": readings.problems,
+        "events": sorted(_events(readings))[-MOST_EVENTS:],
+        "problems": [*readings.problems, *[windows.NOT_MEASURED] * (len(grid.hosts) > 1 and "step" in known and "work" not in known)],
     }  # fmt: skip
 
 

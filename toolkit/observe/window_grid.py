@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 AT, PACE = "at", "pace"  # the number of the step in the middle of a window; seconds of time per step
 METRICS = (
     AT, PACE, windows.STEP, windows.WORK, windows.WORK_CPU, windows.DATA, windows.FORWARD, windows.BACKWARD,
-    windows.EXPOSED, windows.OPTIMIZER, windows.TOKENS, windows.RSS, windows.DEVICE,
+    windows.EXPOSED, windows.BUBBLE, windows.OPTIMIZER, windows.TOKENS, windows.RSS, windows.DEVICE,
 )  # fmt: skip
 COLUMNS = 240
 # The records of `toolkit.metrics.window_file`.

@@ -26,10 +26,11 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 
+from toolkit.comm.waits import waits_as
 from toolkit.config.train import SEVERAL_STAGES, ParallelTable, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
-from toolkit.metrics.step_profile import BACKWARD, FORWARD
+from toolkit.metrics.step_profile import BACKWARD, BUBBLE, COMMUNICATION, FORWARD
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf
 from toolkit.parallel.sharded import reduce_sharded_parts
 
@@ -61,27 +62,28 @@ class Tie:
 
 
 class _ProfiledStage(PipelineStage):
-    """A stage whose passes are phases of the profile; its waits in `Work.wait` count as communication."""
+    """A stage whose passes are phases of the profile; waits in them are communication, those between them the bubble."""
 
     def __init__(self, profile: Profile, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._profile = profile
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
-        with self._profile.phase(FORWARD):
+        with waits_as(COMMUNICATION), self._profile.phase(FORWARD):
             return super().forward_one_chunk(*given, **named)
 
     def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
-        with self._profile.phase(BACKWARD):
+        with waits_as(COMMUNICATION), self._profile.phase(BACKWARD):
             return super().backward_one_chunk(*given, **named)
 
     def backward_weight_one_chunk(self, *given: Any, **named: Any) -> Any:
-        with self._profile.phase(BACKWARD):
+        with waits_as(COMMUNICATION), self._profile.phase(BACKWARD):
             return super().backward_weight_one_chunk(*given, **named)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        super().perform_reduce_grad(grad_scale_factor)
-        reduce_sharded_parts(self.submod)
+        with waits_as(COMMUNICATION):
+            super().perform_reduce_grad(grad_scale_factor)
+            reduce_sharded_parts(self.submod)
 
 
 class PipelinePasses:
@@ -133,7 +135,9 @@ class PipelinePasses:
         inputs = torch.cat([inputs for inputs, _ in micro_batches]) if self._first else None
         targets = torch.cat([targets for _, targets in micro_batches]) if self._last else None
         given = () if inputs is None else (inputs,)
-        self._schedule(micro_batches).step(*given, target=targets, return_outputs=False)
+        schedule = self._schedule(micro_batches)
+        with waits_as(BUBBLE):
+            schedule.step(*given, target=targets, return_outputs=False)
         # Only the last calls count: before the first step, torch calls the loss once more to get its shape.
         for part in self._parts[-len(micro_batches) :]:
             heard(part)

@@ -272,6 +272,11 @@ class AttemptDirectory:
         return self.path / "ends_at"
 
     @property
+    def stacks_request(self) -> Path:
+        """Written by the supervisor: a request to the guards of other nodes to keep the stacks of their ranks."""
+        return self.path / "stacks"
+
+    @property
     def validating(self) -> Path:
         """Exists while rank 0 validates."""
         return self.path / "validating"

@@ -33,7 +33,7 @@ __all__ = ["advise_on", "measured_gains", "record_advice"]
 _MOST_SHOWN, _RECENT = 5, 60  # changes; windows of each rank
 _EASE = {"low": 1.0, "medium": 0.5, "high": 0.25}  # what a gain counts, by effort
 _TABLES = ("job", "env", "checkpoint", "data", "train", "parallel", "gradient_compression", "args")
-_PHASES = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.OPTIMIZER)
+_PHASES = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.BUBBLE, windows.OPTIMIZER)
 _RULES = {VerdictKind.STARVATION: step_profile.DATA, VerdictKind.SLOW_SAVE: step_profile.CHECKPOINT}
 
 
@@ -97,12 +97,13 @@ def _of_windows(readings: RunReadings, keys: Mapping[str, Any]) -> Iterator[Advi
     of = {name: fmean(window.mean(name) for window in ranks) / step_s for name in _PHASES}
     shares = {
         step_profile.DATA: of[windows.DATA], step_profile.OPTIMIZER: of[windows.OPTIMIZER],
+        step_profile.BUBBLE: of[windows.BUBBLE],
         step_profile.COMMUNICATION: min(window.mean(windows.EXPOSED) for window in ranks) / step_s,
         step_profile.CHECKPOINT: sum(one.waited_s for one in readings.saves if one.attempt == readings.attempt) / seconds,
     }  # fmt: skip
     if of[windows.FORWARD] and not keys["train.validate_every"]:
         shares[step_profile.REST] = 1 - sum(of.values()) - shares[step_profile.CHECKPOINT]
-    mesh = {name: int(keys[f"parallel.{name}"]) for name in ("tp", "shard", "replicate")}
+    mesh = {name: int(keys[f"parallel.{name}"]) for name in ("tp", "pp", "shard", "replicate")}
     size = keys["train.micro_batch"]
     has_passes = size != "auto" and 0 < size < keys["train.batch"]
     is_compressed = keys["gradient_compression.algorithm"] != "none"

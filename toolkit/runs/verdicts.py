@@ -1,10 +1,14 @@
 """Read the verdicts on a run, which its supervisor writes while the run is active."""
 
 from toolkit.errors import ToolkitError
+from toolkit.metrics.detectors.disk import with_disk
 from toolkit.metrics.verdicts import Verdict, open_verdicts, read_verdicts
+from toolkit.metrics.window_file import WindowReader
+from toolkit.metrics.windows import NOT_MEASURED, WORK
+from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.layout import RunDirectory
 
-__all__ = ["all_verdicts", "raised_verdicts"]
+__all__ = ["all_verdicts", "raised_verdicts", "unmeasured"]
 
 
 def all_verdicts(run: RunDirectory) -> list[Verdict]:
@@ -16,12 +20,31 @@ def all_verdicts(run: RunDirectory) -> list[Verdict]:
 
 
 def raised_verdicts(run: RunDirectory) -> list[Verdict]:
-    """Return the raised verdicts of the last attempt, the most severe first; [] if the file is damaged.
+    """Return the raised verdicts of the last attempt, the most severe first; without those of a damaged file.
 
     `toolkit verdict` names the damaged line; it must not hide the state of a run.
     """
     last = run.last_attempt()
     try:
-        return open_verdicts(all_verdicts(run), last.number) if last is not None else []
+        raised = open_verdicts(all_verdicts(run), last.number) if last is not None else []
     except (ToolkitError, OSError):
-        return []
+        raised = []
+    is_over = last is None or last.exit_file.exists()
+    return raised if is_over else with_disk(raised, run.path)
+
+
+def unmeasured(run: RunDirectory) -> str:
+    """Return which faults of the last attempt no verdict can name, because its ranks do not report enough; "" if none."""
+    attempt = run.last_attempt()
+    begun = StartRecord.read(attempt) if attempt is not None else None
+    if attempt is None or begun is None or begun.ranks < 2:
+        return ""
+    names: list[str] = []
+    for path in sorted(attempt.windows.glob("rank-*.bin"))[:1]:  # all ranks run the same program
+        reader = WindowReader(path)
+        try:
+            reader.contents()
+        except (ToolkitError, OSError):
+            return ""
+        names = reader.names
+    return NOT_MEASURED if names and WORK not in names else ""

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from toolkit.supervise.progress import last_step
 from toolkit.supervise.rank_files import begun_ranks
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Shape
-from toolkit.supervise.stacks import collect_stacks
+from toolkit.supervise.stacks import NO_STACKS, Culprit, collect_stacks, culprit_of
 
 T = TypeVar("T")
 
@@ -96,6 +96,7 @@ class AttemptWatch:
     _is_stacks_asked: bool = False
     _may_stall: bool = True
     _unreadable_since: float | None = None
+    _collecting: threading.Lock = field(default_factory=threading.Lock)
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank has exited; return how they ended."""
@@ -249,9 +250,22 @@ class AttemptWatch:
         self.event("stalled", seconds=round(self.stall_s))
         where = self._retrying(lambda: self._stacks(range(self.shape.ranks), ranks))
         ranks.kill()
+        found = self._retrying(lambda: self._culprit(where or []))
         reason, step = f"no step for {self.stall_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
+        reason += f": {found.sentence}" if found is not None else ""
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
-        return AttemptEnd(Cause.STALLED, reason, 125, last_lines=where or [], step=step, fix=fix)
+        rank = found.ranks[0] if found is not None and len(found.ranks) == 1 else None
+        host = found.host or None if found is not None else None
+        return AttemptEnd(Cause.STALLED, reason, 125, rank, host, last_lines=where or [], step=step, fix=fix)
+
+    def culprit(self, ranks: Ranks) -> Culprit:
+        """Collect the stacks of all ranks while they stall, and return who stalls them. Another thread calls this."""
+        lines = self._stacks(range(self.shape.ranks), ranks)
+        self.event("stacks", summary=lines)
+        return self._culprit(lines)
+
+    def _culprit(self, lines: Sequence[str]) -> Culprit:
+        return culprit_of(self.attempt, range(self.shape.ranks)) if lines else Culprit(NO_STACKS)
 
     def _collect_late_stacks(self, ranks: Ranks) -> None:
         """If ranks timed out waiting for others, collect the stacks of those others before they are killed."""
@@ -262,7 +276,8 @@ class AttemptWatch:
     def _stacks(self, numbers: Sequence[int], ranks: Ranks) -> list[str]:
         if self.shape.is_once:  # the guard of a batch script forwards the signal to it
             return []
-        return collect_stacks(self.attempt, numbers, ranks, is_unmanaged=self.is_unmanaged)
+        with self._collecting:
+            return collect_stacks(self.attempt, numbers, ranks, is_unmanaged=self.is_unmanaged)
 
     def event(self, name: str, **details: Any) -> None:
         """Log an event, and append it to the event file of the attempt. A failure to write it is only logged."""

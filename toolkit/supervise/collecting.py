@@ -38,6 +38,7 @@ class NodeCollection:
     _rings: dict[tuple[Path, int], RingReader | None] = field(default_factory=dict)  # None: damaged, or of another node
     _collector: Collector = field(default_factory=lambda: Collector(socket.gethostname()))
     _file: WindowFile | None = None
+    _stacks_asked_ns: int = 0
     _usage: NodeUsage = field(init=False)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -70,6 +71,7 @@ class NodeCollection:
                 usage_at = now + pause_s
                 self._usage.sample()
             self._trying(lambda: self.collect(time.time()))
+            self._trying(lambda: self._ask_for_stacks(state))
             if now >= state_at:
                 state_at += STATE_PERIOD_S
                 self._trying(lambda: state.write(gpus))
@@ -93,6 +95,18 @@ class NodeCollection:
             self._file = WindowFile(self.attempt.windows_file(self.first_rank), socket.gethostname())
         if self._file is not None:
             self._file.append(windows)
+
+    def _ask_for_stacks(self, state: NodeState) -> None:
+        """Make the guards of this node keep the stacks of their ranks if the supervisor, on another node, requests it."""
+        try:
+            asked_ns = self.attempt.stacks_request.stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        if asked_ns != self._stacks_asked_ns:
+            self._stacks_asked_ns = asked_ns
+            if self.attempt.stacks_request.read_text(encoding="utf-8").strip() == socket.gethostname():
+                return  # the supervisor has signalled them itself
+            state.signal_guards(signal.SIGUSR1)
 
     def _find_rings(self) -> None:
         """Open the new rings of this node. Another node of the run may share its shared memory in a test cluster."""

@@ -3,16 +3,20 @@
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.errors import ToolkitError
+from toolkit.metrics.samples import MemorySample
 from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import read_json, tail_text, why_unwritable
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
+from toolkit.supervise.node_state import samples_in
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
 from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
@@ -24,6 +28,7 @@ from toolkit.supervise.symptoms import (
     KILLED,
     LAUNCH_FAILED,
     NATIVE_CRASH,
+    OUT_OF_MEMORY,
     PEER_LOST,
     REFUSED,
     SILENT,
@@ -36,6 +41,7 @@ from toolkit.terminal.talk import clean
 LAST_LINES = 8
 LINES_SEARCHED = 60  # at the end of a log; a long explanation may follow the error line
 LATE_SHOWN = 3
+_LEADS = 2.0  # a rank that uses this multiple of the memory of any other one on its node filled it
 LATE_S = 0.5  # ranks that wait in the same collective time out within this time of each other
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # Log lines of a rank that native code aborted: the last C++ exception, or the report of NCCL's watchdog.
@@ -52,6 +58,11 @@ _CONSEQUENCE = re.compile(
 # How srun and Open MPI name a failed rank. Hydra always names the first process in its list.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
+# How slurmstepd and srun name the node whose step exceeded its memory, or whose task the kernel killed for it.
+_OUT_OF_MEMORY_ON = re.compile(
+    r"slurmstepd-(?P<daemon>[\w.-]+?): .*(?:exceeded \S*\s?memory limit|oom[-_ ]kill)|srun: error: (?P<node>[\w.-]+): tasks? [\d,-]+: Out Of Memory",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,8 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     end = replace(
         end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence, cannot_pass=symptom.lasting
     )  # fmt: skip
+    if symptom is OUT_OF_MEMORY and (blamed := _out_of_memory_on(end, attempt)) is not None:
+        return blamed
     # The launcher's message shows the cause; the rank was only affected, so it is not to blame.
     if consequence and file == "logs/launcher.log":
         return replace(_with_the_launchers_reason(end, match, attempt), rank=None, host=None)
@@ -313,9 +326,40 @@ def _with_the_launchers_reason(end: AttemptEnd, match: SymptomMatch, attempt: At
         end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, last_lines=lines,
         evidence=[("logs/launcher.log", match.line)],
     )  # fmt: skip
+    if symptom is OUT_OF_MEMORY:
+        return _out_of_memory_on(end, attempt) or end
     if symptom is LAUNCH_FAILED:  # it depends only on timing which ranks had started
         return replace(end, cause=Cause.LAUNCH_FAILED, rank=None, host=None)
     return end
+
+
+def _out_of_memory_on(end: AttemptEnd, attempt: AttemptDirectory) -> AttemptEnd | None:
+    """Return the end with the node that Slurm names as out of memory, and the rank on it that used most; None if it names none."""
+    found = next(filter(None, map(_OUT_OF_MEMORY_ON.search, _launcher_lines(attempt, LINES_SEARCHED))), None)
+    if found is None:
+        return None
+    node = found["daemon"] or found["node"]
+    here = {
+        rank: host
+        for rank in begun_ranks(attempt)
+        if (host := host_of(attempt, rank)) and host.partition(".")[0] == node
+    }
+    rank = end.rank if end.rank in here else None
+    if rank is None:
+        used = {one.rank: one.used_bytes for one in _last_memory(attempt) if one.rank in here and one.pool == "host"}
+        first, second = [*sorted(used, key=lambda one: -used[one]), None, None][:2]
+        is_clear = first is not None and (second is None or used[first] > _LEADS * used[second])
+        rank = next(iter(here)) if len(here) == 1 else first if is_clear else None
+    return replace(end, reason=f"{OUT_OF_MEMORY.means} on node {node}", rank=rank, host=next(iter(here.values()), node))
+
+
+def _last_memory(attempt: AttemptDirectory) -> list[MemorySample]:
+    """Return the last memory samples of all nodes, as far as they can be read."""
+    found: list[MemorySample] = []
+    for path in attempt.windows.glob("rank-*.json"):
+        with suppress(ToolkitError, OSError):
+            found += [one for one in samples_in(path) if isinstance(one, MemorySample)]
+    return found
 
 
 def _last_lines(attempt: AttemptDirectory, rank: int) -> list[str]:

@@ -6,6 +6,7 @@ NVML if the node has it. A value that cannot be read is missing.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from toolkit.errors import DamagedFileError, ToolkitError
-from toolkit.metrics.memory_limits import memories
+from toolkit.metrics.memory_limits import memories, requested_bytes
 from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample, MemorySample, Sample
 from toolkit.rundir.files import read_json, read_json_or_none, write_json
 from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.gpus import NvidiaGpus
-from toolkit.supervise.usage import descendants, memory_of
+from toolkit.supervise.rank_files import is_guard
+from toolkit.supervise.usage import Process, descendants, memory_of
 
 __all__ = ["NodeState", "samples_in"]
 
@@ -37,7 +39,9 @@ class NodeState:
     launcher: int
     first_rank: int
     root: Path = Path("/")
+    requested_bytes: int = field(default_factory=lambda: requested_bytes(os.environ))
     _ranks: dict[int, int] = field(default_factory=dict)  # by the pid of the guard
+    _processes: Mapping[int, Process] = field(default_factory=dict)  # that the launcher has started
     _read: set[str] = field(default_factory=set)  # names of files in `ranks/`
 
     def write(self, gpus: NvidiaGpus | None) -> None:
@@ -56,7 +60,7 @@ class NodeState:
 
     def _processes_of_ranks(self) -> dict[int, list[int]]:
         """Return the pids of each rank on this node: the descendants of its guard."""
-        processes = dict(descendants(self.launcher))
+        processes = self._processes = dict(descendants(self.launcher))
         started = sum(process.parent == self.launcher for process in processes.values())
         if len(processes.keys() & self._ranks.keys()) < started:
             self._find_ranks()
@@ -65,6 +69,13 @@ class NodeState:
             for pid, rank in self._ranks.items()
             if pid in processes
         }
+
+    def signal_guards(self, number: int) -> None:
+        """Signal the guards of the ranks on this node."""
+        for pid in self._ranks:
+            if is_guard(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _find_ranks(self) -> None:
         """Read the files of ranks that have started since the last call. Those of other nodes are read once."""
@@ -77,9 +88,13 @@ class NodeState:
                             self._ranks[start["pid"]] = rank_of(path)
 
     def _memory(self, processes: Mapping[int, Iterable[int]], now_s: float) -> Iterator[MemorySample]:
-        free = min((left for _, left, _ in memories(self.root)), default=0)
+        lefts = [left for _, left, _ in memories(self.root)]
+        resident = {pid: memory_of(pid).resident_bytes for pid in self._processes}
+        if self.requested_bytes:  # slurmstepd counts the processes of the step, and may kill all of them
+            lefts.append(max(0, self.requested_bytes - sum(resident.values())))
+        free = min(lefts, default=0)
         for rank, pids in processes.items():
-            used = sum(memory_of(pid).resident_bytes for pid in pids)
+            used = sum(resident.get(pid, 0) for pid in pids)
             yield MemorySample(now_s, self.host, rank, "host", used, free)
             # Each process has RLIMIT_DATA for itself.
             if limits := list(filter(None, map(_data_limit, pids))):

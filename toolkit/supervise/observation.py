@@ -6,15 +6,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.metrics.detectors.disk import disk_sample
 from toolkit.metrics.judge import Detectors
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.samples import LossSample, Sample
 from toolkit.metrics.training import TrainRecord
-from toolkit.metrics.verdicts import Verdict, VerdictLog, line_of_verdict
+from toolkit.metrics.verdicts import Verdict, VerdictKind, VerdictLog, line_of_verdict
 from toolkit.metrics.window_file import WindowReader
 from toolkit.metrics.windows import Window
 from toolkit.rundir.files import read_json_or_none
@@ -23,6 +24,7 @@ from toolkit.rundir.user_requests import move_requests
 from toolkit.supervise.alerting import Alerting
 from toolkit.supervise.log import say
 from toolkit.supervise.node_state import samples_in
+from toolkit.supervise.stacks import Culprit
 
 __all__ = ["Observation"]
 
@@ -35,12 +37,14 @@ JOIN_S = 5.0
 class Observation:
     """Judges one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
 
-    `left_s` returns the seconds until the allocation ends. `alerting` evaluates the rules of alerts.
+    `left_s` returns the seconds until the allocation ends. `alerting` evaluates the rules of alerts. `culprit` collects the
+    stacks of the ranks, and returns who stalls them.
     """
 
     attempt: AttemptDirectory
     left_s: Callable[[], float]
     alerting: Alerting | None = None
+    culprit: Callable[[], Culprit] | None = None
     _readers: dict[Path, WindowReader] = field(default_factory=dict)
     _states: dict[Path, int] = field(default_factory=dict)
     _peers: dict[int, int] = field(default_factory=dict)  # the pipeline stage of each rank
@@ -53,7 +57,7 @@ class Observation:
     _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        self._detectors = Detectors(self.attempt.number, self._peers)
+        self._detectors = Detectors(self.attempt.number, self._peers, self._located)
         self._train = RecordTail(self.attempt.run.metrics / "train.jsonl", TrainRecord.from_line)
 
     def start(self) -> None:
@@ -94,12 +98,26 @@ class Observation:
         losses = [LossSample(time.time(), record.step, record.loss) for record in training]
         left_s = self.left_s()
         verdicts = self._detectors.observe(
-            windows, [*self._new_samples(), *losses], now_s=time.time(),
+            windows, [*self._new_samples(), *losses, disk_sample(self.attempt.run.path, writes=True)], now_s=time.time(),
             walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
         )  # fmt: skip
         self._trying(lambda: self._record(verdicts))
         if self.alerting is not None:
             self.alerting.look(windows, training, verdicts, is_over=self._over.is_set())
+
+    def _located(self, verdict: Verdict) -> Verdict:
+        """Return a verdict that is about to be raised; if it is a stall, with the rank, the operation and the line."""
+        if verdict.kind is not VerdictKind.STALL or self.culprit is None or self._over.is_set():
+            return verdict
+        try:
+            found = self.culprit()
+        except (ToolkitError, OSError) as error:  # the file system may be what stalls the ranks
+            self._report(str(error))
+            return verdict
+        ranks, host = (found.ranks, found.host) if found.ranks else (verdict.ranks, verdict.host)
+        return replace(
+            verdict, ranks=ranks, host=host, cause=found.cause, message=f"{verdict.message}: {found.sentence}"
+        )
 
     def _new_windows(self) -> list[Window]:
         found = []

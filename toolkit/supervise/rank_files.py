@@ -50,13 +50,14 @@ def signal_guards_here(attempt: AttemptDirectory, number: int) -> bool:
         return False
     here = [one for one in records if one["host"] == socket.gethostname()]
     for one in here:
-        if _is_rank(one["pid"]):
+        if is_guard(one["pid"]):
             with suppress(ProcessLookupError):
                 os.kill(one["pid"], number)
     return bool(here) and len(here) == len(records)
 
 
-def _is_rank(pid: int) -> bool:
+def is_guard(pid: int) -> bool:
+    """Return whether a process is the guard of a rank."""
     try:
         return b"toolkit.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

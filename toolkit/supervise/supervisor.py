@@ -309,7 +309,8 @@ class Supervisor:
         except OwnFailureError as error:
             return unlaunched(error)
         left_s = self.allocation.left_s
-        observation = Observation(attempt, left_s, Alerting(attempt, self.job, left_s, self.webhook.start))
+        alerting = Alerting(attempt, self.job, left_s, self.webhook.start)
+        observation = Observation(attempt, left_s, alerting, lambda: watch.culprit(ranks))
         observation.start()
         try:
             return watch.follow(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolkit.metrics.detectors.memory_pressure import MemoryPressureDetector
 from toolkit.metrics.judge import Detectors
 from toolkit.metrics.samples import MemorySample
 from toolkit.metrics.verdicts import VerdictKind
@@ -32,3 +33,20 @@ def test_memory_around_a_level_is_not_reported_again() -> None:
 
 def test_little_use_is_not_reported() -> None:
     assert verdicts_of([0.1, 0.59]) == []
+
+
+def test_steady_growth_of_a_minute_predicts_when_the_limit_is_reached() -> None:
+    def found(*uses: float) -> str:
+        detector, verdicts = MemoryPressureDetector(), []
+        for number, used in enumerate(uses):
+            verdicts = detector.observe([MemorySample(10.0 * number, "n0", 1, "host", used, 100 - used)])
+        return verdicts[0].message
+
+    assert "reach the limit in 40 s at the growth of the last minute" in found(50, 55, 60, 65, 70, 75, 80)
+    for steady in ((80, 80, 80, 80, 80), (50, 80, 70, 80, 70, 85), (75, 80)):
+        assert "reach the limit" not in found(*steady)
+
+
+def test_host_memory_can_be_requested() -> None:
+    (verdict,) = MemoryPressureDetector().observe([MemorySample(0.0, "n0", 1, "host", 90, 10)])
+    assert "job.mem_gb_per_node" in verdict.change

@@ -10,13 +10,15 @@ from dataclasses import replace
 import pytest
 from step_windows import NOW_S, STEP_S, window
 
+from toolkit.metrics.detectors.disk import DiskDetector
 from toolkit.metrics.detectors.loss import LossDetector
 from toolkit.metrics.detectors.memory_leak import MemoryLeakDetector
+from toolkit.metrics.detectors.network import SlowLinkDetector
 from toolkit.metrics.detectors.nodes import ClockDetector, GpuDetector, LinkDetector
 from toolkit.metrics.detectors.stall import StallDetector
-from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample, LossSample, MemorySample
+from toolkit.metrics.samples import ClockSample, DiskSample, GpuSample, LinkSample, LossSample, MemorySample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind
-from toolkit.metrics.windows import SAVE, STEP, Statistics
+from toolkit.metrics.windows import BYTES, CPU_WAIT, EXPOSED, SAVE, STEP, Statistics
 
 GIB = 2**30
 
@@ -110,8 +112,9 @@ def test_a_divergence_is_over_when_the_loss_returns() -> None:
 def test_a_loss_that_is_not_finite_names_the_first_rank_and_step(loss: float) -> None:
     detector = LossDetector()
     detector.observe(LossSample(1, 1, 2.0))
-    (verdict,) = detector.observe(LossSample(2, 2, loss, rank=5))
+    (verdict,) = detector.observe(LossSample(2, 2, loss, (5,), "n1"))
     assert (verdict.kind, verdict.ranks, verdict.first_step) == (VerdictKind.LOSS_NOT_FINITE, (5,), 2)
+    assert f"the loss of rank 5 on node n1 is {loss} in step 2, its first value" in verdict.message
     assert detector.observe(LossSample(3, 3, loss))[0].ranks == (5,)
     assert detector.observe(LossSample(4, 4, 2.0)) == []
 
@@ -229,3 +232,69 @@ def test_a_clock_is_compared_with_those_of_most_nodes() -> None:
     assert [bool(one) for one in found] == [False, False, True, False, False]
     assert "node n2 is 3 s ahead" in found[2][0].message
     assert detector.observe(ClockSample(1, "n3", 0.9, uncertainty_s=1.0)) == []
+
+
+COMMUNICATION_S = 0.01
+
+
+def links(
+    least_s: Callable[[int], float], *, slots: int = 30, nodes: int = 2, **metrics: Callable[[int], float]
+) -> list[int]:
+    """The slots in which a slow link is found; ranks of a node deliver after those of the node before."""
+    detector, found = SlowLinkDetector(), []
+    for number in range(slots):
+        values = {name: value(number) for name, value in metrics.items()}
+        for node in range(nodes):
+            ranks = [
+                window(
+                    rank, number, **{EXPOSED: Statistics(0.1, least_s(number) * (1 + rank), 0.3, 0.1, 0.2), **values}
+                )
+                for rank in range(4 * node, 4 * node + 4)
+            ]
+            for verdicts in detector.observe(ranks):
+                found += [
+                    number for one in verdicts if one.kind is VerdictKind.SLOW_LINK and not one.ranks and not one.host
+                ]
+    return found
+
+
+def later(usual: float, then: float) -> Callable[[int], float]:
+    return lambda number: usual if number < 15 else then
+
+
+def test_communication_that_became_slow_for_the_same_data_is_a_slow_link_until_it_is_fast_again() -> None:
+    assert links(later(COMMUNICATION_S, 0.05), **{BYTES: later(1e6, 1e6)}) == list(range(17, 30))
+    assert links(lambda number: 0.05 if 15 <= number < 20 else COMMUNICATION_S) == [17, 18, 19]
+
+
+def test_more_data_busy_processors_and_single_windows_are_no_slow_link() -> None:
+    assert links(later(COMMUNICATION_S, 0.05), **{BYTES: later(1e6, 4e6)}) == []
+    assert links(later(COMMUNICATION_S, 0.05), **{CPU_WAIT: later(0.001, 0.06)}) == []
+    assert links(lambda number: 0.05 if number % 3 else COMMUNICATION_S) == []
+    assert links(later(0.0001, 0.001)) == [], "a small part of the step"
+    assert links(later(0.05, 0.05)) == [], "slow from the beginning"
+
+
+def test_waiting_for_a_late_rank_is_no_slow_link() -> None:
+    """All ranks but one wait for it; that one only communicates."""
+    detector = SlowLinkDetector()
+    for number in range(30):
+        waits = 0.08 if number >= 15 else COMMUNICATION_S
+        ranks = [window(rank, number, **{EXPOSED: COMMUNICATION_S if rank == 2 else waits}) for rank in range(4)]
+        assert [one for found in detector.observe(ranks) for one in found] == []
+
+
+def test_a_full_file_system_is_critical_and_little_space_a_warning() -> None:
+    gib = 2**30
+    for sample, severity in (
+        (DiskSample(0, "/r", 0, 64 << 20, full="No space left on device"), Severity.CRITICAL),
+        (DiskSample(0, "/r", 4000 * gib, 10**6 * gib, full="Disk quota exceeded"), Severity.CRITICAL),
+        (DiskSample(0, "/r", 2 << 20, 64 << 20), Severity.WARNING),
+        (DiskSample(0, "/r", 9 * gib, 1000 * gib), Severity.WARNING),
+        (DiskSample(0, "/r", 9 * gib, 10 * gib, free_inodes=0.005), Severity.WARNING),
+        (DiskSample(0, "/r", 11 * gib, 1000 * gib), None),
+        (DiskSample(0, "/r", 6 << 20, 64 << 20), None),
+    ):
+        found = DiskDetector().observe(sample)
+        assert [one.severity for one in found] == ([severity] if severity else []), sample
+        assert all(one.kind is VerdictKind.DISK and sample.full in one.message for one in found)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from step_windows import STEP_S, block
 
+from toolkit.metrics.blocks import StepBlock
 from toolkit.metrics.detectors.straggler import StragglerDetector
 from toolkit.metrics.limits import LIMITS
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind
-from toolkit.metrics.windows import CPU_WAIT, DATA, FAULTS, FORWARD, WORK, WORK_CPU
+from toolkit.metrics.windows import CPU_WAIT, DATA, FAULTS, FORWARD, STEP, WORK, WORK_CPU
 
 WORK_S = 0.9 * STEP_S
 CPU = {WORK_CPU: 0.8 * STEP_S, DATA: 0.0, CPU_WAIT: 0.001, FAULTS: 0.0, FORWARD: 0.06}
@@ -123,3 +125,39 @@ def test_ranks_that_come_and_go_keep_the_history_of_the_others() -> None:
 
 def test_all_limits_have_a_unit_and_a_rate() -> None:
     assert all(row.unit and row.meaning and row.false_alarms for row in LIMITS.values())
+
+
+def test_the_rank_that_is_stopped_is_named_where_all_ranks_share_few_cpus() -> None:
+    """Four ranks on two processors: rank 1 is stopped half of the time, the work of all others varies more than that."""
+    detector = StragglerDetector()
+    found: list[Verdict] = []
+    for number in range(6):
+        ranks = {
+            rank: {WORK: 0.15 + 0.03 * ((rank + number) % 3), CPU_WAIT: 0.04 + 0.03 * ((rank + number) % 3)}
+            for rank in (0, 2, 3)
+        }
+        ranks[1] = {WORK: 0.24, CPU_WAIT: 0.03}
+        found = detector.observe(block(number, 4, ranks, **{WORK_CPU: 0.1, STEP: 0.25}))
+    (verdict,) = found
+    assert (verdict.ranks, verdict.cause) == ((1,), "paused")
+
+
+@pytest.mark.parametrize(
+    "own", [{WORK: 0.24, WORK_CPU: 0.2, CPU_WAIT: 0.002}, {WORK: 0.24, WORK_CPU: 0.17, CPU_WAIT: 0.06}]
+)
+def test_only_a_job_of_several_nodes_is_advised_to_exclude_one(own: dict[str, float]) -> None:
+    for ranks, is_advised in ((4, False), (8, True)):
+        (verdict,) = judge({1: own}, ranks=ranks, **CPU)
+        assert ("--exclude n0" in verdict.change) is is_advised
+
+
+def test_a_rank_that_computes_longer_is_named_on_a_node_with_busy_neighbours_too() -> None:
+    busy = {WORK: 1.3 * WORK_S, CPU_WAIT: 0.3 * WORK_S}
+    changes = {2: busy, 3: {**busy, WORK: 1.8 * WORK_S, WORK_CPU: 1.6 * STEP_S}}
+    detector, found = StragglerDetector(), []
+    for number in range(6):
+        slots = block(number, 4, changes, **CPU).windows
+        found = detector.observe(StepBlock(tuple(replace(one, host=f"n{one.rank // 2}") for one in slots)))
+    assert {(one.kind, one.ranks, one.cause) for one in found} == {
+        (VerdictKind.SLOW_NODE, (2, 3), "neighbours"), (VerdictKind.STRAGGLER, (3,), "own_work"),
+    }  # fmt: skip

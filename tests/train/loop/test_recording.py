@@ -20,10 +20,12 @@ from toolkit.metrics import recorder
 from toolkit.metrics.ring import RingReader, rings_of
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.windows import (
+    BUBBLE,
     BYTES,
     COLUMNS,
     DATA,
     DEVICE,
+    DEVICE_PEAK,
     EXPOSED,
     GRAD_NORM,
     LOSS,
@@ -76,7 +78,7 @@ def test_each_rank_has_its_steps_and_a_late_rank_has_the_work_that_the_other_wai
     for rank in range(2):
         rows = written_rows(run_dir, rank)
         assert [row["step"] for row in rows] == list(range(1, 13))
-        assert set(rows[0]) >= {*COLUMNS} - {SAVE, DEVICE, BYTES}
+        assert set(rows[0]) >= {*COLUMNS} - {SAVE, DEVICE, DEVICE_PEAK, BUBBLE, BYTES}
         assert [BYTES in row for row in rows] == [False] * 2 + [True] * 10
         # Sharded: weights gathered for both passes, and gradients scattered; each sends half to the other rank.
         expected = PARAMETER_BYTES * (1.5 if layout else 1)
@@ -92,6 +94,17 @@ def test_each_rank_has_its_steps_and_a_late_rank_has_the_work_that_the_other_wai
     assert median(row[DATA] for row in late) >= LATE_S
     assert median(row[WORK] for row in late) >= median(row[WORK] for row in own) + 0.7 * LATE_S
     assert median(row[EXPOSED] for row in own) >= 0.7 * LATE_S
+
+
+def test_waiting_for_the_neighbors_in_a_pipeline_is_neither_communication_nor_work(run_dir):
+    """Two stages that compute equally long idle in a third of each step, with two micro-batches."""
+    layout = {"pp": 2}
+    launch(train_as_rank_of_a_run, 2, run_dir, job(steps=12, parallel=layout, micro_batch=4, args={"layers": 2}))
+    for rank in range(2):
+        rows = [row for row in written_rows(run_dir, rank)[2:] if WORK in row and not row[SAVE]]
+        assert rows and all(row[BUBBLE] > 0 for row in rows)
+        rest = [row[STEP] - row[WORK] - row[EXPOSED] - row[BUBBLE] for row in rows]
+        assert abs(median(rest)) < 0.1 * median(row[STEP] for row in rows)
 
 
 def test_the_recorder_and_the_step_profile_do_not_disturb_each_other(run_dir):

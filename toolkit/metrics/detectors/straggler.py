@@ -1,7 +1,8 @@
 """A rank or node that works longer than the others in most blocks: `straggler`, `slow_node`.
 
 The rule judges work, never communication: while one rank is late, all others spend their time in communication. It
-judges CPU time of work in addition to wall time, because neighbours on a busy node disturb wall time only.
+judges CPU time of work in addition to wall time, because neighbours on a busy node disturb wall time only. The time of
+work in which the thread was neither running nor ready to run shows a paused rank, even if all ranks share few CPUs.
 """
 
 from collections import deque
@@ -19,6 +20,8 @@ __all__ = ["StragglerDetector"]
 
 _BLOCKS, _STRICT_BLOCKS = 5, 6
 _ALSO_COMPARED = (WORK, WORK_CPU, CPU_WAIT, DATA, FAULTS, FORWARD, BACKWARD, OPTIMIZER)
+
+_BLOCKED = "blocked_s"  # of the mean step; not a metric of windows
 
 # By metric, ranks and host: a bit per block that exceeds the limits, the newest lowest.
 _Hits = dict[tuple[str, tuple[int, ...], str], int]
@@ -43,6 +46,8 @@ class _Unit:
 
         With 2 ranks, the lower one counts: a slow rank does not make its node slow.
         """
+        if metric == _BLOCKED:
+            return 0.0, median_low(_blocked_s(window) for window in self.windows)  # only means are known
         if len(self.windows) == 1:
             found = self.windows[0].metrics[metric]
             return found.median, found.mean
@@ -74,27 +79,30 @@ class StragglerDetector:
         by_host: dict[str, list[Window]] = {}
         for window in group:
             by_host.setdefault(window.host, []).append(window)
-        slow_hosts = set()
+        slow_hosts: dict[str, set[str]] = {}  # with the metrics that exceed the limits
         if all(len(windows) > 1 for windows in by_host.values()):
-            for unit, counts in self._slow([_Unit(tuple(windows)) for windows in by_host.values()], hits):
+            for unit, counts in self._slow(block, [_Unit(tuple(windows)) for windows in by_host.values()], hits):
                 if verdict := self._verdict(block, group, unit, counts, VerdictKind.SLOW_NODE):
-                    slow_hosts.add(unit.host)
+                    slow_hosts[unit.host] = {*counts}
                     yield verdict
-        for unit, counts in self._slow([_Unit((window,)) for window in group], hits):
-            if unit.host not in slow_hosts and (
-                verdict := self._verdict(block, group, unit, counts, VerdictKind.STRAGGLER)
-            ):
+        for unit, counts in self._slow(block, [_Unit((window,)) for window in group], hits):
+            # A node with busy neighbours may have a rank that computes longer, or is paused, besides.
+            is_explained = counts.keys() <= slow_hosts.get(unit.host, set())
+            if not is_explained and (verdict := self._verdict(block, group, unit, counts, VerdictKind.STRAGGLER)):
                 yield verdict
 
-    def _slow(self, units: list[_Unit], hits: _Hits) -> Iterator[tuple[_Unit, dict[str, str]]]:
+    def _slow(self, block: StepBlock, units: list[_Unit], hits: _Hits) -> Iterator[tuple[_Unit, dict[str, str]]]:
         """Yield the units that exceed the limits in enough blocks: for each metric, the number such as "4 of 5"."""
         is_strict = len(units) == 2 or len(units) >= limit("straggler.many")
         blocks, needed = (_STRICT_BLOCKS, "strict_hits") if is_strict else (_BLOCKS, "hits")
         slow: dict[int, dict[str, str]] = {}
-        for metric in (WORK, WORK_CPU):
-            if len(units) < 2 or any(metric not in window.metrics for unit in units for window in unit.windows):
+        for metric, needed_metrics in _JUDGED.items():
+            if len(units) < 2 or not all(
+                needed_metrics <= one.metrics.keys() for unit in units for one in unit.windows
+            ):
                 continue
-            exceeding = _exceeding([unit.work(metric) for unit in units])
+            step_s = block.step_s if metric == _BLOCKED else 0.0
+            exceeding = _exceeding([unit.work(metric) for unit in units], step_s)
             for index, unit in enumerate(units):
                 key = (metric, unit.ranks, unit.host)
                 mask = (self._hits.get(key, 0) << 1 | (index in exceeding)) & ((1 << blocks) - 1)
@@ -113,8 +121,9 @@ class StragglerDetector:
         wall = _wall(own)
         if own[wall] - usual[wall] < limit("straggler.wall_excess") * (usual[WORK] if WORK in own else block.step_s):
             return None  # more CPU time that costs nothing, such as that of a rank that logs beside its GPU
-        metric = WORK if WORK in counts else WORK_CPU  # neighbours disturb the excess in wall time
-        excess = own[metric] / usual[metric] - 1 if usual[metric] else 0.0
+        metric = next(name for name in _JUDGED if name in counts)
+        compared = WORK if metric == _BLOCKED else metric  # neighbours disturb the excess in wall time
+        excess = own[compared] / usual[compared] - 1 if usual[compared] else 0.0
         cause, explanation, change = _cause(own, usual, is_computing=WORK_CPU in counts)
         who = names_of_ranks(unit.ranks, unit.host) if kind is VerdictKind.STRAGGLER else f"node {unit.host}"
         peers = "the other" if len(others) == 1 else "the others"
@@ -122,7 +131,7 @@ class StragglerDetector:
         return raise_verdict(
             kind, severity_of(share),
             f"{who} {explanation.format(excess=f'{100 * excess:.0f} %', peers=peers)} ({counts[metric]} windows)",
-            change.format(host=unit.host), ranks=unit.ranks, host=unit.host, cause=cause, time_s=block.end_s,
+            change.format(host=unit.host, exclude=_exclude(block, unit.host)), ranks=unit.ranks, host=unit.host, cause=cause, time_s=block.end_s,
             evidence={
                 "excess": excess, "gain_s": gain, **{f"own_{name}": value for name, value in own.items()},
                 **{f"usual_{name}": usual[name] for name in own},
@@ -154,25 +163,41 @@ class StragglerDetector:
         return own, {name: fmean(one.get(name, 0.0) for one in usuals) for name in names}, fmean(gains)
 
 
+_JUDGED = {WORK: {WORK}, WORK_CPU: {WORK_CPU}, _BLOCKED: {WORK, WORK_CPU, CPU_WAIT}}
+
+
+def _blocked_s(window: Window) -> float:
+    """Return the time of work in which the thread was neither running nor ready to run."""
+    return max(0.0, window.mean(WORK) - window.mean(WORK_CPU) - window.mean(CPU_WAIT))
+
+
+def _exclude(block: StepBlock, host: str) -> str:
+    """Return the advice to exclude a node; "" if the job has no other one."""
+    return f", or exclude it with --exclude {host}" if any(one.host != host for one in block.windows) else ""
+
+
 def _wall(metrics: Mapping[str, object]) -> str:
     """Return the metric of the time that a rank loses: a script that reports only its steps has no wall time of work."""
     return WORK if WORK in metrics else WORK_CPU
 
 
-def _exceeding(work: list[tuple[float, float]]) -> set[int]:
-    """Return the indexes of the units that exceed the limits in one block."""
+def _exceeding(work: list[tuple[float, float]], step_s: float = 0.0) -> set[int]:
+    """Return the indexes of the units that exceed the limits in one block.
+
+    The excess is relative to the work of the others, or to `step_s` if their times may be 0.
+    """
     if len(work) == 2:
-        factor = 1 + limit("straggler.pair_excess")
+        pairs = enumerate(((work[0], work[1]), (work[1], work[0])))
+        excess = limit("straggler.pair_excess")
         return {
-            index
-            for index, (own, other) in enumerate(((work[0], work[1]), (work[1], work[0])))
-            if own[0] > factor * other[0] or own[1] > factor * other[1]
-        }
+            index for index, (own, other) in pairs
+            if any(mine > theirs + excess * (step_s or theirs) for mine, theirs in zip(own, other, strict=True))
+        }  # fmt: skip
     exceeding: set[int] = set()
     for number, excess in enumerate((limit("straggler.median_excess"), limit("straggler.mean_excess"))):
         values = [one[number] for one in work]
         center = median(values)
-        least = max(center * (1 + excess), center + limit("straggler.z") * mad(values, center))
+        least = max(center + excess * (step_s or center), center + limit("straggler.z") * mad(values, center))
         exceeding.update(index for index, value in enumerate(values) if value > least)
     return exceeding
 
@@ -181,27 +206,23 @@ def _cause(own: Mapping[str, float], usual: Mapping[str, float], *, is_computing
     """Return the cause that the numbers show: its term, the explanation and what to change."""
     more = {name: own[name] - usual[name] for name in own}
     lost_s, share = more[_wall(own)], limit("straggler.explained")
-    longer, exclude = "works {excess} longer than {peers}", "or exclude it with --exclude {host}"
+    longer = "works {excess} longer than {peers}"
     # Neighbours stretch wall time and CPU time of a busy node by different factors, so excesses are compared, not times.
     cpu_excess = more[WORK_CPU] / usual[WORK_CPU] if usual.get(WORK_CPU) else 0.0
     explains_cpu = cpu_excess >= share * lost_s / usual[_wall(usual)]
     has_neighbours = more.get(CPU_WAIT, 0.0) >= share * lost_s
     if more.get(DATA, 0.0) >= share * lost_s and not has_neighbours:  # they also delay a rank that waits
-        return (
-            "data",
-            f"{longer}, waiting for data",
-            f"raise data.workers, check the file system of {{host}}, {exclude}",
-        )
+        return ("data", f"{longer}, waiting for data", "raise data.workers, check the file system of {host}{exclude}")
     if more.get(FAULTS, 0.0) >= limit("straggler.faults") * lost_s:
-        return "memory", f"{longer}, waiting for memory pages from disk", f"request more memory, {exclude}"
+        return "memory", f"{longer}, waiting for memory pages from disk", "request more memory{exclude}"
     if explains_cpu or (is_computing and not has_neighbours):
         phases = [name for name in (FORWARD, BACKWARD, OPTIMIZER) if more.get(name, 0.0) >= share * lost_s]
         where = f", most of it in {max(phases, key=more.__getitem__).removesuffix('_s')}" if phases else ""
-        change = f"check its clock with nvidia-smi -q -d PERFORMANCE and the size of its samples, {exclude}"
+        change = "check the size of its samples, and its clock (`nvidia-smi -q -d PERFORMANCE` for a GPU){exclude}"
         return "own_work", f"computes {{excess}} longer than {{peers}}{where}", change
     if has_neighbours:
-        change = f"request whole nodes with --set job.sbatch=--exclusive, {exclude}"
+        change = "request whole nodes with --set job.sbatch=--exclusive{exclude}"
         return "neighbours", f"{longer}, because other processes use its CPUs", change
-    change = f"check its GPU with nvidia-smi -q -d PERFORMANCE, stopped processes and slow files on {{host}}, {exclude}"
+    change = "check stopped processes, slow files and GPUs (`nvidia-smi -q -d PERFORMANCE`) on {host}{exclude}"
     is_known = {WORK_CPU, CPU_WAIT} <= own.keys()  # some kernels do not count waits for a CPU
     return ("paused", f"{longer} without using its CPU", change) if is_known else ("", longer, change)

@@ -181,7 +181,7 @@ function runPage(choose) { // returns the function that shows a view
   function show(view = last) {
     last = view;
     metric = view.heats[metric] ? metric : Object.keys(view.heats)[0];
-    verdicts.replaceChildren(make("h2", {}, view.verdicts.length ? "Verdicts" : "No raised verdict"), ...view.verdicts.map(verdict),
+    verdicts.replaceChildren(make("h2", {}, view.verdicts.length || view.problems.length ? "Verdicts" : "No raised verdict"), ...view.verdicts.map(verdict),
       ...view.problems.map((problem) => make("p", { class: "problem" }, problem)));
     heat.show(view, metric);
     const { metric: name, rank, slowest, median } = view.spread, { step, slope, loss: mean, highest, trend } = view.loss;

@@ -70,14 +70,16 @@ def _running(run: RunDirectory) -> Explanation:
             why = f"attempt {attempt.number} is running with {wanted} ranks; scripts and executables report no steps"
         actions = actions[:1]
         why = f"{why}: {waits}" if here == 0 and (waits := _why_it_waits(attempt)) else why
+    elif stall is not None:  # it names the rank that the others wait for
+        why = f"attempt {attempt.number} with {wanted} ranks is stalled: {stall.message}"
+        actions = [f"`toolkit stacks {run.run_id}` shows where each rank waits", *actions[:1]]
+        if not is_unmanaged(job.job.entry) or job.origin("restart.stall_s").layer != "built-in":
+            follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
     elif silent_s > QUIET_S and is_unmanaged(job.job.entry) and job.origin("restart.stall_s").layer == "built-in":
         why = f"attempt {attempt.number} with {wanted} ranks has reported no step for {silent_s:.0f} s"
     elif silent_s > QUIET_S:
         why = f"attempt {attempt.number} with {wanted} ranks has completed no step for {silent_s:.0f} s"
         follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
-    elif stall is not None:  # a rank may write the heartbeat while others hang
-        why = f"attempt {attempt.number} with {wanted} ranks is stalled: {stall.message}"
-        actions = [f"`toolkit stacks {run.run_id}` shows where each rank waits", *actions[:1]]
     else:
         why = f"attempt {attempt.number} with {wanted} ranks is making steps, the last one {silent_s:.0f} s ago"
     return Explanation("running", why, follows=follows, evidence=before, actions=actions)

@@ -22,7 +22,7 @@ from toolkit.rundir.tail import last_lines
 from toolkit.runs.logs.log_choice import LogChoice, choose_logs
 from toolkit.runs.logs.logs import for_terminal
 from toolkit.runs.status.state_table import RunStatus
-from toolkit.runs.verdicts import raised_verdicts
+from toolkit.runs.verdicts import raised_verdicts, unmeasured
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.terminal.talk import clean
 
@@ -44,6 +44,7 @@ class Progress:
     silent_s: the time since the last change of the heartbeat.
     last_line: the last output of a run that reports no steps.
     verdicts: what is wrong now, the most severe first.
+    note: what no verdict can name.
     """
 
     status: RunStatus
@@ -63,6 +64,7 @@ class Progress:
     silent_s: float | None = None
     last_line: str = ""
     verdicts: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def spare_s(self) -> float | None:
@@ -100,6 +102,7 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
         ranks_failed=sum(1 for _ in attempt.errors.glob("rank-*.json")), silent_s=_age_s(attempt, now),
         walltime_left_s=_left_s(facts, now) if not status.state.final else None, **_saved(run, now),
         verdicts=() if status.state.final else tuple(map(line_of_verdict, raised_verdicts(run))),
+        note="" if status.state.final else unmeasured(run),
     )  # fmt: skip
     recent = _recent(run)
     if not recent:

@@ -29,7 +29,7 @@ def line_of(one: Progress) -> str:
     shown += [words for _, words in _shown(one)]
     if one.last_line:
         shown.append(f"last line: {one.last_line}")
-    shown += [clean(verdict) for verdict in one.verdicts[:1]]
+    shown += [clean(verdict) for verdict in one.verdicts[:1]] + [one.note] * bool(one.note)
     return f"{one.status.job_name} {one.status.state.value}: {', '.join(shown) or clean(one.status.reason)}"
 
 
@@ -106,6 +106,8 @@ def _one(one: Progress, *, unicode: bool) -> RenderableType:
         grid.add_row("log", Text(one.last_line, no_wrap=True, overflow=_cut(unicode=unicode)))
     for verdict in one.verdicts[:VERDICTS_SHOWN]:
         grid.add_row("fault", Text(clean(verdict)))
+    if one.note:
+        grid.add_row("note", Text(one.note))
     if one.attempt is None or status.state is not RunState.RUNNING:
         grid.add_row("why", Text(clean(status.reason)))
     return Group(head, grid)

@@ -14,6 +14,7 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.slurm.batch_script import signal_in
 from toolkit.supervise.launch import is_unmanaged
+from toolkit.supervise.stacks import NO_STACKS
 
 __all__ = ["ask_for", "request_stacks", "requeue_run", "require_running", "stop_run"]
 
@@ -77,16 +78,21 @@ def request_stacks(run: RunDirectory) -> AttemptDirectory:
         CheckFailedError: the run is not running, or its supervisor does not respond.
     """
     require_running(run, "so it has no stacks")
+    if recorded_job(run).job.once:
+        raise CheckFailedError(
+            f"{NO_STACKS}, and not what a batch script (job.once) starts", where=run.run_id,
+            fix="run `py-spy dump` on the node, or start the program as the entry of a job (`toolkit import`)",
+        )  # fmt: skip
     ask_for(run, "stacks")
     asked, deadline = run.control / "stacks", time.monotonic() + REPLY_S
     while (is_waiting := asked.exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
     asked.unlink(missing_ok=True)
     attempt = run.last_attempt()
-    if is_waiting or attempt is None or recorded_job(run).job.once:
+    if is_waiting or attempt is None:
         raise CheckFailedError(
             f"the supervisor of run {run.run_id} has not collected stacks", where=str(asked),
-            fix="name a task of an array, and check `toolkit logs`; the ranks of a batch script (job.once) have no stacks",
+            fix="name a task of an array, and check `toolkit logs`",
         )  # fmt: skip
     return attempt
 
