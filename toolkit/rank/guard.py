@@ -18,12 +18,12 @@ from types import FrameType
 from toolkit.errors import ToolkitError
 from toolkit.metrics.ring import rings_of
 from toolkit.rank.flight_recorder import FLIGHT_SIGNAL
-from toolkit.rank.log import RankLog, ScriptLog
+from toolkit.rank.log import RankLog, ScriptLog, default_log
 from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
-from toolkit.supervise.parent_death import signal_on_parent_death
+from toolkit.supervise.parent_death import GRACE_S, adopt_orphans, end_descendants, signal_on_parent_death
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.terminal.talk import say_beside
 
@@ -78,7 +78,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     host = socket.gethostname()
     is_script = os.environ.get("TOOLKIT_LAUNCHER") == "script"
     outputs = tuple(map(int, os.environ.get("TOOLKIT_OUTPUTS", "").split()))
-    log = ScriptLog(attempt, outputs) if outputs else RankLog(attempt, rank, host)
+    default = os.environ.get("TOOLKIT_DEFAULT_LOG", "")
+    log = ScriptLog(attempt, outputs) if outputs else default_log(attempt, default) or RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
     launcher_of_node = _launcher_of_node()
     os.environ["TOOLKIT_LAUNCHER_PID"] = str(launcher_of_node)
@@ -89,6 +90,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     guard_process, launcher = os.getpid(), os.getppid()
     # Use anonymous memory, so that only ranks that stall create a file.
     stacks = os.memfd_create("stacks")
+    adopt_orphans()
     child = os.fork()
     if child == 0:
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
@@ -121,9 +123,12 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     collection = collection_of_node(attempt, rank, launcher_of_node, os.environ)
     if collection is not None:
         collection.start()
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != child:
+        os.waitpid(ended.si_pid, 0)  # an orphan
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
+    end_descendants(os.getpid(), grace_s=GRACE_S)
     log.end()
     if steps is not None:
         steps.finish()
@@ -295,6 +300,7 @@ def _end_with(launcher: int, child: int) -> None:
     def end_group(_number: int, _frame: FrameType | None) -> None:
         if os.getppid() == launcher:  # the terminal hung up, or only a thread of the launcher exited
             return
+        end_descendants(os.getpid())
         if os.getpgrp() == os.getpid():  # launchers start each rank in its own process group
             os.killpg(0, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
