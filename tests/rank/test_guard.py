@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rank.guard import rank_by_launcher
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json
+from toolkit.supervise.launchers import LocalRanks
 
 PROGRAM = """
 import os, signal, sys, time
@@ -50,6 +53,81 @@ def test_success_is_a_done_marker(guarded):
     assert attempt.log_file(2).read_text() == "working\n"
     assert read_json(attempt.rank_file(2))["rank"] == 2
     assert not list(attempt.errors.iterdir())
+
+
+# A daemon: in a session of its own, with a parent that exits at once.
+DAEMON = "os.system('(setsid sh -c \"{trap}echo \\$\\$ > {file}; exec sleep 600\" > /dev/null 2>&1 &)')"
+UNTIL = "\nwhile not Path('{file}').exists() or not Path('{file}').read_text().strip(): time.sleep(0.05)"
+
+
+def daemon(file, trap=""):
+    return (DAEMON + UNTIL).format(file=file, trap=trap)
+
+
+def is_running(file):
+    try:
+        return " Z " not in Path(f"/proc/{int(file.read_text())}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_no_daemon_outlives_its_rank(guarded, tmp_path):
+    files = [tmp_path / "plain", tmp_path / "deaf"]
+    body = daemon(files[0]) + "\n" + daemon(files[1], trap="trap '' TERM; ") + "\nreturn 0"
+    code, attempt = guarded(body, more="guard_module.GRACE_S = 0.5")
+    assert code == 0 and attempt.done_marker(2).exists()
+    assert [is_running(file) for file in files] == [False, False]
+
+
+def test_a_local_run_that_a_rank_has_submitted_continues(guarded, tmp_path):
+    file = tmp_path / "pid"
+    code, _ = guarded("os.environ['TOOLKIT_LOCAL'] = '1'\n" + daemon(file) + "\nreturn 0")
+    assert code == 0 and is_running(file)
+    os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def test_a_guard_collects_the_orphans_of_its_rank(guarded, tmp_path):
+    orphan = f"os.system('(true & echo $! > {tmp_path}/pid)')"
+    wait = (
+        f"number = Path('{tmp_path}/pid').read_text().strip()\nwhile Path('/proc/' + number).exists(): time.sleep(0.05)"
+    )
+    assert guarded(f"{orphan}\n{wait}\nreturn 0")[0] == 0
+
+
+def test_no_daemon_outlives_the_kill_of_its_rank(run_directory, tmp_path):
+    attempt, file = claim_attempt(run_directory), tmp_path / "pid"
+    body = "\n".join("    " + line for line in f"{daemon(file)}\ntime.sleep(600)".splitlines())
+    program = PROGRAM.format(body=body, more="", foreign=True)
+    ranks = LocalRanks([subprocess.Popen([sys.executable, "-c", program, str(attempt.path)], start_new_session=True)])
+    while not file.exists() or not file.read_text().strip():
+        time.sleep(0.05)
+    ranks.kill()
+    assert not is_running(file)
+    assert not list(attempt.errors.iterdir())  # the rank was not to blame
+
+
+def test_a_script_owns_the_default_log_of_sbatch_and_toolkit_copies_it(guarded, tmp_path):
+    shown, moved = tmp_path / "slurm-7.out", tmp_path / "out" / "log"
+    shown.write_text("of an earlier start\n")
+    moved.parent.mkdir()
+    body = f"""
+print("first", flush=True)
+assert "first" in Path("{shown}").read_text() and os.stat("{shown}").st_nlink == 1
+os.rename("{shown}", "{moved}")
+os.system("echo second")
+return 0"""
+    code, attempt = guarded(body, more=f"os.environ['TOOLKIT_DEFAULT_LOG'] = '{shown}'")
+    assert code == 0 and not shown.exists()
+    assert moved.read_text() == "of an earlier start\nfirst\nsecond\n"
+    assert attempt.log_file(2).with_name("rank-0.log").read_text() == "first\nsecond\n"
+    assert moved.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_script_runs_where_its_default_log_cannot_be_created(guarded, tmp_path):
+    code, attempt = guarded(
+        "print('done'); return 0", more=f"os.environ['TOOLKIT_DEFAULT_LOG'] = '{tmp_path}/none/log'"
+    )
+    assert (code, attempt.log_file(2).read_text()) == (0, "done\n")
 
 
 def test_many_ranks_share_the_log_of_their_node(guarded):

@@ -98,13 +98,81 @@ def test_fewer_gpus_than_the_job_has_are_told(tmp_path: Path, monkeypatch: pytes
     """Without a driver nothing is known and nothing is claimed."""
     if not Path("/proc/driver/nvidia/version").exists() and not Path("/sys/class/kfd").exists():
         assert node_check.check_gpus(4) == ""
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path).startswith("/proc/driver/nvidia") or exists(path))
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\necho 'Unable to determine'\n")
+    lost = "Unable to determine the device handle for GPU 0000:1A:00.0: Unknown Error"
+    nvidia_smi(tmp_path, monkeypatch, f"GPU 0: A (UUID: GPU-1)\n{lost}\nGPU 1: A (UUID: GPU-2)")
+    assert node_check.check_gpus(2) == ""
+    assert node_check.check_gpus(4) == f"the driver reports 2 GPUs, expected 4: {lost}"
+
+
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
+    """A driver, and an nvidia-smi whose -L prints this."""
+    monkeypatch.setattr(node_check, "_NVIDIA_DRIVER", tmp_path)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n[ \"$*\" = -L ] || exit 2\ncat <<'END'\n{printed}\nEND\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+SLICED = "\n".join(
+    ["GPU 0: NVIDIA A100 (UUID: GPU-1)", *(f"  MIG 1g.5gb     Device  {n}: (UUID: MIG-{n})" for n in range(4)), "GPU 1: NVIDIA A100 (UUID: GPU-2)"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus", "said"),
+    [
+        ("MIG-0,MIG-1,MIG-2,MIG-3", 4, ""),
+        ("MIG-2", 4, ""),  # one slice per task
+        (None, 5, ""),  # a whole GPU and four slices
+        (None, 6, "the driver reports 5 GPUs, expected 6"),
+        ("MIG-0,MIG-1,MIG-2,MIG-3,MIG-4", 5, "the driver reports 4 MIG slices, expected 5"),
+    ],
+)
+def test_slices_count_as_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str | None, gpus: int, said: str
+) -> None:
+    nvidia_smi(tmp_path, monkeypatch, SLICED)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert node_check.check_gpus(gpus) == said
+
+
+def test_a_driver_that_does_not_list_slices_fails_no_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(tmp_path, monkeypatch, "GPU 0: NVIDIA A100 (UUID: GPU-1)")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0,MIG-1")
     assert node_check.check_gpus(2) == ""
-    assert node_check.check_gpus(4) == "the driver reports 2 GPUs, expected 4"
+
+
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+
+
+def test_a_device_without_a_working_library_fails_with_the_sentence_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, monkeypatch, f"{MISMATCH}\nNVML library version: 550.54")
+    assert node_check.check_gpus(2) == f"the driver reports 0 GPUs, expected 2: {MISMATCH}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0,MIG-1")
+    assert node_check.check_gpus(2) == f"the driver reports 0 MIG slices, expected 2: {MISMATCH}"
+
+
+def test_a_device_on_the_bus_counts_without_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_check, "_NVIDIA_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(node_check, "_KFD", tmp_path / "none")
+    monkeypatch.setattr(node_check, "_PCI", tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    device = tmp_path / "0000:1a:00.0"
+    device.mkdir()
+    for vendor, kind, said in (
+        ("0x10de", "0x030200", "libnvidia-ml.so.1: cannot open shared object file: No such file or directory"),
+        ("0x1002", "0x120000", "the kernel module amdgpu is not loaded"),
+        ("0x1002", "0x030000", None),  # a graphics unit of a CPU
+        ("0x1a03", "0x030000", None),  # a management controller
+    ):
+        (device / "vendor").write_text(vendor + "\n")
+        (device / "class").write_text(kind + "\n")
+        expected = f"the driver reports 0 GPUs, expected 2: {said}" if said else ""
+        assert node_check.check_gpus(2) == expected
 
 
 def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:

@@ -13,8 +13,10 @@ import click
 
 from toolkit.cli.options import RUN, echo_log, json_option, print_command_option, runs_option
 from toolkit.errors import InterruptedWaitError, ToolkitError
+from toolkit.rundir.attempt_records import FAILED_INSIDE
 from toolkit.rundir.states import RunState
 from toolkit.runs.named_runs import find, folders_of_runs, for_each, refuse_at_last
+from toolkit.supervise.symptoms import STEP_FAILED
 from toolkit.terminal.ages import Moment
 from toolkit.terminal.talk import is_plain, plain, print_table, say
 
@@ -111,6 +113,7 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
     else:
         _table(found)
         _print_verdicts(found)
+        _print_notes(found)
     refuse_at_last(refused)
 
 
@@ -125,6 +128,20 @@ def _print_verdicts(found: Sequence[RunStatus]) -> None:
             continue
         for verdict in raised_verdicts(RunDirectory(Path(one.path))):
             click.echo(f"{one.run_id}  {plain(line_of_verdict(verdict))}")
+
+
+def _print_notes(found: Sequence[RunStatus]) -> None:
+    """Print what rank 0 noted at its start, and what helps if steps failed inside a script."""
+    from toolkit.rundir.files import read_json_or_none
+    from toolkit.rundir.layout import RunDirectory
+
+    for one in found:
+        attempt = RunDirectory(Path(one.path)).last_attempt() if one.path and one.tasks is None else None
+        started = read_json_or_none(attempt.rank_file(0)) if attempt is not None else None
+        if started is not None and "note" in started:
+            click.echo(f"{one.run_id}  {plain(started['note'])}")
+        if one.state is RunState.COMPLETED and FAILED_INSIDE in one.reason:
+            click.echo(f"{one.run_id}  fix: {STEP_FAILED.fix}")
 
 
 def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunStatus], list[ToolkitError]]:

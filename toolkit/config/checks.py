@@ -147,13 +147,21 @@ def _check_ranks(resolved: ResolvedJob) -> None:
 
 
 def _check_function(resolved: ResolvedJob) -> None:
-    """Reject a limit of walltimes for a function, which always ends at the second one without a step."""
+    """Reject keys of [restart] that have no effect on the kind of the entry."""
     is_function = isinstance(resolved.job.entry, str) and ":" in resolved.job.entry
     if is_function and resolved.restart.blind_requeues != default_of(type(resolved.restart), "blind_requeues"):
         raise refuse(
             resolved, "restart.blind_requeues", "has no effect for a function, which reports its steps",
             "remove blind_requeues",
         )  # fmt: skip
+    key = "restart.steps_must_succeed"  # the user's own default applies to jobs of any kind
+    if resolved.restart.steps_must_succeed and not resolved.job.once and resolved.origin(key).layer != "user":
+        raise refuse(
+            resolved,
+            key,
+            "has no effect without job.once: a rank that fails always fails the run",
+            "remove steps_must_succeed",
+        )
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:

@@ -297,6 +297,11 @@ class RestartTable(Table):
         "How to continue after a rank runs out of memory: `crash` counts it as a crash; `smaller_micro_batch` restarts with half "
         "the `train.micro_batch` and the same global batch, at most 3 times, outside of the `crashes` budget.",
     )
+    steps_must_succeed: bool = key(
+        False,
+        "Whether a batch script (`job.once`) that exits with 0 fails if one of its steps failed, with the exit code of the first one. "
+        "By default toolkit only reports these steps, and the run and jobs after it follow the script, as with sbatch.",
+    )
     preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(
         120, "Seconds before the walltime at which Slurm tells the ranks to save; less if the walltime is this short.",

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rank.flight_recorder import answer_requests
+from toolkit.rank.missing_gpu import report_missing_gpu
 from toolkit.rank.result import store_result
 from toolkit.rank.torch_variables import set_for_program, set_for_script
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
@@ -158,6 +159,8 @@ def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     argv = [str(word) for word in [*(job["job"].get("argv") or []), *(job.get("argv") or [])]]
     if job["job"].get("once"):
         run_batch_script(RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).batch_script, argv, job["job"]["sbatch"])
+    if rank == 0:
+        report_missing_gpu(job, RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"])))
     if isinstance(entry, list):
         # Without a limit, each rank starts a thread per core of the node. `prepare` sets it for Python entries.
         cpus = shape_of_job(job).component_of(rank).cpus_per_rank
@@ -319,7 +322,7 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
 
 # The variables that toolkit adds for its own processes; users may set others, such as TOOLKIT_SITE.
 _OF_TOOLKIT = (
-    "ATTEMPT", "FOREIGN", "LAUNCHER", "LAUNCHER_PID", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
+    "ATTEMPT", "DEFAULT_LOG", "FOREIGN", "LAUNCHER", "LAUNCHER_PID", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
     "STEP_SIGNAL",
 )  # fmt: skip
 

@@ -18,13 +18,13 @@ from types import FrameType
 from toolkit.errors import ToolkitError
 from toolkit.metrics.ring import rings_of
 from toolkit.rank.flight_recorder import FLIGHT_SIGNAL
-from toolkit.rank.log import RankLog, ScriptLog
+from toolkit.rank.log import RankLog, ScriptLog, default_log
 from toolkit.rank.step_lines import StepLines
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
 from toolkit.supervise.parent_death import adopt_orphans, signal_on_parent_death
-from toolkit.supervise.process_tree import ProcessTree, handles
+from toolkit.supervise.process_tree import GRACE_S, ProcessTree, end_descendants, handles
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.terminal.talk import say_beside
 
@@ -79,7 +79,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     host = socket.gethostname()
     is_script = os.environ.get("TOOLKIT_LAUNCHER") == "script"
     outputs = tuple(map(int, os.environ.get("TOOLKIT_OUTPUTS", "").split()))
-    log = ScriptLog(attempt, outputs) if outputs else RankLog(attempt, rank, host)
+    default = os.environ.get("TOOLKIT_DEFAULT_LOG", "")
+    log = ScriptLog(attempt, outputs) if outputs else default_log(attempt, default) or RankLog(attempt, rank, host)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that do not read launcher variables
     launcher_of_node = _launcher_of_node()
     os.environ["TOOLKIT_LAUNCHER_PID"] = str(launcher_of_node)
@@ -123,12 +124,15 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     collection = collection_of_node(attempt, rank, launcher_of_node, os.environ)
     if collection is not None:
         collection.start()
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie, so that the kernel does not reuse its PID
+    # The rank remains a zombie for now, so that the kernel does not reuse its PID.
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != child:
+        os.waitpid(ended.si_pid, 0)  # an orphan
     if foreign and received:  # a shell exits at once, while the programs that it has started still save
         forward.tree.await_exit()
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
+    end_descendants(os.getpid(), grace_s=GRACE_S)
     log.end()
     if steps is not None:
         steps.finish()
@@ -311,6 +315,7 @@ def _end_with(launcher: int, child: int) -> None:
     def end_group(_number: int, _frame: FrameType | None) -> None:
         if os.getppid() == launcher:  # the terminal hung up, or only a thread of the launcher exited
             return
+        end_descendants(os.getpid())
         if os.getpgrp() == os.getpid():  # launchers start each rank in its own process group
             os.killpg(0, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)

@@ -1,15 +1,19 @@
 """Write the output of a rank to its own log, or to the log of its node, with the rank number before each line."""
 
 import os
+import stat
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from toolkit.errors import counted
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import label_of, log_of
+from toolkit.terminal.talk import say_beside
 
+COPY_S = 0.2  # between copies of a file to another one
 END_S = 2.0  # maximum wait for output after the rank exits, since a process that it started may keep the pipe open
 LONGEST_LINE = 1 << 16  # bytes; longer lines are split, since progress bars may not end a line for a long time
 
@@ -113,6 +117,52 @@ class ScriptLog:
                 with suppress(OSError):  # a full disk must not block the script
                     while rest:
                         rest = rest[os.write(target, rest) :]
+
+
+class DefaultLog:
+    """The log of a script without --output: `shown` in the working directory, as sbatch creates it.
+
+    The script writes to this file itself, and may read, move or remove it; a thread copies it to the log of the run.
+    """
+
+    def __init__(self, attempt: AttemptDirectory, shown: Path) -> None:
+        self.path = attempt.log_file(0)
+        self._log = open_append(self.path)
+        self._shown = os.open(shown, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(self._shown, stat.S_IMODE(os.fstat(self._log).st_mode))
+        self._copied = os.fstat(self._shown).st_size  # by earlier starts
+        self._is_over = threading.Event()
+        self._copier = threading.Thread(target=self._copy, daemon=True)
+        _become(self._shown, self._shown)
+
+    def begin(self) -> None:
+        """Start the thread that copies the file; after the fork, which would not copy the thread."""
+        self._copier.start()
+
+    def end(self) -> None:
+        """Copy the last output of the script. Later output of this process goes directly to the log."""
+        _become(self._log, self._log)
+        self._is_over.set()
+        self._copier.join(END_S)
+
+    def _copy(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._is_over.wait(COPY_S)
+            with suppress(OSError):  # on a full disk, this file lacks what the other one has
+                self._copied = min(self._copied, os.fstat(self._shown).st_size)  # the script may have truncated it
+                while data := os.pread(self._shown, 1 << 16, self._copied):
+                    self._copied += len(data)
+                    os.write(self._log, data)
+
+
+def default_log(attempt: AttemptDirectory, name: str) -> DefaultLog | None:
+    """Return the log of a script for which sbatch would create the file `name`; None if it cannot be created."""
+    try:
+        return DefaultLog(attempt, Path(name)) if name else None
+    except OSError as error:
+        say_beside(f"cannot create {name} in {Path.cwd()}: {error.strerror}; `toolkit logs` shows the output")
+        return None
 
 
 def _become(output: int, error: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
+from toolkit.world.device import own_slice
 from toolkit.world.discover import Place, from_slurm, in_slurm_step
 from toolkit.world.facts import World
 from toolkit.world.rendezvous import Endpoint, meet
@@ -39,6 +40,8 @@ def set_for_program(rank: int, interface: str) -> None:
     if endpoint.listener is not None:
         endpoint.listener.close()
     os.environ |= _variables(world, endpoint, has_store=False)
+    if own := own_slice(world.local_rank, os.environ):
+        os.environ["CUDA_VISIBLE_DEVICES"] = own
 
 
 def _variables(world: World, endpoint: Endpoint, *, has_store: bool) -> dict[str, str]:

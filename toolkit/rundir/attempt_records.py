@@ -12,8 +12,11 @@ from toolkit.rundir.files import is_unwritable, read_json_or_none, write_bytes, 
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, Next, RunState
 
-__all__ = ["RESERVE_BYTES", "AttemptRecord", "StartRecord", "keep_room", "reason_of"]
+__all__ = ["FAILED_INSIDE", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "StartRecord", "keep_room", "reason_of"]
 
+# Reasons of a batch script that exited with 0; the second one is followed by the steps that failed inside it.
+SCRIPT_DONE = "the script exited with 0"
+FAILED_INSIDE = f"{SCRIPT_DONE}, but "
 _SIGKILL_GUESS = "(out of memory?)"  # the guard process sees that SIGKILL ended a rank, but not who sent it
 _START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time", "halvings")
 _END_KEYS = (

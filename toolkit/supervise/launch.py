@@ -168,9 +168,11 @@ def launch(
     run = RunDirectory(attempt.path.parents[1])
     if kind == "script":
         has_own_files = run.whole.path not in Path(os.path.realpath("/proc/self/fd/1")).parents
+        is_batch = "TOOLKIT_IN_ALLOCATION" not in os.environ
+        if is_batch and not has_own_files and "TOOLKIT_LOCAL" not in os.environ:
+            environment = {**environment, "TOOLKIT_DEFAULT_LOG": _default_log(environment)}
         return launch_script(
-            environment, attempt, [sys.executable, "-E", *RANK_MODULE],
-            copies_output=has_own_files and "TOOLKIT_IN_ALLOCATION" not in os.environ,
+            environment, attempt, [sys.executable, "-E", *RANK_MODULE], copies_output=has_own_files and is_batch,
             terminate_steps=terminate_steps, has_step_signal=bool(environment.get("TOOLKIT_STEP_SIGNAL")),
         )  # fmt: skip
     table = job["launcher"]
@@ -186,6 +188,12 @@ def launch(
     if kind == "mpirun":
         return launch_mpirun(shape, command.environment, attempt, command.program, program=program, options=options)
     return launch_local(shape, command.environment, attempt, command.program)
+
+
+def _default_log(environment: Mapping[str, str]) -> str:
+    """Return the name that sbatch gives the log of a script without --output."""
+    names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID") if "SLURM_ARRAY_JOB_ID" in environment else ("SLURM_JOB_ID",)
+    return f"slurm-{'_'.join(environment[name] for name in names)}.out"
 
 
 def _mpirun_of_entry(kind: str, job: Mapping[str, Any], environment: Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.mpi_family import OPEN_MPI, family_of_version
 from toolkit.supervise.parent_death import die_with_parent
+from toolkit.supervise.process_tree import end_descendants
 from toolkit.supervise.rank_files import signal_guards_here
 from toolkit.supervise.shape import Component, Shape
 
@@ -158,6 +159,9 @@ class LocalRanks:
 
     def kill(self) -> None:
         for process in self.processes:
+            if process.poll() is None:  # a guard that is stopped still adopts the orphans of its rank
+                process.send_signal(signal.SIGSTOP)
+                end_descendants(process.pid)
             _signal_group(process, signal.SIGKILL)
         for process in self.processes:
             _wait_for(process)

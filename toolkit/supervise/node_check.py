@@ -4,6 +4,7 @@ It imports only the standard library and nothing from toolkit, so that it starts
 thread: on a stale network file system a call may never return, which counts as a failed check.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 CHECK_S = 5.0  # timeout for all checks, which run concurrently
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+_PCI = Path("/sys/bus/pci/devices")
 SHM_FREE_BYTES = 32 * 2**20  # what a small NCCL or gloo group needs
 SCRATCH_FREE_BYTES = 64 * 2**20  # checked only on the site file's local_scratch; /tmp may be small on purpose
 
@@ -36,20 +40,65 @@ def check_space(folder: Path, free_bytes: int, name: str) -> str:
 
 
 def check_gpus(expected: int) -> str:
-    """Check that the driver reports as many GPUs as the job has on this node. Without a driver, the check passes."""
-    if Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi"):
-        argv = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S)
-        count = sum(1 for line in done.stdout.splitlines() if line.startswith(("GPU-", "MIG-")))
-    elif Path("/sys/class/kfd/kfd/topology/nodes").is_dir():
-        nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-        count = sum(1 for path in nodes if path.read_text(encoding="utf-8").strip() != "0")
+    """Check that the driver reports as many GPUs or MIG slices as the job has on this node; passes without a device."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
+    shown = [name.strip() for name in (names or "").split(",") if name.strip()]
+    has_slices = any(name.startswith("MIG-") for name in shown)
+    if _NVIDIA_DRIVER.exists() or _has_device("0x10de", ("0x0300", "0x0302")):
+        count, slices, said = _nvidia_gpus()
+        if has_slices:  # some drivers do not list slices
+            count = slices or (0 if said else len(shown))
+    elif _KFD.is_dir():
+        count, said = sum(path.read_text(encoding="utf-8").strip() != "0" for path in _KFD.glob("*/gpu_id")), ""
+    elif _has_device("0x1002", ("0x0380", "0x1200")):
+        count, said = 0, "the kernel module amdgpu is not loaded"
     else:
         return ""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
-    if shown is not None:  # the GPUs of this step; Slurm hides the others
-        expected = min(expected, len([name for name in shown.split(",") if name.strip()]))
-    return "" if count >= expected else f"the driver reports {count} GPUs, expected {expected}"
+    if names is not None:  # the GPUs of this step; Slurm hides the others
+        expected = min(expected, len(shown))
+    what = "MIG slices" if has_slices else "GPUs"
+    return (
+        ""
+        if count >= expected
+        else f"the driver reports {count} {what}, expected {expected}" + f": {said}" * bool(said)
+    )
+
+
+def _nvidia_gpus() -> tuple[int, int, str]:
+    """Return the number of GPUs, in which each slice of a GPU counts, the number of slices, and what the driver complains."""
+    if not shutil.which("nvidia-smi"):
+        return _gpus_by_library()
+    done = subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S
+    )
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    gpus = [number for number, line in enumerate(lines) if line.startswith("GPU ")]
+    slices = [number for number, line in enumerate(lines) if line.startswith("MIG ")]
+    whole = [number for number in gpus if number + 1 not in slices]  # a GPU precedes its slices
+    said = next((line for line in lines if not line.startswith(("GPU ", "MIG "))), "")
+    return len(whole) + len(slices), len(slices), said
+
+
+def _gpus_by_library() -> tuple[int, int, str]:
+    """Return the same from NVML, which counts no slices."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return 0, 0, str(error)
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    count = ctypes.c_uint()
+    if problem := nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return 0, 0, nvml.nvmlErrorString(problem).decode(errors="replace")
+    return count.value, 0, ""
+
+
+def _has_device(vendor: str, classes: tuple[str, ...]) -> bool:
+    """Return whether a PCI device has this vendor and one of these classes, whether or not its driver is loaded."""
+    for path in _PCI.glob("*/vendor"):
+        kind = path.with_name("class").read_text(encoding="utf-8")
+        if path.read_text(encoding="utf-8").strip() == vendor and kind.startswith(classes):
+            return True
+    return False
 
 
 def _writable(folder: Path, name: str) -> str:

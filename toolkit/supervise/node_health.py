@@ -53,7 +53,8 @@ def unfit_nodes(
         say(str(one))
     if allocation.nodes > 1 and len({one.node for one in unfit}) == allocation.nodes:
         say("every node failed, so the cause is not a single node. Fix: check the site file and the file systems")
-        return []
+        # Without a working driver anywhere, ranks would compute on CPUs.
+        return unfit if policy == "requeue" and {one.check for one in unfit} == {"GPUs"} else []
     for one in unfit:
         _record(run, job, one.node, f"{one.check}: {one.observed}")
     return unfit if policy == "requeue" else []

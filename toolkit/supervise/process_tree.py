@@ -1,4 +1,4 @@
-"""The processes that a rank or a batch script has started, and how they are asked to exit. Standard library only."""
+"""The processes that a rank or a batch script has started, and how they end. Standard library only."""
 
 import os
 import signal
@@ -8,7 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+GRACE_S = 5.0  # between SIGTERM and SIGKILL for remaining processes: srun needs some of it to end its step
+HANGING_S = 2.0  # a process that hangs in the kernel outlives even SIGKILL
 POLL_S = 0.2
+_PAUSE_S = 0.05
 # On SIGTERM these kill what they started, within a second or at once; Slurm signals the steps of srun instead.
 _LAUNCHERS = frozenset({
     "srun", "timeout", "mpirun", "mpiexec", "mpiexec.hydra", "mpirun.hydra", "hydra_pmi_proxy", "orterun", "prterun",
@@ -59,7 +62,8 @@ class ProcessTree:
         pending = [process] if (process := _read(self.root)) is not None else []
         while pending:
             one = pending.pop()
-            below = [child for pid in children.get(one.pid, ()) if (child := _read(pid)) is not None]
+            pids = [pid for pid in children.get(one.pid, ()) if not _is_another_run(pid)]
+            below = [child for pid in pids if (child := _read(pid)) is not None]
             if one.names & _LAUNCHERS:
                 pending += below
             elif one.handles(signal.SIGTERM) or below:
@@ -99,16 +103,43 @@ class ProcessTree:
                 os.kill(pid, signal.SIGTERM)
 
 
+def end_descendants(pid: int, *, grace_s: float = 0.0) -> None:
+    """End all processes below `pid`: with SIGTERM, and after `grace_s` with SIGKILL. Local runs that they started continue."""
+    began = time.monotonic()
+    termed: set[int] = set()
+    while running := {one.pid for one in running_below(pid)}:
+        elapsed_s = time.monotonic() - began
+        if elapsed_s > grace_s + HANGING_S:
+            return
+        for one in running:
+            with suppress(ProcessLookupError, PermissionError):
+                if elapsed_s >= grace_s:
+                    os.kill(one, signal.SIGKILL)
+                elif one not in termed:
+                    os.kill(one, signal.SIGTERM)
+        termed |= running
+        time.sleep(_PAUSE_S)
+
+
 def running_below(root: int) -> list[Process]:
-    """Return the running processes that `root` has started, directly or not."""
+    """Return the running processes that `root` has started, directly or not, except those of other runs."""
     children, running = _children(), []
     pending = list(children.get(root, ()))
     while pending:
         pid = pending.pop()
+        if _is_another_run(pid):
+            continue
         pending += children.get(pid, ())
         if (process := _read(pid)) is not None:
             running.append(process)
     return running
+
+
+def _is_another_run(pid: int) -> bool:
+    """Return whether it is the supervisor of a run without Slurm, whose ranks do not have this variable."""
+    with suppress(OSError):
+        return b"\0TOOLKIT_LOCAL=1\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    return False
 
 
 def _children() -> dict[int, list[int]]:

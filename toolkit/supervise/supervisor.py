@@ -43,6 +43,7 @@ from toolkit.supervise.progress import state_of_files
 from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.retry import ROOM_S, Retry
+from toolkit.supervise.script_end import end_of_script
 from toolkit.supervise.secrets import read_secrets, without_secrets
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.shared_memory import remove_left_behind
@@ -200,7 +201,8 @@ class Supervisor:
             self.retry.wait_for(self.refuse_superseded)
             attempt = self.retry.wait_for(lambda: claim_attempt(self.run))
             began = time.monotonic()
-            end = without_secrets(self._unless_requeued(self._attempt(attempt)), self.secrets.values())
+            end = self._by_steps(attempt, self._unless_requeued(self._attempt(attempt)))
+            end = without_secrets(end, self.secrets.values())
             self.retry.wait_for(self.refuse_superseded)
             decision = self.retry.wait_for(partial(self._decision, end))
             self._record(attempt, end, decision, time.monotonic() - began)
@@ -223,6 +225,15 @@ class Supervisor:
             return end
         reason = "the script requeued its job"
         return AttemptEnd(Cause.PREEMPTED, reason, step=end.step, changed_files=end.changed_files)
+
+    def _by_steps(self, attempt: AttemptDirectory, end: AttemptEnd) -> AttemptEnd:
+        """Return the end of an attempt, with the steps that failed inside a batch script that exited with 0."""
+        if not self.shape.is_once or end.cause is not Cause.COMPLETED:
+            return end
+        must_succeed = bool(self.job["restart"].get("steps_must_succeed"))
+        return self.retry.wait_for(
+            lambda: end_of_script(end, attempt, self.allocation, began=self.launched_at, must_succeed=must_succeed)
+        )
 
     def _let_old_steps_end(self) -> None:
         """Wait before launching the ranks again: Slurm may still be ending steps of an earlier start on a node.

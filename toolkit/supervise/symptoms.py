@@ -8,7 +8,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["GPU_OUT_OF_MEMORY", "KILLED", "OUT_OF_MEMORY", "Symptom", "SymptomMatch", "match_symptom", "symptom_named"]
+__all__ = [
+    "GPU_OUT_OF_MEMORY",
+    "KILLED",
+    "OUT_OF_MEMORY",
+    "STEP_FAILED",
+    "Symptom",
+    "SymptomMatch",
+    "match_symptom",
+    "symptom_named",
+]
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,11 @@ SETUP_FAILED = Symptom(
     "setup_failed", "a line of [env] failed before any rank started",
     "fix this module or setup line of the site file (`toolkit site show` prints its location) or the job file", lasting=True,
 )  # fmt: skip
+STEP_FAILED = Symptom(
+    "step_failed", "a step failed, although the script exited with 0",
+    "begin the script with `set -eo pipefail` and wait for each background step with `wait PID`; with "
+    "restart.steps_must_succeed = true the run fails", plain=True,
+)  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 CONTROLLER_AWAY = Symptom(
     "controller_away", "Slurm's controller did not respond, so srun could not start anything",
@@ -102,7 +116,7 @@ SILENT = Symptom("silent_end", "ranks exited without reporting an error", plain=
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, PMIX_ORDER, NO_INTERPRETER,
-    IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, CONTROLLER_AWAY, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REPLICAS_DIFFER,
+    IMAGE_FAILED, SETUP_FAILED, STEP_FAILED, LAUNCH_FAILED, CONTROLLER_AWAY, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REPLICAS_DIFFER,
     REFUSED, FAILED, SILENT,
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.terminal.talk import say
-from toolkit.world.device import choose_device
+from toolkit.world.device import choose_device, own_slice
 from toolkit.world.facts import World
 from toolkit.world.stop import StopWatch
 
@@ -106,10 +106,12 @@ def discover(environ: Mapping[str, str] | None = None) -> World:
     run = RunDirectory(Path(env["TOOLKIT_RUN_DIR"])) if env.get("TOOLKIT_RUN_DIR") else None
     attempt = int(env.get("TOOLKIT_ATTEMPT") or 0)
     attempt_directory: AttemptDirectory | None = run.attempt(attempt) if run else None
+    device = choose_device(place.local_rank, place.local_size, env)
+    if env is os.environ and (own := own_slice(place.local_rank, env)):
+        os.environ["CUDA_VISIBLE_DEVICES"] = own
     return World(
         rank=place.rank, local_rank=place.local_rank, size=place.size, local_size=place.local_size,
-        node=place.node, nodes=place.nodes, host=socket.gethostname(),
-        device=choose_device(place.local_rank, place.local_size, env), launcher=place.launcher,
+        node=place.node, nodes=place.nodes, host=socket.gethostname(), device=device, launcher=place.launcher,
         discovered_by=place.source, attempt=attempt, run_dir=run.path if run else None,
         stop_watch=StopWatch(run, attempt_directory), halvings=int(env.get("TOOLKIT_HALVINGS") or 0),
     )  # fmt: skip

@@ -124,6 +124,33 @@ def test_a_failure_after_whole_adapters_is_named_and_counts_are_unknown():
     assert warning.startswith("line 18: ")
 
 
+PANIC = "ibpanic: [7] main: stat of IB device 'mlx5_2' failed: No such file or directory\n"
+
+
+@pytest.mark.parametrize("at", [0, 3, 17, 20, 34])
+def test_complaints_of_ibstat_are_named_wherever_they_are(at):
+    lines = TWO.splitlines(keepends=True)
+    facts, (warning,) = answer_ibstat("".join([*lines[:at], PANIC, *lines[at:]]))
+    assert facts["cas"] == answer_ibstat(TWO)[0]["cas"] and facts["ca_count"] is None
+    assert warning.startswith(f"line {at + 1}: the output lacks mlx5_2: 'ibpanic: ".replace("'", '"'))
+
+
+PROMPTS = (
+    "$ ibstat",
+    "[root@node1 ~]# ibstat -v",
+    "(base) me@node1:~/work$ /usr/sbin/ibstat",
+    "node1:/tmp # ibstat",
+    "[me@node1 ~]$",
+)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_prompts_of_a_shell_are_no_part_of_the_output(prompt):
+    assert answer_ibstat(f"{prompt}\n{TWO}") == answer_ibstat(TWO)
+    assert answer_ibstat(f"{TWO}{prompt}\n") == answer_ibstat(TWO)
+    assert answer_ibstat(f"{prompt}\n{PANIC}{TWO}{prompt}\n")[0]["cas"] == answer_ibstat(TWO)[0]["cas"]
+
+
 def test_texts_of_something_else_are_refused():
     for text in ("", "\n\n", "command not found: ibstat\n", '{"a": 1}'):
         with pytest.raises(CheckFailedError) as error:

@@ -135,6 +135,31 @@ def test_a_log_and_a_terminal_add_nothing():
     assert answer("$ nvidia-smi topo -m\n" + TWO_PAIRS)[0] == plain[0]
 
 
+@pytest.mark.parametrize("escape", ["", "^[", "\\033"])
+def test_a_header_whose_escape_character_was_lost_is_read(escape):
+    assert answer(TWO_PAIRS.replace("\x1b", escape)) == answer(TWO_PAIRS)
+
+
+PCIE_ONLY = TWO_PAIRS.replace("NV4", "PIX").replace("  NV#  = Connection traversing # NVLinks\n", "")
+
+
+def test_a_pcie_only_matrix_leaves_nvlinks_unknown_and_says_so():
+    facts, (warning,) = answer(PCIE_ONLY)
+    assert warning == "line 1: this is topo -mp, which shows no NVLinks; use topo -m"
+    unknown = ("gpu_pair_link_counts", "one_nvlink_clique", "nvlink_maximal_cliques", "nvlink_components")
+    assert {facts[key] for key in unknown} == {None}
+    assert facts["closest_nics"]["GPU1"] == {"level": "PIX", "nics": ["mlx5_2"]} and facts["gpu_count"] == 4
+
+    typed = "$ nvidia-smi topo -mp\n" + PCIE_ONLY[: PCIE_ONLY.index("\nLegend")]  # copied without the legend
+    assert answer(typed)[0]["one_nvlink_clique"] is None
+
+
+def test_a_machine_without_nvlinks_has_no_clique():
+    whole = TWO_PAIRS.replace("NV4", "PIX")
+    assert answer(whole)[1] == () and answer(whole)[0]["one_nvlink_clique"] is False
+    assert answer(OLD)[0]["one_nvlink_clique"] is False  # drivers without a legend
+
+
 def test_large_machines_and_none():
     names = [f"GPU{number}" for number in range(72)]
     rows = [[name, *(" X " if name == other else "NV18" for other in names), "0-71", "0"] for name in names]

@@ -61,7 +61,10 @@ def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, 
     begun = StartRecord.read(attempt)
     if begun is not None and begun.halvings:
         why += f" (after {counted(begun.halvings, 'halving')} of the micro-batch, for memory)"
-    evidence = [quote_file(run, attempt.path / file, line) for file, line in end.evidence]
+    evidence = [
+        Evidence(file, line) if file == "sacct" else quote_file(run, attempt.path / file, line)
+        for file, line in end.evidence
+    ]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
     spent = end.decision if ENDINGS[end.cause].budget else ""
@@ -86,7 +89,7 @@ def _next_steps(
     """Return the fix, how to inspect the cause, and how to resume from the newest checkpoint."""
     if status.state is RunState.COMPLETED:
         listed = [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
-        return listed + _with_more_patience(run, status)
+        return [*([fix] if fix else []), *listed, *_with_more_patience(run, status)]
     steps = [fix] if fix else []
     if rank is not None:
         steps.append(f"`toolkit logs {run.run_id} --rank {rank}` shows all output of this rank")

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.verdicts import Severity, line_of_verdict
-from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
@@ -22,6 +22,7 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus, state_phrase
 from toolkit.runs.verdicts import raised_verdicts
 from toolkit.slurm.reasons import CanStart
+from toolkit.supervise.symptoms import STEP_FAILED
 from toolkit.terminal.talk import clean
 
 __all__ = ["explain_run", "lines_of"]
@@ -53,7 +54,11 @@ def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
         )  # fmt: skip
     if status.state.final:
         if not failed:
-            return Explanation("completed", status.reason)
+            hidden = [task for task in status.tasks if FAILED_INSIDE in task.reason]
+            fixes = [STEP_FAILED.fix] if hidden else []
+            return Explanation(
+                "completed", status.reason, evidence=_failures(run, hidden[:FAILURES_SHOWN]), actions=fixes
+            )
         again = f"`toolkit resume {run.run_id}` resumes the tasks that have not completed"
         why = status.reason + _what_failed_alike(status)
         return Explanation("tasks_failed", why, evidence=evidence, actions=[*closer, again])

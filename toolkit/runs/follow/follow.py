@@ -10,13 +10,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from toolkit.errors import OWN_FAILURE, InterruptedWaitError, counted
 from toolkit.metrics.training import TrainRecord, last_record
-from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord
 from toolkit.rundir.claims import start_has_ended
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.runs.status.restarts import RestartNews
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, state_phrase
+from toolkit.supervise.symptoms import STEP_FAILED
 from toolkit.terminal.progress import WIDTH, PlainBarColumn, given_back
 from toolkit.terminal.talk import clean
 
@@ -195,8 +196,11 @@ def follow_to_end(run: RunDirectory, *, plain: bool = False) -> int:
 
 
 def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
-    """Report a failure: the rank, the reason and its last lines, from the supervisor's record if there is one."""
-    if status.state is RunState.COMPLETED:
+    """Report a failure: the rank, the reason and its last lines, from the supervisor's record if there is one.
+
+    A completed script is reported if steps failed inside it.
+    """
+    if status.state is RunState.COMPLETED and FAILED_INSIDE not in status.reason:
         return
     attempt = run.last_attempt() if status.source == RECORD_SOURCE else None
     end = AttemptRecord.read(attempt) if attempt else None
@@ -208,5 +212,6 @@ def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
     )
     for line in end.last_lines if end is not None else ():
         console.print(f"    | {clean(line)}", markup=False, highlight=False, soft_wrap=True)
-    if end is not None and end.fix:
-        console.print(f"fix: {clean(end.fix)}", markup=False, highlight=False, soft_wrap=True)
+    fix = STEP_FAILED.fix if status.state is RunState.COMPLETED else end.fix if end is not None else ""
+    if fix:
+        console.print(f"fix: {clean(fix)}", markup=False, highlight=False, soft_wrap=True)

@@ -5,14 +5,16 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
+from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError, counted
 from toolkit.metrics.training import last_record
 from toolkit.metrics.validation import ValidationRecord, last_validation
+from toolkit.rundir.attempt_records import FAILED_INSIDE
 from toolkit.rundir.claims import process_start_ticks, slurm_id
 from toolkit.rundir.files import permissions_in_words, why_full
 from toolkit.rundir.find import has_begun
 from toolkit.rundir.layout import RunDirectory, step_of
 from toolkit.rundir.run_files import FolderFiles, RunFiles, has_changed, read_run
+from toolkit.rundir.states import RunState
 from toolkit.runs.status.state_table import (
     RECORD_SOURCE,
     HostFacts,
@@ -205,6 +207,9 @@ def _report_array(files: RunFiles, tasks: Sequence[TaskStatus]) -> tuple[StateRe
     is_whole = len(parse_array(files.job.array)) == len(tasks)
     array = files.job.array if is_whole else f"of {len(tasks)} tasks"
     open_tasks = [task for task in tasks if not task.state.final]
+    hidden = sum(task.state is RunState.COMPLETED and FAILED_INSIDE in task.reason for task in tasks)
+    if hidden:
+        counts += f"; in {counted(hidden, 'task')} {FAILED_INSIDE}a step failed"
     is_stuck = bool(open_tasks) and all(task.cannot_start for task in open_tasks)
     return StateReport(state, f"array {array}: {counts}", "tasks", is_stuck), code
 

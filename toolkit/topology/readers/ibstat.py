@@ -54,6 +54,10 @@ _PORT_KEYS = {
     "Base lid": _LID, "LMC": re.compile("[0-7]"), "SM lid": _LID, "Capability mask": re.compile("0x[0-9a-fA-F]{8}"),
     "Port GUID": _GUID, "Link layer": re.compile("InfiniBand|Ethernet|Unspecified|Unknown|IB"),
 }  # fmt: skip
+# Lines that are not output of ibstat: its complaints on stderr, and the shell's prompt. They may precede any line.
+_COMPLAINT = re.compile(r"(?:ibpanic|ibwarn|iberror): .*")
+_DEVICE = re.compile(r"IB device '([^']+)'")
+_PROMPT = re.compile(r"(?:\([\w.-]+\) ?)?(?:\[[^\]]*\]|[\w.@:~/+-]*(?: [~/][\w./-]*)?) ?[$#%>❯](?: .*)?")
 _OWN = ("CA type", "Physical state")  # keys that no other command prints
 _ADAPTER_NAMES = {"ca_type": "CA type", "nports": "Number of ports", "fw": "Firmware version"}
 _PORT_NAMES = {
@@ -103,9 +107,16 @@ def _read(text: str) -> tuple[list[_Section], tuple[str, ...]]:
     if not any(_ADAPTER_LINE.fullmatch(line.text.strip()) or line.text.strip().startswith(_OWN) for line in lines):
         raise refusal("ibstat", lines)
     sections: list[_Section] = []
+    for line in [line for line in lines if _PROMPT.fullmatch(line.text.strip())]:
+        lines.remove(line)
+    for line in [line for line in lines if _COMPLAINT.fullmatch(line.text.strip())]:
+        lines.remove(line)
+        device = _DEVICE.search(line.text)
+        lacks = f"the output lacks {device[1]}" if device else "the output may be incomplete"
+        cut.append(f"line {line.number}: {lacks}: {line.text.strip()[:60]!r}")
     for line in lines:
         if problem := _take(line, sections):
-            return sections, first_damaged([f"line {line.number}: {problem}: {line.text.strip()[:60]!r}"])
+            return sections, first_damaged([f"line {line.number}: {problem}: {line.text.strip()[:60]!r}", *cut])
     return sections, first_damaged([*_missing(sections), *cut])
 
 

@@ -1,5 +1,6 @@
 """Read the output of `nvidia-smi topo -m`: links between GPUs and to NICs, CPU and NUMA affinity.
 
+`nvidia-smi topo -mp` prints the same matrix without NVLinks, so the links between GPUs are then unknown.
 toolkit identifies cells by their content and never by their position, because rows are often not aligned with the
 header. If the cells of a row do not match the header, toolkit ignores its links. Every link is printed twice, so the row
 of the other device still contains it. If the two cells differ, the link is unknown.
@@ -7,7 +8,7 @@ of the other device still contains it. If the two cells differ, the link is unkn
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from toolkit.errors import CheckFailedError
@@ -47,6 +48,9 @@ _DEVICE = re.compile(r"(?:GPU|NIC)[0-9]{1,4}|[a-z][A-Za-z0-9_.-]{1,31}")  # old 
 _TITLES = ("CPUAffinity", "NUMAAffinity", "GPUNUMAID")
 _TITLES_OF_A_DRIVER = tuple(_TITLES[:count] for count in range(len(_TITLES), 0, -1))
 _RUN = re.compile(r"(?:0|[1-9][0-9]{0,4})(?:-[1-9][0-9]{0,4})?")
+# An underlined header of which a web form or `cat -v` has changed the escape character.
+_LOST_ESCAPE = re.compile(r"(?:\x1b|\^\[|\\(?:033|x1b|e)|␛)?\[[0-9;]{0,5}m")
+_PCIE_COMMAND = re.compile(r"\btopo\b.* (?:-mp|--matrix_pci)\b")
 _NO_DEVICES = re.compile(r"No devices were found\.?", re.IGNORECASE)
 
 
@@ -83,7 +87,7 @@ def parse_nvidia_smi_topo(text: str) -> tuple[LinkMatrix, tuple[str, ...]]:
     Raises:
         CheckFailedError: the header is missing or damaged, so the meaning of the columns is unknown.
     """
-    lines, warnings = lines_of(text)
+    lines, warnings = lines_of(_LOST_ESCAPE.sub("", text))
     said = list(warnings)
     lines = lines[:-1] if warnings else lines  # the last line may be truncated
     start = next((place for place, line in enumerate(lines) if _is_header(line.text)), None)
@@ -109,7 +113,23 @@ def parse_nvidia_smi_topo(text: str) -> tuple[LinkMatrix, tuple[str, ...]]:
         else:
             below.append(line)
     said += [f"line {lines[start].number}: no row for {name}" for name in names if name not in rows]
-    return _matrix(names, rows, below, said), first_damaged(said)
+    matrix = _matrix(names, rows, below, said)
+    if len(matrix.gpus) > 1 and _is_pcie_only(matrix, lines[:start], below):
+        said.append(f"line {lines[start].number}: this is topo -mp, which shows no NVLinks; use topo -m")
+        matrix = replace(
+            matrix, gpu_links=tuple(tuple(link if link == "X" else None for link in row) for row in matrix.gpu_links)
+        )
+    return matrix, first_damaged(said)
+
+
+def _is_pcie_only(matrix: LinkMatrix, above: Sequence[Line], below: Sequence[Line]) -> bool:
+    """Return whether the matrix is that of `topo -mp`, whose legend does not explain NV#. Some drivers print no legend."""
+    if any((link or "").startswith("NV") for row in matrix.gpu_links for link in row):
+        return False
+    legend = [line.text.strip() for line in below]
+    has_legend = "Legend:" in legend
+    is_named = any(_PCIE_COMMAND.search(line.text) for line in above)
+    return is_named or (has_legend and not any(line.startswith("NV#") for line in legend))
 
 
 def _is_header(text: str) -> bool:

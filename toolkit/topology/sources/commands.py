@@ -137,5 +137,5 @@ def _claim_links(matrix: LinkMatrix, answer: Answer) -> None:
         )
         for other, link in others:
             if link is None:
-                answer.miss(f"{answer.source}: the cell of {gpu} and {other} is damaged", "link", gpu, other)
+                answer.miss(f"{answer.source}: the link of {gpu} and {other} is unknown", "link", gpu, other)
             answer.say("SYS" if link == "SOC" else link, "link", gpu, other)  # older drivers print SOC for SYS
