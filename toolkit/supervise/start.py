@@ -53,11 +53,16 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         first = start_of_turn(run, first_start, allocation.job_id)
     if allocation.task is not None:
         run = make_task(run, allocation.task)
-        # `scontrol requeue ARRAYJOB` starts all tasks of an array again; only a resume repeats one that has completed.
-        if (end := end_since(run, first_start)) is not None and end.state is RunState.COMPLETED:
-            say(f"task {allocation.task} has completed; nothing to do")
-            return end.exit_code
         script = run.script(first_start) if run.script(first_start).exists() else script
+    # Slurm may start again what has ended: `scontrol requeue ARRAYJOB` all tasks of an array, a handler of SIGUSR1 a stopped
+    # run. Only a resume continues or repeats it.
+    end, over = (
+        end_since(run, first_start),
+        {RunState.STOPPED, *([RunState.COMPLETED] if allocation.task is not None else [])},
+    )
+    if end is not None and end.state in over:
+        say(f"{run.run_id} has ended ({end.state}), so there is nothing to do; `toolkit resume` starts it again")
+        return end.exit_code
     claim = claim_start(
         run, first=first, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),
