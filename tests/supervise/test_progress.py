@@ -190,9 +190,9 @@ def test_names_that_no_earlier_attempt_had_are_new(run_directory, tmp_path, monk
     seen = []
     for names in (["a.pt"], ["a.pt", "old.pt"], ["a.pt", "b.pt"], []):
         attempt = claim_attempt(run_directory)
-        before = state_of_files("*.pt", run_directory.path)
         for path in tmp_path.glob("[ab].pt"):
             path.unlink()
+        before = state_of_files("*.pt", run_directory.path)
         for name in names:
             (tmp_path / name).write_text(f"{attempt.number}")
         end = with_files(WALLTIME, attempt, "*.pt", before)

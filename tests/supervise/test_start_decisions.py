@@ -72,6 +72,15 @@ def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_s
     assert float(attempt.ends_at.read_text()) == pytest.approx(end.timestamp(), abs=1)
 
 
+@pytest.mark.parametrize(("restarts", "cause"), [(1, Cause.WALLTIME), (0, Cause.PREEMPTED)])
+def test_a_walltime_stays_one_if_a_program_has_requeued_the_job_before_the_query(
+    supervisor, slurm_says, restarts, cause
+):
+    slurm_says(f'case "$*" in *EndTime*) echo N/A ;; *) echo {restarts} ;; esac')
+    one = supervisor(100)
+    assert one.why_warned() is cause
+
+
 @pytest.mark.parametrize(
     ("restarts", "walltimes", "before", "after"),
     [
