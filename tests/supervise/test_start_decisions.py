@@ -314,6 +314,21 @@ UNLIMITED = {"crashes": -1, "walltimes": -1, "preemptions": -1}
 
 
 @pytest.mark.parametrize(
+    ("walltimes", "again", "reason", "has_fix"),
+    [
+        (-1, Next.REQUEUE, "1 walltime without progress", True),
+        (0, Next.REQUEUE, "restart.walltimes = 0 is spent", False),  # as a batch script
+        (-1, None, "a requeue is not allowed (job.requeue, or no Slurm)", False),
+    ],
+)
+def test_progress_is_asked_for_only_if_another_start_would_follow(run_directory, walltimes, again, reason, has_fix):
+    restart = {**UNLIMITED, "walltimes": walltimes, "blind_requeues": 1}
+    end = AttemptEnd(Cause.WALLTIME, "")
+    decision = judge(run_directory, restart, 0, end, Cause.WALLTIME, again, tells_steps=False)
+    assert (decision.next, decision.reason, bool(decision.fix)) == (Next.END, reason, has_fix)
+
+
+@pytest.mark.parametrize(
     ("earlier", "then", "ends"),
     [
         ([None], None, True), ([7], 7, True), ([9], 7, True), ([7], None, True), ([9, 7], 8, True),

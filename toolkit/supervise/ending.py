@@ -58,6 +58,9 @@ def judge(
         budget = ENDINGS[record.cause].budget
         if budget and not _is_halved(restart, record.cause, record.symptom):
             spent[budget] += 1
+    is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
+    if is_blind and (again is None or 0 <= budgets["walltimes"] <= spent["walltimes"]):
+        repeated, is_blind = "", False  # no progress would bring another start
     is_halved = _is_halved(restart, cause, end.symptom)
     if is_halved:
         repeated = ""
@@ -72,7 +75,6 @@ def judge(
         return replace(decision, fix=ENVIRONMENT_FIX)
     if is_halved and decision.next is Next.END:
         return replace(decision, reason=f"memory ran out again after {MOST_HALVINGS} halvings of the micro-batch")
-    is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
     return replace(decision, fix=progress_fix(end)) if is_blind else decision
 
 
