@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from on_slurm import Site, wait_for
 
-from toolkit.slurm.array import parse_array
+from toolkit.slurm.array import array_variables, parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.refusals import refusal_of
 
 pytestmark = pytest.mark.cluster
+
+SEEN = "echo $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX $SLURM_ARRAY_TASK_STEP"
 
 
 @pytest.mark.parametrize("text", ["0-9%2", "0-15:4", "1,3,5-7", "07", "0-4:2,1-3:2%3"])
@@ -31,11 +33,56 @@ def test_a_number_too_large_for_the_cluster_is_refused_with_the_fix(cluster):
 
 
 def test_tasks_beyond_the_largest_array_run_as_one_run(here: Site) -> None:
-    """Its numbers go on over two arrays."""
-    _, run = here.submit(here.job("echo number $SLURM_ARRAY_TASK_ID"), "-a", "10000-10002%2")
+    """Its numbers continue over two arrays, and the steps of a script see them all."""
+    script = here.folder / "beyond.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH --array=9999-10003:2%2\n#SBATCH -t 5\n{SEEN}\nsrun sh -c '{SEEN}'\n")
+    _, run = here.submit(script)
     assert here.wait(run).returncode == 0
-    assert [task["task"] for task in here.status(run)["tasks"]] == [10000, 10001, 10002]
-    assert here.ok("logs", f"{run.run_id}_10001", "--rank", "0") == "number 10001\n"
+    assert [task["task"] for task in here.status(run)["tasks"]] == [9999, 10001, 10003]
+    for task in (9999, 10001, 10003):
+        assert here.ok("logs", f"{run.run_id}_{task}", "--rank", "0") == f"{task} of 3 9999 10003 2\n" * 2
+
+
+def test_every_start_sees_the_array_of_the_first_one(here: Site) -> None:
+    """After a failure, when a user repeats a completed task or adds one, and in the rerun of a task."""
+    gate = here.folder / "gate"
+    job = here.job(f"{SEEN}; test $SLURM_ARRAY_TASK_ID = 1 || test -e {gate}", "[restart]\ncrashes = 0\n")
+    _, run = here.submit(job, "-a", "1-7:3")
+    assert here.wait(run).returncode == 1
+    gate.touch()
+    here.ok("resume", run.run_id, "--wait")
+    done = here.toolkit("resume", run.run_id, "--set", "job.array=1,9", "--wait")
+    assert (
+        "tasks 9 are new: SLURM_ARRAY_TASK_COUNT, _MIN, _MAX and _STEP stay those of the first start (1-7:3)"
+        in done.stderr
+    )
+    assert [len(run.task(task).attempt_numbers()) for task in (1, 4, 7, 9)] == [2, 2, 2, 1]
+    for task in (1, 4, 7, 9):
+        assert here.ok("logs", f"{run.run_id}_{task}", "--rank", "0") == f"{task} of 3 1 7 3\n"
+    again = here.run(here.ok("rerun", f"{run.run_id}_4", "--wait", "--parsable").strip().partition(";")[2])
+    assert here.ok("logs", f"{again.run_id}_4", "--rank", "0") == "4 of 3 1 7 3\n"
+
+
+@pytest.mark.parametrize("text", ["0,5-9:2", "7,3,1"])
+def test_slurm_describes_an_array_as_toolkit_does(cluster, shared_path, text):
+    cluster.run("sbatch", "--wait", "-o", f"{shared_path}/%a", "-a", text, "--wrap", SEEN)
+    seen = " ".join(array_variables(text).values())
+    assert {path.read_text() for path in shared_path.iterdir()} == {f"{task} of {seen}\n" for task in parse_array(text)}
+
+
+def test_a_requeue_from_outside_repeats_no_completed_task(here: Site) -> None:
+    """`scontrol requeue ARRAYJOB` starts all tasks again, as does $SLURM_JOB_ID of the array's last task."""
+    gate = here.folder / "gate"
+    job = here.job(f"test $SLURM_ARRAY_TASK_ID = 0 || until test -e {gate}; do sleep 0.2; done")
+    job_id, run = here.submit(job, "-a", "0-1")
+    wait_for(lambda: run.task(1).attempt_numbers() and here.status(run)["tasks"][0]["state"] == "completed")
+    here.cluster.run("scontrol", "requeue", job_id)
+    wait_for(lambda: "task 0 has completed; nothing to do" in (run.path / f"slurm-{job_id}_0.out").read_text())
+    gate.touch()
+    assert here.wait(run).returncode == 0
+    assert [len(run.task(number).start_numbers()) for number in range(2)] == [1, 2]
+    here.ok("resume", run.run_id, "--set", "job.array=0", "--wait")
+    assert len(run.task(0).start_numbers()) == 2
 
 
 @pytest.mark.evidence

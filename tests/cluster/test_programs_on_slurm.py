@@ -46,3 +46,57 @@ def test_a_program_may_work_long_after_another_has_ended(here: Site) -> None:
     _, run = here.submit(here.job(work, tables))
     assert here.wait(run).returncode == 0
     assert said(run, "finished")
+
+
+# As Lightning on SIGUSR1: it saves, and requeues its job. The file has a new name only the first time.
+REQUEUES = """
+trap 'touch saved-1; scontrol requeue $SLURM_JOB_ID' USR1; echo ready; for i in $(seq 600); do sleep 0.1; done"""
+
+
+def start_requeuing(here: Site) -> tuple[str, RunDirectory]:
+    """With so little time that each warning is one of the walltime."""
+    script = here.folder / "guest.sh"
+    script.write_text(f"#!/bin/bash{REQUEUES}\n")
+    script.chmod(0o755)
+    job = here.folder / "guest.toml"
+    table = "[job]\nentry = ['./guest.sh']\ntime = '2'\nsignal = 'USR1'\n"
+    job.write_text(f"{table}[restart]\nwarn_s = 60\nprogress = 'saved-*'\n")
+    job_id, run = here.submit(job)
+    wait_for(lambda: said(run, "ready"))
+    return job_id, run
+
+
+def is_canceled(here: Site, job_id: str) -> bool:
+    return here.cluster.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id).split() == ["CANCELLED"]
+
+
+def test_a_stopped_run_does_not_return_if_its_program_requeues_the_job(here: Site) -> None:
+    job_id, run = start_requeuing(here)
+    here.ok("stop", run.run_id)
+    assert here.wait(run).returncode == 130
+    wait_for(lambda: is_canceled(here, job_id))
+    assert (here.status(run)["state"], run.start_numbers()) == ("stopped", [0])
+    explained = here.ok("explain", run.run_id)
+    assert "it was asked to save and exit" in explained
+    assert "matched 1 new (saved-1)" in explained
+
+
+def test_walltimes_of_a_program_that_requeues_its_job_count(here: Site) -> None:
+    """The first one shows progress; the second one only rewrites the file, as does the third."""
+    job_id, run = start_requeuing(here)
+    for attempt in range(3):
+        log = run.attempt(attempt).log_file(0)
+        wait_for(lambda log=log: log.exists() and "ready" in log.read_text())
+        here.cluster.run("scancel", "--batch", "--signal=USR2", job_id)
+        wait_for(run.attempt(attempt).exit_file.exists)
+        if attempt < 2:
+            wait_for(lambda: "PENDING" in here.cluster.run("squeue", "-h", "-o", "%T", "-j", job_id))
+            here.cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    assert here.wait(run).returncode == 140
+    wait_for(lambda: is_canceled(here, job_id))
+    explained = here.ok("explain", run.run_id)
+    assert (
+        "2 consecutive walltimes without progress: restart.progress = 'saved-*' matched 1 only rewritten (saved-1)"
+        in explained
+    )
+    assert "check that the program continues from these files" in explained

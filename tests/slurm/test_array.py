@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.slurm.array import parse_array, write_array
+from toolkit.slurm.array import array_variables, parse_array, write_array
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,21 @@ from toolkit.slurm.array import parse_array, write_array
 def test_forms(text, tasks, at_once):
     array = parse_array(text)
     assert (list(array), len(array), array.at_once) == (list(tasks), len(tasks), at_once)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("0-10:4", "3 0 8 4"),
+        ("7,3,1%2", "3 1 7 1"),
+        ("0,5-9:2", "4 0 9 2"),
+        ("0-3:1,4-8:2", "7 0 8 1"),
+        ("6", "1 6 6 1"),
+    ],
+)  # as printed by Slurm 22.05
+def test_tasks_see_count_minimum_maximum_and_step_of_the_array(text, seen):
+    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("COUNT", "MIN", "MAX", "STEP")]
+    assert array_variables(text) == dict(zip(names, seen.split(), strict=True))
 
 
 @pytest.mark.parametrize(

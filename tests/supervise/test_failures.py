@@ -33,6 +33,40 @@ def test_the_earliest_failure_is_the_cause(attempt):
     assert (first_failure(attempt).rank, first_failure(attempt).host) == (1, "n1")
 
 
+def test_the_rank_whose_save_failed_is_named_not_the_first_that_received_its_error(attempt):
+    for rank, second in ((0, 9), (1, 5)):
+        fail(
+            attempt, rank, "checkpoint of step 8 was not saved: rank 0: No space left on device", second, kind="failed"
+        )
+    assert first_failure(attempt).rank == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (
+            ["mean 0.2", "Error: no such column: weight", "Execution halted"],
+            "exit code 3: Error: no such column: weight",
+        ),
+        (
+            ["Error in f(x) : ", "  object 'y' not found", "Calls: f"],
+            "exit code 3: Error in f(x) : object 'y' not found",
+        ),
+        (["ERROR: LoadError: x not defined", "Stacktrace:"], "exit code 3: ERROR: LoadError: x not defined"),
+        (["12:00:01 a.out: fatal: no mesh"], "exit code 3: 12:00:01 a.out: fatal: no mesh"),
+        (["step 3", "error: 0.25", "train error 0.3", "0 errors"], "exit code 3"),
+        (["srun: error: node1: task 0: Exited with exit code 3"], "exit code 3"),
+        (["1: " * 200 + "x"], "exit code 3"),  # the search is not exponential
+    ],
+)
+def test_the_reason_of_a_program_quotes_the_line_that_names_its_error(attempt, lines, why):
+    fail(attempt, 0, "exit code 3", 1, kind="exit", code=3)
+    attempt.log_file(0).write_text("\n".join([*lines, ""]))
+    end = first_failure(attempt)
+    assert end.reason == why
+    assert why == "exit code 3" or end.evidence[0] == ("logs/rank-0.log", why.removeprefix("exit code 3: "))
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

@@ -5,10 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.attempt_records import AttemptRecord, MatchedFiles
+from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.states import Cause, Next, RunState
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.progress import exception_of, is_import_failure, state_of_files, why_repeated
+from toolkit.supervise.progress import (
+    exception_of,
+    is_import_failure,
+    progress_fix,
+    state_of_files,
+    why_repeated,
+    with_files,
+)
 
 TRACEBACK = [
     "Traceback (most recent call last):",
@@ -17,9 +25,19 @@ TRACEBACK = [
 ]
 
 
-def record(cause, step=None, changed=None, reason="", lines=()):
+def record(cause, step=None, changed=None, reason="", lines=(), **more):
     return AttemptRecord(
-        cause, Next.RESTART, False, RunState.FAILED, 1, reason, "", step=step, changed_files=changed, last_lines=lines
+        cause,
+        Next.RESTART,
+        False,
+        RunState.FAILED,
+        1,
+        reason,
+        "",
+        step=step,
+        changed_files=changed,
+        last_lines=lines,
+        **more,
     )
 
 
@@ -28,6 +46,7 @@ def of_script(earlier, end, limit=2):
 
 
 WALLTIME = AttemptEnd(Cause.WALLTIME, "")
+REWRITTEN = replace(WALLTIME, changed_files=True, new_files=False, files="a was only rewritten")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +59,17 @@ WALLTIME = AttemptEnd(Cause.WALLTIME, "")
         ([record(Cause.WALLTIME)], replace(WALLTIME, step=5), 2, ""),
         ([record(Cause.WALLTIME, step=5)], replace(WALLTIME, step=5), 2, ""),  # the first of two
         ([record(Cause.WALLTIME, step=5)] * 2, replace(WALLTIME, step=5), 2, "2 consecutive walltimes without progress"),
-        ([record(Cause.WALLTIME)], replace(WALLTIME, changed_files=True), 2, ""),
+        ([record(Cause.WALLTIME)] * 3, replace(REWRITTEN, new_files=True), 1, ""),
+        ([record(Cause.WALLTIME)] * 3, replace(WALLTIME, changed_files=True), 1, ""),  # of an older release
+        # Files that were only rewritten allow one more start.
+        ([], WALLTIME, 1, "1 walltime without progress"),
+        ([], REWRITTEN, 1, ""),
+        ([record(Cause.WALLTIME, changed=True, new_files=True)], REWRITTEN, 1, ""),
+        ([record(Cause.WALLTIME, changed=True, new_files=False)], REWRITTEN, 1,
+         "2 consecutive walltimes without progress: a was only rewritten"),
+        ([record(Cause.WALLTIME, changed=True, new_files=False)], WALLTIME, 1, "2 consecutive walltimes without progress"),
+        ([record(Cause.WALLTIME, changed=True, new_files=False)] * 9, REWRITTEN, -1, ""),
+        ([record(Cause.WALLTIME, changed=True, new_files=False)], replace(REWRITTEN, step=1), 1, ""),
         ([record(Cause.WALLTIME, changed=True)], replace(WALLTIME, changed_files=False), 2, ""),
         # Preemptions and lost nodes between walltimes count for nothing.
         ([record(Cause.WALLTIME), record(Cause.PREEMPTED), record(Cause.NODE_LOST)], WALLTIME, 2,
@@ -86,6 +115,108 @@ def test_a_script_that_raises_the_same_exception_at_the_same_line_ends_at_the_se
     other = record(Cause.CRASHED, reason="exit code 1", lines=[TRACEBACK[1].replace("7", "8"), "RuntimeError: x"])
     assert of_script([other], end) == ""
     assert of_script([replace(same, step=4)], replace(end, step=4)) == ""  # after progress only the budget counts
+
+
+def crashed(reason, lines=(), rank=0, code=1, **more):
+    return AttemptEnd(Cause.CRASHED, reason, code, rank, last_lines=list(lines), **more)
+
+
+def is_repeated(before, end, *, of_function):
+    earlier = record(
+        before.cause, reason=before.reason, lines=before.last_lines, rank=before.rank, symptom=before.symptom,
+        step=before.step, changed=before.changed_files,
+    )  # fmt: skip
+    earlier = replace(earlier, exit_code=before.exit_code)
+    return bool(why_repeated([earlier], end, end.cause, tells_steps=of_function, blind_requeues=1))
+
+
+SAVE = "checkpoint of step {0} was not saved: rank 0: No space left on device: '/runs/a/step-{0:08}.part-{1}-x9{1}q'; step 20 is good"
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "is_same"),
+    [
+        (crashed(SAVE.format(40, 0), rank=1, symptom="disk_full"), crashed(SAVE.format(40, 1), rank=0, symptom="disk_full"), True),
+        (crashed("ValueError: batch 7 at a.py:3"), crashed("ValueError: batch 9 at a.py:3", rank=5, symptom="exception"), True),
+        (crashed("ValueError: batch 7 at a.py:3"), crashed("ValueError: batch 7 at a.py:4", symptom="exception"), False),
+        (crashed("ValueError: x at a.py:3"), crashed("KeyError: x at a.py:3", symptom="exception"), False),
+        (crashed("killed by SIGSEGV", code=139), crashed("killed by SIGSEGV", code=139, symptom="native_crash"), True),
+        (crashed("killed by SIGSEGV", code=139), crashed("killed by SIGSEGV", code=139, rank=1, symptom="native_crash"), False),
+        *((crashed(reason, symptom=symptom), crashed(reason, symptom=symptom), False) for reason, symptom in (
+            ("killed by SIGKILL (out of memory?)", "killed"), ("can't allocate memory", "out_of_memory"),
+            ("the connection to another rank was lost", "peer_lost"), ("killed by SIGBUS", "native_crash"),
+            ("RuntimeError: CUDA error: uncorrectable ECC error at a.py:3", "exception"),
+            ("DistBackendError: ncclRemoteError: remote process exited at a.py:3", "exception"),
+            ("OSError: [Errno 5] Input/output error at a.py:3", "exception"),
+        )),
+    ],
+)  # fmt: skip
+def test_a_crash_of_a_function_is_the_same_unless_a_node_or_device_explains_it(before, end, is_same):
+    assert is_repeated(before, end, of_function=True) is is_same
+
+
+R_LINES = ["task 2 mean 0.{0}", "Error: no such column: w{0}", "Execution halted"]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({}, True),
+        ({"lines": ["Error: no such row", "Execution halted"]}, False),
+        ({"code": 2}, False),
+        ({"step": 3}, False),  # after progress only the budget counts
+        ({"changed_files": True}, False),
+        ({"lines": [*(f"iteration {n}" for n in range(5)), *R_LINES]}, False),
+        ({"lines": ["NCCL WARN NET/IB : Got completion with error 12", *R_LINES]}, False),
+    ],
+)
+def test_a_program_that_exits_after_the_same_lines_ends_at_the_second_time(change, is_same):
+    before = crashed("exit code 1", [line.format(17) for line in R_LINES])
+    end = crashed("exit code 1", **{"lines": [line.format(4) for line in R_LINES], **change})
+    assert is_repeated(before, end, of_function=False) is is_same
+
+
+def test_a_silent_exit_is_not_the_same_and_the_number_of_alike_lines_does_not_matter():
+    assert not is_repeated(crashed("exit code 1"), crashed("exit code 1"), of_function=False)
+    progress = [[f"iteration {n}" for n in range(count)] for count in (2, 5)]
+    one, other = ([*lines, "Error: x"] for lines in progress)
+    assert is_repeated(crashed("exit code 1", one), crashed("exit code 1", other), of_function=False)
+
+
+def test_names_that_no_earlier_attempt_had_are_new(run_directory, tmp_path, monkeypatch):
+    """Also if the program removes its files at each start, and as `explain` states it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.pt").write_text("before the run")
+    seen = []
+    for names in (["a.pt"], ["a.pt", "old.pt"], ["a.pt", "b.pt"], []):
+        attempt = claim_attempt(run_directory)
+        for path in tmp_path.glob("[ab].pt"):
+            path.unlink()
+        before = state_of_files("*.pt", run_directory.path)
+        for name in names:
+            (tmp_path / name).write_text(f"{attempt.number}")
+        end = with_files(WALLTIME, attempt, "*.pt", before)
+        seen.append((end.new_files, end.changed_files, end.files.removeprefix("restart.progress = '*.pt' matched ")))
+    assert seen == [
+        (True, True, "1 new (a.pt), 1 unchanged (old.pt)"),
+        (False, True, "2 only rewritten (a.pt, old.pt)"),
+        (True, True, "1 new (b.pt), 1 only rewritten (a.pt), 1 unchanged (old.pt)"),
+        (False, False, "1 unchanged (old.pt)"),
+    ]
+    assert MatchedFiles.read(run_directory.attempt(2)).new == ["b.pt"]
+    end = with_files(WALLTIME, attempt, "no/*.pt", {})
+    assert end.files == f"restart.progress = 'no/*.pt' matched no file in {tmp_path}"
+    assert "correct restart.progress" in progress_fix(end)
+
+
+def test_the_fix_names_what_shows_progress():
+    for end in (WALLTIME, REWRITTEN):
+        fix = progress_fix(end)
+        assert all(
+            part in fix
+            for part in ("`toolkit: step N`", "toolkit.step(N)", "step in their names", "blind_requeues = -1")
+        )
+    assert "instead of starting over" in progress_fix(REWRITTEN)
 
 
 @pytest.mark.parametrize("name", ["ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"])

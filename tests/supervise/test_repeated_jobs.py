@@ -18,7 +18,7 @@ from toolkit.rundir.task_files import read_usage
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
+from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns, end_since, start_of_turn, take_turn
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.supervisor import Supervisor
@@ -63,12 +63,12 @@ def test_each_job_claims_the_next_start_and_closes_one_that_was_killed(run_direc
 
 
 def test_a_run_that_has_ended_is_left_alone_until_it_is_resumed(run_directory):
-    assert code_of_ended_run(run_directory, 0) is None
+    assert end_since(run_directory, 0) is None
     end(run_directory, final=False)
-    assert code_of_ended_run(run_directory, 0) is None
+    assert end_since(run_directory, 0) is None
     end(run_directory, final=True, start=1, code=3)
-    assert code_of_ended_run(run_directory, 0) == 3
-    assert code_of_ended_run(run_directory, 2) is None
+    assert end_since(run_directory, 0).exit_code == 3
+    assert end_since(run_directory, 2) is None
 
 
 @pytest.mark.parametrize(("number", "follows"), [(1, Next.FOLLOW_UP), (5, None)])

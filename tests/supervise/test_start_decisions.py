@@ -11,7 +11,7 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.rundir.claims import claim_attempt, process_start_ticks
 from toolkit.rundir.files import utc_now, write_json
-from toolkit.rundir.states import Cause, Next
+from toolkit.rundir.states import Cause, EndDecision, Next, RunState
 from toolkit.rundir.user_requests import ask_to_stop
 from toolkit.supervise import continuation
 from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, why_terminated
@@ -105,15 +105,43 @@ def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_s
     assert float(attempt.ends_at.read_text()) == pytest.approx(end.timestamp(), abs=1)
 
 
-@pytest.mark.parametrize(("restarts", "cause"), [(1, Cause.PREEMPTED), (0, Cause.WALLTIME)])
-def test_a_script_that_requeues_its_job_at_the_walltime_keeps_its_progress(supervisor, slurm_says, restarts, cause):
+@pytest.mark.parametrize(("restarts", "cause"), [(1, Cause.WALLTIME), (0, Cause.PREEMPTED)])
+def test_a_walltime_stays_one_if_a_program_has_requeued_the_job_before_the_query(
+    supervisor, slurm_says, restarts, cause
+):
+    slurm_says(f'case "$*" in *EndTime*) echo N/A ;; *) echo {restarts} ;; esac')
+    one = supervisor(100)
+    assert one.why_warned() is cause
+
+
+@pytest.mark.parametrize(
+    ("restarts", "walltimes", "before", "after"),
+    [
+        (1, -1, Cause.WALLTIME, Cause.WALLTIME), (0, -1, Cause.WALLTIME, Cause.WALLTIME), (1, -1, Cause.STOPPED, Cause.STOPPED),
+        (1, 0, Cause.WALLTIME, Cause.PREEMPTED),  # toolkit does not count walltimes, so the script decides
+    ],
+)  # fmt: skip
+def test_a_script_that_requeues_its_job_keeps_its_progress(supervisor, slurm_says, restarts, walltimes, before, after):
     """As Lightning does on SIGUSR1; Slurm then ends the job by TERM."""
     slurm_says(f"echo {restarts}")
     one = supervisor()
-    one.job["job"] = {"entry": "train.py"}
+    one.job |= {"job": {"entry": "train.py"}, "restart": {"walltimes": walltimes}}
     one.request.on_signal(signal.SIGTERM, None)
-    end = one._unless_requeued(AttemptEnd(Cause.WALLTIME, "", step=7, changed_files=True))
-    assert (end.cause, end.step, end.changed_files) == (cause, 7, True)
+    end = one._unless_requeued(AttemptEnd(before, "", step=7, changed_files=True, new_files=True, files="1 new"))
+    assert (end.cause, end.step, end.new_files, end.files) == (after, 7, True, "1 new")
+    assert one.is_requeued is bool(restarts)
+
+
+@pytest.mark.parametrize(("follows", "is_canceled"), [(Next.END, True), (Next.REQUEUE, False)])
+def test_a_job_that_its_program_requeued_is_canceled_if_the_run_has_ended(
+    supervisor, fake_slurm, monkeypatch, follows, is_canceled
+):
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:/bin")
+    fake_slurm.script("scancel", "exit 0")
+    one = supervisor()
+    decision = EndDecision(Cause.STOPPED, follows, RunState.STOPPED, 130, "")
+    assert one._leave_requeued(decision) == 130
+    assert any("7" in call for call in fake_slurm.calls("scancel")) is is_canceled
 
 
 @pytest.mark.parametrize("first", [None, signal.SIGTERM, signal.SIGUSR2])
@@ -316,6 +344,21 @@ def ended(run, cause, step, *, start=0, rank=None, reason=""):
 
 
 UNLIMITED = {"crashes": -1, "walltimes": -1, "preemptions": -1}
+
+
+@pytest.mark.parametrize(
+    ("walltimes", "again", "reason", "has_fix"),
+    [
+        (-1, Next.REQUEUE, "1 walltime without progress", True),
+        (0, Next.REQUEUE, "restart.walltimes = 0 is spent", False),  # as a batch script
+        (-1, None, "a requeue is not allowed (job.requeue, or no Slurm)", False),
+    ],
+)
+def test_progress_is_asked_for_only_if_another_start_would_follow(run_directory, walltimes, again, reason, has_fix):
+    restart = {**UNLIMITED, "walltimes": walltimes, "blind_requeues": 1}
+    end = AttemptEnd(Cause.WALLTIME, "")
+    decision = judge(run_directory, restart, 0, end, Cause.WALLTIME, again, tells_steps=False)
+    assert (decision.next, decision.reason, bool(decision.fix)) == (Next.END, reason, has_fix)
 
 
 @pytest.mark.parametrize(

@@ -282,15 +282,16 @@ class RestartTable(Table):
     crashes: int = key(2, "Maximum number of restarts after a rank crashes; -1 is unlimited.", ge=-1)
     walltimes: int = key(-1, "Maximum number of requeues at the walltime; -1 is unlimited.", ge=-1)
     blind_requeues: int = key(
-        2,
+        1,
         "Number of consecutive walltimes without progress after which a script or executable ends; -1 is unlimited. Progress is "
-        "a new step (`toolkit.step(N)`, or a line `toolkit: step N` of rank 0), or a change of a file that `progress` matches.",
+        "a new step (`toolkit.step(N)`, or a line `toolkit: step N` of rank 0), or a file that `progress` matches and whose name "
+        "no earlier attempt had. Files that were only rewritten allow one more start.",
         ge=-1,
     )
     progress: str = key(
         "",
-        "Pattern of files whose change counts as progress, relative to the working directory of the ranks.",
-        form='a pattern such as "out/*.pt"; `**` matches any folders',
+        "Pattern of files that show progress by their names, relative to the working directory of the ranks.",
+        form='a pattern such as "out/step-*.pt"; `**` matches any folders',
     )
     out_of_memory: Literal["crash", "smaller_micro_batch"] = key(
         "crash",

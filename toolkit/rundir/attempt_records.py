@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from toolkit.errors import DamagedFileError
@@ -12,7 +12,9 @@ from toolkit.rundir.files import is_unwritable, read_json_or_none, write_bytes, 
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, Next, RunState
 
-__all__ = ["FAILED_INSIDE", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "StartRecord", "keep_room", "reason_of"]
+__all__ = [
+    "FAILED_INSIDE", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "MatchedFiles", "StartRecord", "keep_room", "reason_of",
+]  # fmt: skip
 
 # Reasons of a batch script that exited with 0; the second one is followed by the steps that failed inside it.
 SCRIPT_DONE = "the script exited with 0"
@@ -21,8 +23,49 @@ _SIGKILL_GUESS = "(out of memory?)"  # the guard process sees that SIGKILL ended
 _START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time", "halvings")
 _END_KEYS = (
     "cause", "next", "final", "state", "exit_code", "reason", "decision", "rank", "host", "fix", "last_lines", "step",
-    "seconds", "time", "symptom", "evidence", "changed_files", "begun", "usage",
+    "seconds", "time", "symptom", "evidence", "changed_files", "new_files", "begun", "usage",
 )  # fmt: skip
+FILES_NAMED = 3  # names of files in a message
+
+
+@dataclass(frozen=True)
+class MatchedFiles:
+    """`matched_files.json`: the files that `restart.progress` matched at the end of an attempt, below `folder`.
+
+    `new` are names that no earlier attempt had. A file of an earlier attempt may only have been rewritten, by a program
+    that does not continue from it, so it does not prove progress.
+    """
+
+    pattern: str
+    folder: str
+    new: list[str]
+    rewritten: list[str]
+    unchanged: list[str]
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.new, *self.rewritten, *self.unchanged}
+
+    @classmethod
+    def read(cls, attempt: AttemptDirectory) -> MatchedFiles | None:
+        """Read the file of an attempt; None if it has not ended, or if the job has no such pattern."""
+        value = read_json_or_none(attempt.matched_files)
+        return cls(**{one.name: value[one.name] for one in fields(cls)}) if value is not None else None
+
+    def write(self, attempt: AttemptDirectory) -> None:
+        """Write `matched_files.json`."""
+        write_json(attempt.matched_files, asdict(self))
+
+    def __str__(self) -> str:
+        said = f"restart.progress = {self.pattern!r} matched"
+        if not self.names:
+            return f"{said} no file in {self.folder}"
+        kinds = (("new", self.new), ("only rewritten", self.rewritten), ("unchanged", self.unchanged))
+        return f"{said} " + ", ".join(f"{len(names)} {kind} ({_named(names)})" for kind, names in kinds if names)
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:FILES_NAMED]) + (", ..." if len(names) > FILES_NAMED else "")
 
 
 @dataclass(frozen=True)
@@ -85,7 +128,7 @@ class AttemptRecord:
     `rank` on `host` caused the end; both are None if no single rank did. `evidence` contains (file name, line) pairs
     from the files of the attempt. `begun` and `usage` preserve contents of files that a finished array task removes.
     `seconds` is the unchecked running time, None in old files. `changed_files` is whether files that `restart.progress`
-    matches changed, None without such a pattern. `other_keys` are keys that this version does not know;
+    matches changed, None without such a pattern; `new_files` is whether one has a new name. `other_keys` are keys that this version does not know;
     `write` preserves them.
     """
 
@@ -108,6 +151,7 @@ class AttemptRecord:
     begun: StartRecord | None = None
     usage: list[dict[str, Any]] = field(default_factory=list)
     changed_files: bool | None = None
+    new_files: bool | None = None
     other_keys: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -147,10 +191,10 @@ class AttemptRecord:
         value = {
             name: getattr(self, name)
             for name in _END_KEYS
-            if name not in ("symptom", "evidence", "begun", "usage", "changed_files")
+            if name not in ("symptom", "evidence", "begun", "usage", "changed_files", "new_files")
         }
-        if self.changed_files is not None:
-            value["changed_files"] = self.changed_files
+        files = {"changed_files": self.changed_files, "new_files": self.new_files}
+        value |= {name: changed for name, changed in files.items() if changed is not None}
         if self.symptom:  # it is "" if the next start wrote the record
             value |= {"symptom": self.symptom, "evidence": list(self.evidence)}
         if self.begun is not None:

@@ -252,6 +252,11 @@ class AttemptDirectory:
         return self.path / "exit.json"
 
     @property
+    def matched_files(self) -> Path:
+        """The files that `restart.progress` matched at the end of the attempt."""
+        return self.path / "matched_files.json"
+
+    @property
     def reserve(self) -> Path:
         """Reserved disk space, which is released to write `exit.json` on a full disk."""
         return self.path / "reserve"

@@ -18,7 +18,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
 __all__ = ["keep_the_end", "read_usage"]
 
-_OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_at")
+_OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_at", "matched_files.json")
 
 
 def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], None]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FORMS", "ArrayTasks", "parse_array", "write_array"]
+__all__ = ["FORMS", "ArrayTasks", "array_variables", "parse_array", "write_array"]
 
 FORMS = '"0-9", "0-15:4", "1,3,5-7", each with an optional suffix "%2" for at most 2 tasks at a time'
 LARGEST_TASK = 4_000_000  # MaxArraySize in slurm.conf is at most 4000001; the default is 1001
@@ -44,6 +44,13 @@ def parse_array(text: str) -> ArrayTasks:
             raise ValueError(f"{text!r} contains a task twice: {term!r} repeats it")
         taken[here] = b"\1" * len(numbers)
     return ArrayTasks(tuple(ranges), int(limit) if percent else None)
+
+
+def array_variables(array: str) -> dict[str, str]:
+    """Return the variables that describe a whole array to its tasks, with the values that Slurm would set."""
+    tasks, step = sorted(parse_array(array)), re.search(r":(\d+)", array)  # Slurm reports the first step in the string
+    values = {"COUNT": len(tasks), "MIN": tasks[0], "MAX": tasks[-1], "STEP": int(step[1]) if step else 1}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in values.items()}
 
 
 def write_array(numbers: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import open_submission, process_start_ticks
 from toolkit.rundir.files import cannot_write, read_json, runs_folder, utc_now, write_bytes, write_json, write_text
+from toolkit.rundir.find import array_of_first_start
 from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.sweep import write_sweep
@@ -229,12 +230,20 @@ def make_run(
         job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)
         excluded = [] if here else nodes_to_exclude(job, runs)
         task_overrides = sweep.task_overrides if sweep is not None else None
-        options = [*extra_sbatch_options]
+        options, whole_array = [*extra_sbatch_options], _whole_array(job, repeats)
         if after:
             options += dependency_options(after, [*sbatch_words(job), *extra_sbatch_options])
         write_text(
             run.script(0),
-            render_script(job, run, 0, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides),
+            render_script(
+                job,
+                run,
+                0,
+                excluded=excluded,
+                extra_sbatch_options=options,
+                task_overrides=task_overrides,
+                whole_array=whole_array,
+            ),
             mode=0o700,
         )
         _copy_job_files(job, run, repeats)
@@ -245,6 +254,7 @@ def make_run(
         if calls is not None:
             write_json(run.calls, calls, mode=0o600)
         record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
+        record |= {"whole_array": whole_array} if whole_array else {}
         if after:
             record |= record_of(after)
         write_json(run.record, record)  # written last, because a folder with a record counts as a run
@@ -252,6 +262,13 @@ def make_run(
         discard_run(run)
         raise
     return run
+
+
+def _whole_array(job: ResolvedJob, repeats: RunDirectory | None) -> str:
+    """Return the array of which a rerun repeats a single task; "" for any other run."""
+    if repeats is None or job.job.array != str(repeats.task_number):
+        return ""
+    return array_of_first_start(repeats.whole)
 
 
 def _copy_job_files(job: ResolvedJob, run: RunDirectory, repeats: RunDirectory | None) -> None:

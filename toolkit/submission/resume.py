@@ -20,7 +20,7 @@ from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
-from toolkit.rundir.find import array_in
+from toolkit.rundir.find import array_in, array_of_first_start
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import read_sweep
@@ -125,7 +125,13 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
         excluded = nodes_to_exclude(job, runs_of(run.whole))
         options = [*changes.sbatch, *dependency_options(changes.after, [*sbatch_words(job), *changes.sbatch])]
         script = render_script(
-            job, run.whole, number, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides
+            job,
+            run.whole,
+            number,
+            excluded=excluded,
+            extra_sbatch_options=options,
+            task_overrides=task_overrides,
+            whole_array=array_of_first_start(run.whole),
         )
         write_text(run.whole.script(number), script, mode=0o700)
     except (ToolkitError, OSError):

@@ -11,7 +11,9 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, ToolkitError, counted
 from toolkit.metrics.training import last_record
+from toolkit.rundir.find import array_of_first_start
 from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.array import parse_array, write_array
 from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
@@ -56,13 +58,21 @@ def check_components(run: RunDirectory, recorded: ResolvedJob, keys: Iterable[st
 def check_tasks(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> None:
     """Refuse to resume an array as a single job, or the reverse: each task has its own checkpoint folder.
 
+    Report tasks that the first start did not have, because a program that divides work by their count would skip it.
+
     Raises:
         ToolkitError: the run is an array and the new job is not, or the reverse.
     """
     was_array, place = recorded.job.tasks is not None, job.origin("job.array").place("job.array")
-    if was_array == (job.job.tasks is not None):
-        return
     name = run.whole.run_id
+    if was_array == (job.job.tasks is not None):
+        first = array_of_first_start(run.whole)
+        if new := sorted(set(job.job.tasks or ()) - set(parse_array(first) if first else ())):
+            say(
+                f"tasks {write_array(new)} are new: SLURM_ARRAY_TASK_COUNT, _MIN, _MAX and _STEP stay those of the first start "
+                f"({first}); if the program reads them, `toolkit rerun {name} -a {job.job.array}`"
+            )
+        return
     if was_array:
         raise ToolkitError(
             f"run {name} is an array and cannot be resumed as a single job", where=place,

@@ -35,6 +35,7 @@ from toolkit.runs.record.code_snapshot import (
     take_snapshot,
 )
 from toolkit.runs.record.job import sbatch_words
+from toolkit.slurm.array import array_variables
 from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.sbatch_options import excluded_nodes, value_of
@@ -61,11 +62,12 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def render_script(
     job: ResolvedJob, run: RunDirectory, start: int, *, excluded: Sequence[str] = (), extra_sbatch_options: Sequence[str] = (),
-    task_overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    task_overrides: Mapping[str, Mapping[str, Any]] | None = None, whole_array: str = "",
 ) -> str:  # fmt: skip
     """Return the script of one submission, whose first start is `start`; `excluded` are further nodes to exclude.
 
     `extra_sbatch_options` are for this submission only. `task_overrides` override the job in each task of a sweep.
+    `whole_array` are the tasks that count, minimum, maximum and step describe, if this submission has only some of them.
 
     Raises:
         ToolkitError: a value contains a control character, or a name to pass is not a valid variable name.
@@ -79,7 +81,7 @@ def render_script(
         site=job.site.name,
         run_directory_comment=_check_path(run),
         start=start,
-        is_array=bool(job.job.array),
+        array_variables=array_variables(whole_array or job.job.array) if job.job.array else {},
         kept=[
             *KEPT,
             *map(_pattern, job.env.passed),

@@ -95,6 +95,8 @@ class Allocation:
         if not answer:
             return False
         before, self.ends_at = self.ends_at, _seconds_of(answer)
+        if before and abs(self.ends_at - before) > 1 and self.was_requeued():
+            self.ends_at = before  # a program has requeued this job; Slurm reports the end of the next start, or none
         return abs(self.ends_at - before) > 1
 
     def next_start(self, *, by_requeue: bool) -> Next | None:

@@ -12,7 +12,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, EndDecision, Next, decide
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
-from toolkit.supervise.progress import PROGRESS_FIX, is_import_failure, why_repeated
+from toolkit.supervise.progress import is_import_failure, progress_fix, why_repeated
 from toolkit.supervise.retry import Retry
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, GPU_OUT_OF_MEMORY, OUT_OF_MEMORY, match_symptom
 
@@ -58,6 +58,9 @@ def judge(
         budget = ENDINGS[record.cause].budget
         if budget and not _is_halved(restart, record.cause, record.symptom):
             spent[budget] += 1
+    is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
+    if is_blind and (again is None or 0 <= budgets["walltimes"] <= spent["walltimes"]):
+        repeated, is_blind = "", False  # no progress would bring another start
     is_halved = _is_halved(restart, cause, end.symptom)
     if is_halved:
         repeated = ""
@@ -72,8 +75,7 @@ def judge(
         return replace(decision, fix=ENVIRONMENT_FIX)
     if is_halved and decision.next is Next.END:
         return replace(decision, reason=f"memory ran out again after {MOST_HALVINGS} halvings of the micro-batch")
-    is_blind = cause is Cause.WALLTIME and not tells_steps and bool(repeated)
-    return replace(decision, fix=PROGRESS_FIX) if is_blind else decision
+    return replace(decision, fix=progress_fix(end)) if is_blind else decision
 
 
 def halvings(run: RunDirectory, start: int, restart: Mapping[str, Any]) -> int:
@@ -150,7 +152,7 @@ def record_end(
         decision.cause, decision.next, decision.next is Next.END, decision.final_state, decision.exit_code, end.reason,
         decision.reason, end.rank, end.host, fix, end.last_lines, end.step, round(seconds, 3), utc_now(),
         symptom=end.symptom if end.symptom and end.cause is decision.cause else decision.cause.value, evidence=end.evidence,
-        changed_files=end.changed_files,
+        changed_files=end.changed_files, new_files=end.new_files,
     )  # fmt: skip
     event = {"time": utc_now(), "event": "ended", "cause": decision.cause.value, "next": decision.next.value}
     try:

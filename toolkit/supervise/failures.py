@@ -40,6 +40,7 @@ from toolkit.terminal.talk import clean
 
 LAST_LINES = 8
 LINES_SEARCHED = 60  # at the end of a log; a long explanation may follow the error line
+LINE_CHARACTERS = 300  # of a log line in a reason
 LATE_SHOWN = 3
 _LEADS = 2.0  # a rank that uses this multiple of the memory of any other one on its node filled it
 LATE_S = 0.5  # ranks that wait in the same collective time out within this time of each other
@@ -55,6 +56,7 @@ _CONSEQUENCE = re.compile(
     r"; rank \d+ did not (?:come|join)|came and gave up waiting|joined and timed out",  # the wording differs by release
     re.IGNORECASE,
 )
+_AGREED = re.compile(r"(?:not saved|could not be loaded): rank (\d+): ")
 # How srun and Open MPI name a failed rank. Hydra always names the first process in its list.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
@@ -62,6 +64,11 @@ _SIGNAL = re.compile(r"signal (\d+)")
 _OUT_OF_MEMORY_ON = re.compile(
     r"slurmstepd-(?P<daemon>[\w.-]+?): .*(?:exceeded \S*\s?memory limit|oom[-_ ]kill)|srun: error: (?P<node>[\w.-]+): tasks? [\d,-]+: Out Of Memory",
     re.IGNORECASE,
+)
+# A line that names an error: `Error: ...`, `ERROR: LoadError: ...`, `prog: fatal error: ...`, `ValueError: ...`, not `error: 0.3`.
+_ERROR = re.compile(
+    r"^(?!srun:|slurmstepd)(?:\S+: |line \d+: |\[[^]]*\]:? |Fortran runtime |[\d:,.T/-]+ ){0,5}"
+    r"(?:[\w.]*(?:[Ee]rror|ERROR|Exception)|[Ff]atal|FATAL|panic)\b(?!\s*[:=]?\s*[-+\d.e]+\s*$)"
 )
 
 
@@ -86,6 +93,8 @@ class AttemptEnd:
     evidence: list[tuple[str, str]] = field(default_factory=list)
     cannot_pass: bool = False
     changed_files: bool | None = None  # whether files that `restart.progress` matches changed during the attempt
+    new_files: bool | None = None  # whether one of them has a name that no earlier attempt had
+    files: str = ""  # what `restart.progress` matched
 
 
 def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
@@ -95,6 +104,8 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         return None
     timed_out_ranks = [error for error in errors if _timed_out(error)]
     culprit = min(errors, key=lambda error: (_is_caused(error, timed_out_ranks), error["time"]))
+    if agreed := _AGREED.search(culprit["reason"]):  # all ranks raise the error of one of them
+        culprit = next((error for error in errors if error["rank"] == int(agreed[1])), culprit)
     if _is_caused(culprit, timed_out_ranks) and match_symptom(_launcher_lines(attempt)) is None:
         blamed = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
         if blamed is not None:
@@ -145,17 +156,19 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     """Add the symptom that the rank's messages show, or else the launcher's, with its evidence and fix."""
     kind, consequence = culprit["kind"], _is_consequence(culprit)
     rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
-    seen = [(rank_file, match_symptom([end.reason]))]
+    seen, named_error, log_file = [(rank_file, match_symptom([end.reason]))], "", ""
     if kind == "exit":  # an unmanaged program reports its error only in its log
-        log = find_log(attempt, culprit["rank"])
+        log_file = f"logs/{find_log(attempt, culprit['rank']).name}"
         lines = [clean(line) for line in tail_of(attempt, culprit["rank"], LINES_SEARCHED)]
-        seen.append((f"logs/{log.name}", match_symptom(lines)))
+        named_error = _line_of_error(lines)
+        seen.append((log_file, match_symptom(lines)))
     if kind in ("exit", "signal") or consequence:
         seen.append(("logs/launcher.log", match_symptom(_launcher_lines(attempt))))
     shown = next(((file, match) for file, match in seen if match is not None), None)
     if shown is None:
         symptom = _plain_symptom(kind, end, consequence)
-        evidence = [(rank_file, end.reason)]
+        evidence = [(log_file, named_error) if named_error else (rank_file, end.reason)]
+        end = replace(end, reason=f"{end.reason}: {named_error}") if named_error else end
         return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
     file, match = shown
     symptom, evidence = match.symptom, [(file, match.line)]
@@ -168,6 +181,17 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     if consequence and file == "logs/launcher.log":
         return replace(_with_the_launchers_reason(end, match, attempt), rank=None, host=None)
     return end
+
+
+def _line_of_error(lines: Sequence[str]) -> str:
+    """Return the last line that names an error, as R, Julia, Fortran, MATLAB or a shell print it; "" if there is none."""
+    at = next((at for at in range(len(lines) - 1, -1, -1) if _ERROR.search(lines[at])), None)
+    if at is None:
+        return ""
+    line = lines[at].strip()
+    if line.endswith(":") and at + 1 < len(lines):  # `Error in f(x) :`
+        line += f" {lines[at + 1].strip()}"
+    return line[:LINE_CHARACTERS]
 
 
 def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:

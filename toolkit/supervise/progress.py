@@ -4,25 +4,45 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import last_record
-from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.attempt_records import AttemptRecord, MatchedFiles
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
-
-PROGRESS_FIX = (
-    "report progress in one of three ways: print a line `toolkit: step N`; call toolkit.step(N) if the entry is a Python file; "
-    'or set restart.progress to a pattern such as "out/*.pt" for files that the script writes. Else raise job.time, or set '
-    "restart.blind_requeues = -1"
+from toolkit.supervise.symptoms import (
+    COLLECTIVE_TIMEOUT,
+    KILLED,
+    NATIVE_CRASH,
+    NODE_LOST,
+    OUT_OF_MEMORY,
+    PEER_LOST,
+    SILENT,
 )
+
+_STEPS = "print a line `toolkit: step N`; call toolkit.step(N) if the entry is a Python file; "
+_FILES = "files that the script writes, with the step in their names"
+_UNLIMITED = "set restart.blind_requeues = -1"
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 _EXCEPTION = re.compile(r"(?:\w+\.)*(?P<name>[A-Z]\w*)(?=: | at |$)")
 _POSITION = re.compile(r' at (?P<place>\S+:\d+)$|File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# A node, a device or a network may explain these, and another attempt may then succeed.
+_OF_NODES = frozenset({KILLED.word, OUT_OF_MEMORY.word, PEER_LOST.word, NODE_LOST.word, SILENT.word})
+_OF_DEVICES = re.compile(
+    r"\bECC\b|fallen off the bus|\bXid\b|unspecified launch failure|uncorrectable|CUDA-capable device|device.* (?:busy|unavailable)|"
+    r"hardware error|nccl(?:System|Remote|Internal|UnhandledCuda)Error|unhandled (?:system|cuda) error|remote process exited|NET/(?:IB|OFI)|"
+    r"\bIBV?_|SIGBUS|Bus error|connection (?:reset|refused|closed|timed out)|network is unreachable|no route to host|"
+    r"input/output error|stale file handle|transport endpoint",
+    re.IGNORECASE,
+)
+# The reason of these names no error, so that only the rank shows whether two of them are alike.
+_UNNAMED = frozenset({NATIVE_CRASH.word, COLLECTIVE_TIMEOUT.word, ""})
+_VARYING = re.compile(r"\S*[\d/]\S*")  # numbers, paths, names with a number such as that of an unfinished checkpoint
 _NOT_COUNTED = frozenset({Cause.PREEMPTED, Cause.NODE_LOST, Cause.SUPERVISOR_LOST})  # they say nothing about a script
 
 
@@ -65,6 +85,28 @@ def state_of_files(pattern: str, run: Path) -> dict[str, tuple[int, int]]:
     return state
 
 
+def with_files(
+    end: AttemptEnd, attempt: AttemptDirectory, pattern: str, before: dict[str, tuple[int, int]]
+) -> AttemptEnd:
+    """Return the end of an attempt with what `restart.progress` matched, which `matched_files.json` then contains.
+
+    `before` is the state of the files when the attempt started.
+    """
+    after, run = state_of_files(pattern, attempt.run.whole.path), attempt.run
+    earlier = (MatchedFiles.read(run.attempt(number)) for number in run.attempt_numbers() if number < attempt.number)
+    known = set(before).union(*(one.names for one in earlier if one is not None))
+    changed = sorted(name for name in after if after[name] != before.get(name))
+    files = MatchedFiles(
+        pattern, str(Path.cwd()), new=[name for name in changed if name not in known],
+        rewritten=[name for name in changed if name in known], unchanged=sorted(after.keys() - set(changed)),
+    )  # fmt: skip
+    try:
+        files.write(attempt)
+    except OSError as error:  # a full disk must not hide the end of the attempt
+        say(f"cannot write {attempt.matched_files}: {error.strerror}")
+    return replace(end, changed_files=bool(changed), new_files=bool(files.new), files=str(files))
+
+
 def why_repeated(
     earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool, blind_requeues: int
 ) -> str:
@@ -76,23 +118,40 @@ def why_repeated(
         earlier: ends of the attempts since the last resume.
         cause: why the attempt ended, according to Slurm.
         tells_steps: True for a function, which reports its steps. A script that crashes without reporting any is
-            repeated only if it raised the same exception at the same line.
-        blind_requeues: `restart.blind_requeues`, the number of walltimes without progress at which a script ends.
+            repeated only if it raised the same exception at the same line, or if its last lines are alike.
+        blind_requeues: `restart.blind_requeues`, the number of walltimes without progress at which a script ends. Files that
+            were only rewritten allow one more start, because a program may continue from them.
     """
     if _has_progress(earlier, end):
         return ""
     if cause is Cause.WALLTIME and not tells_steps:
         blind = 1 + _blind_walltimes(earlier)
-        return f"{blind} consecutive walltimes without progress" if 0 < blind_requeues <= blind else ""
+        if blind_requeues < 0 or blind < blind_requeues + bool(end.changed_files):
+            return ""
+        times = "1 walltime" if blind == 1 else f"{blind} consecutive walltimes"
+        return f"{times} without progress" + (f": {end.files}" if end.files else "")
     if not earlier or earlier[-1].cause is not cause:
         return ""
     if cause is Cause.LAUNCH_FAILED:  # Slurm may take a while to end an old step on a node
         times = "three times" if [one.cause for one in earlier[-2:]] == [cause] * 2 else ""
     elif cause is Cause.CRASHED:
-        times = "twice" if _is_same_crash(earlier, end, tells_steps=tells_steps) else ""
+        times = "twice" if _is_same_crash(earlier[-1], end, tells_steps=tells_steps) else ""
     else:
         times = "twice" if cause in (Cause.STALLED, Cause.WALLTIME) else ""
     return f"the same failure occurred {times} without a new step" if times else ""
+
+
+def progress_fix(end: AttemptEnd) -> str:
+    """Return how a script can show progress, after an end at the walltime that shows none."""
+    if end.changed_files:
+        return (
+            "check that the program continues from these files instead of starting over; if it does, report progress: "
+            f"{_STEPS}or write files with the step in their names. Else {_UNLIMITED}"
+        )
+    pattern = f'set restart.progress to a pattern such as "out/step-*.pt" for {_FILES}'
+    if end.files:
+        pattern = f"correct restart.progress, which must match {_FILES}"
+    return f"report progress in one of three ways: {_STEPS}or {pattern}. Else raise job.time, or {_UNLIMITED}"
 
 
 def is_import_failure(earlier: Sequence[AttemptRecord], end: AttemptEnd) -> bool:
@@ -117,13 +176,36 @@ def exception_of(end: AttemptEnd | AttemptRecord) -> tuple[str, str] | None:
     return None
 
 
-def _is_same_crash(earlier: Sequence[AttemptRecord], end: AttemptEnd, *, tells_steps: bool) -> bool:
-    last = earlier[-1]
-    if tells_steps and (last.rank, last.reason) == (end.rank, end.reason):
-        return True
-    seen = exception_of(end)
-    is_early = not _has_any_progress(last) and not _has_any_progress(end)
-    return is_early and seen is not None and bool(seen[1]) and seen == exception_of(last)
+def _is_same_crash(last: AttemptRecord, end: AttemptEnd, *, tells_steps: bool) -> bool:
+    """Return whether two crashes have the same cause in the program, even if numbers, paths or the failing rank differ."""
+    if _is_of_node(last) or _is_of_node(end):
+        return False
+    seen, place = exception_of(end), _place_of(end.reason)
+    is_named = end.symptom not in _UNNAMED or seen is not None
+    if tells_steps and (is_named or last.rank == end.rank) and place == _place_of(last.reason):
+        return _alike([last.reason]) == _alike([end.reason])
+    if _has_any_progress(last) or _has_any_progress(end):
+        return False
+    if seen is not None and seen[1]:
+        return seen == exception_of(last)
+    lines = _alike(end.last_lines)
+    return bool(lines) and (lines, end.exit_code) == (_alike(last.last_lines), last.exit_code)
+
+
+def _is_of_node(end: AttemptEnd | AttemptRecord) -> bool:
+    """Return whether a node, a device or a network explains a failure."""
+    shown = [end.reason, *(line for _, line in end.evidence), *end.last_lines]
+    return end.symptom in _OF_NODES or any(map(_OF_DEVICES.search, shown))
+
+
+def _place_of(reason: str) -> str:
+    found = _POSITION.search(reason)
+    return found[0] if found else ""
+
+
+def _alike(lines: Sequence[str]) -> list[str]:
+    """Return lines without what varies between attempts, each only once, so that their number does not matter."""
+    return list(dict.fromkeys(_VARYING.sub("#", line).strip() for line in lines if line.strip()))
 
 
 def _blind_walltimes(earlier: Sequence[AttemptRecord]) -> int:
@@ -142,4 +224,5 @@ def _has_any_progress(end: AttemptEnd | AttemptRecord) -> bool:
 
 def _has_progress(earlier: Sequence[AttemptRecord], end: AttemptEnd | AttemptRecord) -> bool:
     reached = [one.step for one in earlier if one.step is not None]
-    return bool(end.changed_files) or (end.step is not None and end.step > max(reached, default=-1))
+    has_files = end.changed_files if end.new_files is None else end.new_files  # older records do not state `new_files`
+    return bool(has_files) or (end.step is not None and end.step > max(reached, default=-1))

@@ -45,14 +45,14 @@ def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
     return turn
 
 
-def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
-    """Return the exit code of a run that ended in start `first` or a later one; None if it did not."""
+def end_since(run: RunDirectory, first: int) -> AttemptRecord | None:
+    """Return the end of a run or task that ended in start `first` or a later one; None if it did not."""
     attempt = run.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     begun = StartRecord.read(attempt) if attempt is not None else None
     if end is None or begun is None or not end.final or begun.start < first:
         return None
-    return end.exit_code
+    return end
 
 
 def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:

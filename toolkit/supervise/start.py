@@ -12,14 +12,14 @@ from toolkit.errors import NotFoundError, OwnFailureError, counted
 from toolkit.rundir.claims import SupersededError, claim_start, process_start_ticks
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
-from toolkit.rundir.states import Cause
+from toolkit.rundir.states import Cause, RunState
 from toolkit.rundir.sweep import in_words, values_of_task
 from toolkit.slurm.batch_script import shell_signal
 from toolkit.slurm.times import parse_slurm_time
 from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, stop_grace_s
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.log import say
-from toolkit.supervise.repeated_jobs import cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
+from toolkit.supervise.repeated_jobs import cancel_later_turns, end_since, start_of_turn, take_turn
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import check_components, shape_of_job
 from toolkit.supervise.staging import unstage, unstage_here
@@ -46,14 +46,23 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     turn, first = take_turn(job, allocation), first_start
     if turn is not None:
         say(f"repeated job {turn.number} of {turn.count}")
-        if (code := code_of_ended_run(run, first_start)) is not None:
+        if (end := end_since(run, first_start)) is not None:
             say("the run has ended; nothing to do")
             cancel_later_turns(turn)
-            return code
+            return end.exit_code
         first = start_of_turn(run, first_start, allocation.job_id)
     if allocation.task is not None:
         run = make_task(run, allocation.task)
         script = run.script(first_start) if run.script(first_start).exists() else script
+    # Slurm may start again what has ended: `scontrol requeue ARRAYJOB` all tasks of an array, a handler of SIGUSR1 a stopped
+    # run. Only a resume continues or repeats it.
+    end, over = (
+        end_since(run, first_start),
+        {RunState.STOPPED, *([RunState.COMPLETED] if allocation.task is not None else [])},
+    )
+    if end is not None and end.state in over:
+        say(f"{run.run_id} has ended ({end.state}), so there is nothing to do; `toolkit resume` starts it again")
+        return end.exit_code
     claim = claim_start(
         run, first=first, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),

@@ -11,15 +11,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import OWN_FAILURE, OwnFailureError, ToolkitError
+from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, keep_room
 from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, EndDecision, Next, RunState, decide
 from toolkit.rundir.user_requests import stop_within_s
+from toolkit.slurm.commands import Slurm
 from toolkit.supervise.alerting import Alerting
 from toolkit.supervise.allocation import (
+    ANSWER_S,
     STOP_GRACE_S,
     Allocation,
     is_in_grace_time,
@@ -39,7 +41,7 @@ from toolkit.supervise.launch import choose_launcher, has_own_signal, is_unmanag
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_exclude, unfit_nodes
 from toolkit.supervise.observation import Observation
-from toolkit.supervise.progress import state_of_files
+from toolkit.supervise.progress import state_of_files, with_files
 from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.retry import ROOM_S, Retry
@@ -80,6 +82,7 @@ class Supervisor:
     secrets: dict[str, str] = field(default_factory=dict)  # secret values of the last attempt, by variable
     launched_at: float = 0.0  # when the last launcher started
     is_unexplained: bool = False  # whether Slurm ends this job without reporting why
+    is_requeued: bool = False  # whether the program has requeued this job itself
 
     @cached_property
     def webhook(self) -> Webhook:
@@ -212,19 +215,27 @@ class Supervisor:
                 self._let_old_steps_end()
 
     def _unless_requeued(self, end: AttemptEnd) -> AttemptEnd:
-        """Return the end of an attempt, which is none of the run if its script has called `scontrol requeue`.
+        """Return the end of an attempt, corrected if its program has called `scontrol requeue`, as Lightning does on SIGUSR1.
 
-        Lightning does so on SIGUSR1. A batch script that exits is checked only if it contains the word `requeue`.
+        A stop stays a stop, and a walltime counts as one if toolkit requeues at walltimes; else the program decides. A
+        batch script that exits is checked only if it contains the word `requeue`.
         """
         if not self.allocation.in_slurm or not is_unmanaged(self.job["job"]["entry"]):
             return end
-        may_be = self.request.terminated and end.cause is Cause.WALLTIME
+        may_be = end.cause is Cause.STOPPED or (self.request.terminated and end.cause is Cause.WALLTIME)
         if self.shape.is_once and end.cause in (Cause.COMPLETED, Cause.CRASHED):
             may_be = b"requeue" in self.run.batch_script.read_bytes()
         if not (may_be and self.allocation.was_requeued()):
             return end
-        reason = "the script requeued its job"
-        return AttemptEnd(Cause.PREEMPTED, reason, step=end.step, changed_files=end.changed_files)
+        self.is_requeued = True
+        if end.cause is Cause.STOPPED:
+            return end
+        is_walltime = end.cause is Cause.WALLTIME and bool(self.job["restart"].get("walltimes"))
+        cause = Cause.WALLTIME if is_walltime else Cause.PREEMPTED
+        return AttemptEnd(
+            cause, "the script requeued its job", step=end.step, changed_files=end.changed_files, new_files=end.new_files,
+            files=end.files,
+        )  # fmt: skip
 
     def _by_steps(self, attempt: AttemptDirectory, end: AttemptEnd) -> AttemptEnd:
         """Return the end of an attempt, with the steps that failed inside a batch script that exited with 0."""
@@ -292,7 +303,7 @@ class Supervisor:
                 return self.retry.wait_for(watch.end_before_launch) or out_of_time(end)
             attempt.launcher_log.unlink(missing_ok=True)  # the next launch must be judged by its own messages
             self.nodes_checked = False
-        return replace(end, changed_files=state_of_files(pattern, self.run.whole.path) != files) if pattern else end
+        return with_files(end, attempt, pattern, files) if pattern else end
 
     def _await_controller(self, end: AttemptEnd) -> bool:
         """Wait for slurmctld to respond after a failed launch, but keep the time that ranks need to save."""
@@ -438,6 +449,8 @@ class Supervisor:
             if decision.next is Next.END:
                 cancel_later_turns(self.turn)
             return decision.exit_code  # the next repeated job starts when this one has ended
+        if self.is_requeued:
+            return self._leave_requeued(decision)
         if decision.next is Next.END:
             return decision.exit_code
         self.request.terminated = False  # this SIGTERM announced the end; the next one ends the job
@@ -457,4 +470,14 @@ class Supervisor:
             problem = f"cannot continue the run: {error.message if isinstance(error, ToolkitError) else error}"
             say(f"{problem}; run `toolkit resume {self.run.run_id}` to continue it")
             end_after_all(attempt, problem)
+        return decision.exit_code
+
+    def _leave_requeued(self, decision: EndDecision) -> int:
+        """Leave the next start to the requeue of the program, or cancel the requeued job if the run has ended."""
+        if decision.next is Next.END:
+            say("cancelling this job, which its program has requeued, because the run has ended")
+            try:
+                Slurm(timeout_s=ANSWER_S).cancel([self.allocation.job_id])
+            except (NotFoundError, SchedulerRefusedError) as error:
+                say(f"cannot cancel it: {error.message}; it will exit as soon as it starts")
         return decision.exit_code

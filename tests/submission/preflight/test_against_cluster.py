@@ -180,6 +180,9 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
     return replace(cluster(settings=enforce, **partition), accounting=accounting)
 
 
+COUNT = ". A program that reads SLURM_ARRAY_TASK_COUNT also needs --set env.vars.SLURM_ARRAY_TASK_COUNT=10 now"
+
+
 @pytest.mark.parametrize(
     ("keys", "limits", "where", "what", "fix"),
     [
@@ -191,7 +194,7 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
         ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal allows at most 2 for all jobs of a user", "request less with -c, or choose another account or QOS"),
         ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal allows at most 7 for all its jobs together", "request less with --gpus-per-node, or choose another account or QOS"),
         ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal allows at most 2 per node", "request less with --set job.mem_gb_per_node=, or choose another account or QOS"),
-        ('array = "0-9"', {"submitted_jobs": 5}, "job.array", "10 jobs, but QOS normal allows at most 5 in the queue", "submit with -a 0-4; when these have ended, `toolkit resume RUN --set job.array=5-9`"),
+        ('array = "0-9"', {"submitted_jobs": 5}, "job.array", "10 jobs, but QOS normal allows at most 5 in the queue", "submit with -a 0-4; when these have ended, `toolkit resume RUN --set job.array=5-9`" + COUNT),
         ("", {"running_jobs": 0}, "job.account", "QOS normal allows no jobs", "choose another account (-A) or QOS (-q)"),
         ("", {"least_for_job": {"node": 2}}, "job.nodes", "1 nodes, but QOS normal requires at least 2 per job", "request more with -N"),
         ('nodes = 2\ntime = "1:00:00"', {"most_for_job_minutes": {"node": 60}}, "job.time", "120 nodes x minutes, but QOS normal allows at most 60 per job", 'time = "0-00:30:00", or request less'),
@@ -213,7 +216,7 @@ def test_jobs_that_are_in_the_queue_count(resolved, cluster):
     mine = [QueuedJob("physics", "normal", "main")] * 9
     assert said('array = "0-2"', mine) == said('array = "0-9"', [QueuedJob("maths", "long", "main")] * 9) == []
     assert said('array = "0-9"', mine) == [
-        ("10 jobs in addition to 9 of yours, but account physics allows at most 12 in the queue", "submit with -a 0-2; when these have ended, `toolkit resume RUN --set job.array=3-9`")
+        ("10 jobs in addition to 9 of yours, but account physics allows at most 12 in the queue", "submit with -a 0-2; when these have ended, `toolkit resume RUN --set job.array=3-9`" + COUNT)
     ]  # fmt: skip
     assert said("", mine[:1] * 12) == [
         ("1 job in addition to 12 of yours, but account physics allows at most 12 in the queue", "wait, or choose another account (-A) or QOS (-q)")

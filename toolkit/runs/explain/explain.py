@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.verdicts import Severity, line_of_verdict
-from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord
+from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord, MatchedFiles
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
@@ -115,12 +115,21 @@ def explain_run(run: RunDirectory) -> Explanation:
         explanation = explain_unfinished(run, status)
     evidence = [
         *explanation.evidence,
+        *_matched_files(run),
         *_verdicts(run, status),
         *_validated(run, status),
         *_guarded(run),
         *_rehearsals(run, status),
     ]
     return replace(explanation, status=status, events=last_events(run), evidence=evidence)
+
+
+def _matched_files(run: RunDirectory) -> list[Evidence]:
+    """Return what `restart.progress` matched at the end of the last attempt that has ended."""
+    for attempt in map(run.attempt, reversed(run.attempt_numbers())):
+        if (files := MatchedFiles.read(attempt)) is not None:
+            return [quote_file(run, attempt.matched_files, str(files))]
+    return []
 
 
 def _verdicts(run: RunDirectory, status: RunStatus) -> list[Evidence]:

@@ -93,7 +93,10 @@ def fix_of_room(tasks: Sequence[int], room: int) -> str:
     if not room:
         return "wait until your jobs have ended"
     now, later = write_array(tasks[:room]), write_array(tasks[room:])
-    return f"submit with -a {now}; when these have ended, `toolkit resume RUN --set job.array={later}`"
+    return (
+        f"submit with -a {now}; when these have ended, `toolkit resume RUN --set job.array={later}`. A program that reads "
+        f"SLURM_ARRAY_TASK_COUNT also needs --set env.vars.SLURM_ARRAY_TASK_COUNT={len(tasks)} now"
+    )
 
 
 def _submit_limit(job: ResolvedJob, slurm: Slurm) -> int | None:
