@@ -11,7 +11,7 @@ from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
-from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
+from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out, with_hang
 from toolkit.supervise.launchers import LocalRanks, Ranks
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
@@ -243,7 +243,8 @@ class AttemptWatch:
         ranks.kill()
         reason, step = f"no step for {self.stall_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
-        return AttemptEnd(Cause.STALLED, reason, 125, last_lines=where or [], step=step, fix=fix)
+        end = AttemptEnd(Cause.STALLED, reason, 125, last_lines=where or [], step=step, fix=fix)
+        return self._retrying(lambda: with_hang(end, self.attempt)) or end
 
     def _collect_late_stacks(self, ranks: Ranks) -> None:
         """If ranks timed out waiting for others, collect the stacks of those others before they are killed."""
