@@ -362,4 +362,4 @@ def test_a_library_that_does_not_speak_the_launchers_pmi_is_named_and_not_tried_
     )
     end = first_failure(attempt)
     assert (end.symptom, end.cannot_pass) == ("wrong_pmi", True)
-    assert '"pmi2" for MPICH' in end.fix
+    assert 'launcher_options = ["--mpi=pmi2"] in [job] for MPICH' in end.fix

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import toolkit
+from toolkit.rundir.states import ENDINGS
+from toolkit.runs.explain.foreign import _ENDS as ENDS_OF_FOREIGN_JOBS
+from toolkit.runs.explain.model import _ENDS
 from toolkit.supervise.symptoms import SYMPTOMS, match_symptom, symptom_named
 
 # As they were printed on the dev cluster, or stand in the sources of those who print them.
@@ -35,6 +43,19 @@ SEEN = [
     ("srun: error: Task launch for StepId=47.1 failed on node node3: Unspecified error", "launch_failed"),
     ("srun: error: Task launch for StepId=47.1 failed on node node3: Socket timed out on send/recv operation", "launch_failed"),
     ("srun: error: Unable to confirm allocation for job 7: Socket timed out on send/recv operation", "controller_away"),
+    ("    what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 1000000 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?", "collective_mismatch"),
+    ("RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(", "collective_mismatch"),
+    ("node3:411:512 [0] NCCL WARN Mismatched collective detected, please check your collective calls at and around rank 1.", "collective_mismatch"),
+    ("[cli_1]: PMIU_write error; fd=10 buf=:cmd=init pmi_version=1 pmi_subversion=1", "mpi_in_child"),
+    ("*** An error occurred in MPI_Init_thread", "mpi_in_child"),
+    ("  getting local rank failed", "mpi_in_child"),
+    ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", "rendezvous"),
+    ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.", "rendezvous"),
+    ("torch.distributed.DistNetworkError: The client socket has timed out after 10000ms while trying to connect to (127.0.0.1, 29777).", "rendezvous"),
+    ("torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 1/2 clients joined.", "rendezvous"),
+    ('  File "/venv/site-packages/torch/utils/file_baton.py", line 50 in wait', "compile_lock"),
+    ("filelock._error.Timeout: The file lock '/tmp/torchinductor_ada/locks/c4.lock' could not be acquired.", "compile_lock"),
+    ("python invoked oom-killer: gfp_mask=0xcc0, order=0", "out_of_memory"),
     ("sbcast: error: Slurm job ID 7 lookup error: Unable to contact slurm controller (connect failure)", "controller_away"),
 ]  # fmt: skip
 
@@ -43,7 +64,7 @@ SEEN = [
 def test_known_words(line: str, word: str) -> None:
     seen = match_symptom(["srun: Job step aborted: Waiting up to 17 seconds for job step to finish.", line])
     assert seen is not None
-    assert (seen.symptom.word, seen.line) == (word, line)
+    assert (seen.symptom.word, seen.line) == (word, line.strip())
 
 
 @pytest.mark.parametrize(
@@ -59,6 +80,55 @@ def test_known_words(line: str, word: str) -> None:
 )
 def test_other_words_mean_nothing(line: str) -> None:
     assert match_symptom([line]) is None
+
+
+def hints() -> Iterator[str]:
+    """Every advice and every sentence on an end in the package, as its source has it."""
+    for symptom in SYMPTOMS:
+        yield from (symptom.means, symptom.fix.format(run="20261120-142233-9f3a"))
+    for ending in ENDINGS.values():
+        yield ending.when
+    yield from _ENDS.values()
+    for _, why, change in ENDS_OF_FOREIGN_JOBS.values():
+        yield from (why, change)
+    for path in sorted(Path(toolkit.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_named = isinstance(node, ast.Assign) and any("FIX" in ast.unparse(target) for target in node.targets)
+            if is_named or (isinstance(node, ast.keyword) and node.arg == "fix"):
+                yield "".join(
+                    part.value if isinstance(part.value, str) else "7"
+                    for part in ast.walk(node.value)
+                    if isinstance(part, ast.Constant)
+                )
+
+
+def test_no_hint_of_toolkits_own_is_a_symptom() -> None:
+    every = list(hints())
+    assert len(every) > 500
+    assert [hint for hint in every if match_symptom([hint]) is not None] == []
+
+
+@pytest.mark.parametrize("line", [line for line, _ in SEEN if not line.startswith("toolkit: ")])
+def test_what_toolkit_quotes_or_advises_is_not_what_happened(line: str) -> None:
+    quoted = [
+        f"toolkit: attempt 0 ended: crashed (rank 1 on node2): {line}", f"toolkit:     | {line}", f"toolkit: fix: {line}",
+        f"[3] toolkit: attempt 0: waiting reason={line}", f"toolkit.errors.CheckFailedError: a step failed. Fix: {line}",
+        f'toolkit: cannot write /runs/a/exit.json: Input/output error; its contents: {{"reason": "{line}"}}',
+    ]  # fmt: skip
+    assert match_symptom(quoted) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("*** An error occurred in MPI_Init", "It looks like MPI_INIT failed for some reason; your parallel process is"),
+        ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"),
+    ],
+)  # fmt: skip
+def test_a_line_that_another_failure_explains_is_not_its_own_symptom(line: str, other: str) -> None:
+    assert match_symptom([line]) is not None
+    assert match_symptom([other, line]) is None and match_symptom([line], context=[other]) is None
 
 
 def test_a_fix_names_the_run_and_nothing_else() -> None:

@@ -12,7 +12,7 @@ from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
-from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
+from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out, with_hang
 from toolkit.supervise.launchers import Ranks, ScriptRanks
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
@@ -256,7 +256,8 @@ class AttemptWatch:
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
         rank = found.ranks[0] if found is not None and len(found.ranks) == 1 else None
         host = found.host or None if found is not None else None
-        return AttemptEnd(Cause.STALLED, reason, 125, rank, host, last_lines=where or [], step=step, fix=fix)
+        end = AttemptEnd(Cause.STALLED, reason, 125, rank, host, last_lines=where or [], step=step, fix=fix)
+        return self._retrying(lambda: with_hang(end, self.attempt)) or end
 
     def culprit(self, ranks: Ranks) -> Culprit:
         """Collect the stacks of all ranks while they stall, and return who stalls them. Another thread calls this."""

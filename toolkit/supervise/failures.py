@@ -17,9 +17,11 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.node_state import samples_in
+from toolkit.supervise.rank_evidence import HANGS, LINES_SEARCHED, complete_fix, find_in_ranks
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
 from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
+    COLLECTIVE_MISMATCH,
     COLLECTIVE_TIMEOUT,
     DISK_FULL,
     EXCEPTION,
@@ -39,7 +41,7 @@ from toolkit.supervise.symptoms import (
 from toolkit.terminal.talk import clean
 
 LAST_LINES = 8
-LINES_SEARCHED = 60  # at the end of a log; a long explanation may follow the error line
+LINES_MATCHED = 60  # at the end of a log; a long explanation may follow the error line
 LINE_CHARACTERS = 300  # of a log line in a reason
 LATE_SHOWN = 3
 _LEADS = 2.0  # a rank that uses this multiple of the memory of any other one on its node filled it
@@ -47,6 +49,10 @@ LATE_S = 0.5  # ranks that wait in the same collective time out within this time
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # Log lines of a rank that native code aborted: the last C++ exception, or the report of NCCL's watchdog.
 _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
+# After such a line, Open MPI prints the native stack of a process that a signal kills.
+_NATIVE_STACK = re.compile(r"\*\*\* Process received signal \*\*\*")
+# Reasons of a rank whose own child process failed, and printed why.
+_CHILD_DIED = re.compile(r"exited unexpectedly|terminated abruptly|returned non-zero exit status|BrokenProcessPool")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LIBRARIES = re.compile(r"-packages/|/lib(?:64)?/python3\.\d+/|^<")
 _TOOLKIT = f"{Path(__file__).parents[1]}/"
@@ -106,6 +112,8 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
     culprit = min(errors, key=lambda error: (_is_caused(error, timed_out_ranks), error["time"]))
     if agreed := _AGREED.search(culprit["reason"]):  # all ranks raise the error of one of them
         culprit = next((error for error in errors if error["rank"] == int(agreed[1])), culprit)
+    if (mismatch := _mismatch(attempt, errors, culprit, timed_out_ranks)) is not None:
+        return mismatch
     if _is_caused(culprit, timed_out_ranks) and match_symptom(_launcher_lines(attempt)) is None:
         blamed = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
         if blamed is not None:
@@ -131,9 +139,43 @@ def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[s
     """Return the record with the new key `said`: its reason, or the log message if gloo or NCCL aborted the process."""
     said = str(error["reason"])
     if error["exit_code"] == 128 + signal.SIGABRT:
-        lines = tail_of(attempt, error["rank"], LINES_SEARCHED)
-        said = next((clean(line).strip() for line in lines if _LAST_WORDS.search(line)), said)
+        lines = _spoken(attempt, error["rank"])
+        said = next((line.strip() for line in lines if _LAST_WORDS.search(line)), said)
     return {**error, "said": said}
+
+
+def _mismatch(
+    attempt: AttemptDirectory, errors: Sequence[dict[str, Any]], culprit: dict[str, Any], timed_out_ranks: Sequence[Any]
+) -> AttemptEnd | None:  # fmt: skip
+    """Return the end of an attempt whose ranks called different collectives, with the positions of those that report one.
+
+    No rank is blamed: the one that aborts has only noticed the difference.
+    """
+    own = match_symptom([culprit["said"]])
+    if not (_is_caused(culprit, timed_out_ranks) or culprit["kind"] == "exit" or own):
+        return None
+    found = find_in_ranks(attempt, [COLLECTIVE_MISMATCH])
+    if found is None:
+        return None
+    places = {error["rank"]: _users_line(error.get("traceback") or _spoken(attempt, error["rank"])) for error in errors}
+    at = "; ".join(f"rank {rank}{place}" for rank, place in sorted(places.items())[:LATE_SHOWN] if place)
+    return AttemptEnd(
+        Cause.CRASHED, f"{found.symptom.means}{at and ': '}{at}", culprit["exit_code"], fix=_fix(found.symptom, attempt),
+        symptom=found.symptom.word, evidence=[(found.file, found.line)],
+        last_lines=_last_lines(attempt, culprit["rank"] if found.rank is None else found.rank),
+    )  # fmt: skip
+
+
+def with_hang(end: AttemptEnd, attempt: AttemptDirectory) -> AttemptEnd:
+    """Return the end of a stalled attempt, with the reason for which a rank waited forever, if its files show one."""
+    found = find_in_ranks(attempt, HANGS)
+    if found is None:
+        return end
+    return replace(
+        end, reason=f"{end.reason}: {found.symptom.means}", symptom=found.symptom.word, rank=found.rank,
+        host=host_of(attempt, found.rank) if found.rank is not None else None, evidence=[(found.file, found.line)],
+        fix=_fix(found.symptom, attempt), cannot_pass=found.symptom.lasting,
+    )  # fmt: skip
 
 
 def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
@@ -157,11 +199,13 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     kind, consequence = culprit["kind"], _is_consequence(culprit)
     rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
     seen, named_error, log_file = [(rank_file, match_symptom([end.reason]))], "", ""
-    if kind == "exit":  # an unmanaged program reports its error only in its log
+    lines: list[str] = []
+    # An unmanaged program, a child process and native code report their errors only in the log.
+    if kind == "exit" or _CHILD_DIED.search(end.reason) or end.exit_code - 128 in _CRASH_SIGNALS:
         log_file = f"logs/{find_log(attempt, culprit['rank']).name}"
-        lines = [clean(line) for line in tail_of(attempt, culprit["rank"], LINES_SEARCHED)]
-        named_error = _line_of_error(lines)
-        seen.append((log_file, match_symptom(lines)))
+        lines = _spoken(attempt, culprit["rank"])
+        named_error = _line_of_error(lines[-LINES_MATCHED:]) if kind == "exit" else ""
+        seen.append((log_file, match_symptom(lines[-LINES_MATCHED:], context=lines)))
     if kind in ("exit", "signal") or consequence:
         seen.append(("logs/launcher.log", match_symptom(_launcher_lines(attempt))))
     shown = next(((file, match) for file, match in seen if match is not None), None)
@@ -172,9 +216,8 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
         return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
     file, match = shown
     symptom, evidence = match.symptom, [(file, match.line)]
-    end = replace(
-        end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence, cannot_pass=symptom.lasting
-    )  # fmt: skip
+    fix = end.fix or complete_fix(symptom, attempt, lines)
+    end = replace(end, symptom=symptom.word, fix=fix, evidence=evidence, cannot_pass=symptom.lasting)
     if symptom is OUT_OF_MEMORY and (blamed := _out_of_memory_on(end, attempt)) is not None:
         return blamed
     # The launcher's message shows the cause; the rank was only affected, so it is not to blame.
@@ -195,7 +238,7 @@ def _line_of_error(lines: Sequence[str]) -> str:
 
 
 def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:
-    return symptom.fix.format(run=attempt.run.run_id)
+    return complete_fix(symptom, attempt)
 
 
 def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
@@ -330,6 +373,11 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
     match = _launcher_symptom(attempt)
     if match is not None:
         return _with_the_launchers_reason(end, match, attempt)
+    if (found := find_in_ranks(attempt, [*HANGS, COLLECTIVE_MISMATCH])) is not None:
+        return replace(
+            end, reason=f"{found.symptom.means}; {end.reason}", symptom=found.symptom.word, fix=_fix(found.symptom, attempt),
+            evidence=[(found.file, found.line)], cannot_pass=found.symptom.lasting,
+        )  # fmt: skip
     if full := why_unwritable(attempt.errors):
         reason = f"{end.reason}: {full}, so no rank could record its error"
         return replace(end, reason=reason, symptom=DISK_FULL.word, fix=_fix(DISK_FULL, attempt))
@@ -338,7 +386,7 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
 
 def _launcher_symptom(attempt: AttemptDirectory) -> SymptomMatch | None:
     """Return the symptom in the launcher's log. srun prints one line per killed rank after the line with the cause."""
-    return match_symptom(_launcher_lines(attempt, LINES_SEARCHED))
+    return match_symptom(_launcher_lines(attempt, LINES_MATCHED))
 
 
 def _with_the_launchers_reason(end: AttemptEnd, match: SymptomMatch, attempt: AttemptDirectory) -> AttemptEnd:
@@ -387,7 +435,14 @@ def _last_memory(attempt: AttemptDirectory) -> list[MemorySample]:
 
 
 def _last_lines(attempt: AttemptDirectory, rank: int) -> list[str]:
-    return [clean(line) for line in tail_of(attempt, rank, LAST_LINES)]
+    return _spoken(attempt, rank)[-LAST_LINES:]
+
+
+def _spoken(attempt: AttemptDirectory, rank: int) -> list[str]:
+    """Return the last lines of a rank, up to the native stack that Open MPI prints of it."""
+    lines = [clean(line) for line in tail_of(attempt, rank, LINES_SEARCHED)]
+    stack = next((at for at, line in enumerate(lines) if _NATIVE_STACK.search(line)), len(lines))
+    return lines[:stack] or lines
 
 
 def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[str]:

@@ -180,7 +180,8 @@ def launch(
     own = [*(table.get("options") or []), *(job["job"].get("launcher_options") or [])]
     options = [*map(str, own), *command.options]
     program = str(table.get("mpirun") or "")
-    if shape.ranks > 1 and (kind != "srun" or table.get("mpi") == "none"):
+    has_mpi = any(option.startswith("--mpi") for option in options)
+    if shape.ranks > 1 and (kind != "srun" or (table.get("mpi") == "none" and not has_mpi)):
         program = _mpirun_of_entry(kind, job, environment) or program
     if kind == "srun":
         mpi = _mpi_over(nodes, job)
@@ -210,7 +211,8 @@ def _mpirun_of_entry(kind: str, job: Mapping[str, Any], environment: Mapping[str
     if family and kind != "mpirun":
         raise OwnFailureError(
             f"{entry[0]} is linked with {family}, but the launcher {kind!r} starts ranks without MPI",
-            fix="set launcher.mpi in the site file to the type for that MPI (`srun --mpi=list`)"
+            fix='set launcher_options = ["--mpi=TYPE"] in [job], or launcher.mpi in the site file, to the type for that MPI '
+            "(`srun --mpi=list`)"
             if kind == "srun"
             else 'install an mpirun of that MPI, or set launcher.kind = "mpirun" in the site file',
         )

@@ -62,7 +62,8 @@ def check_library(environ: Mapping[str, str]) -> None:
         raise ToolkitError(
             "srun uses PMI-2, but Open MPI requires PMIx: every process would be rank 0 of 1",
             where=socket.gethostname(),
-            fix='use srun --mpi=pmix (site file: launcher.mpi = "pmix"; `srun --mpi=list` lists the choices)',
+            fix='set launcher_options = ["--mpi=pmix"] in [job], or launcher.mpi = "pmix" in the site file (`srun --mpi=list` lists '
+            "the choices)",
         )
 
 
@@ -229,6 +230,7 @@ def _wrong_size(place: Place, expected: int, who: str) -> ToolkitError:
         f"{place.source} reports {place.size} rank{'s' * (place.size != 1)}, but {who} has {expected}: "
         "the MPI library does not support the launcher's process management interface",
         where=socket.gethostname(),
-        fix="pass srun the --mpi type that this MPI was built for (site file: launcher.mpi; `srun --mpi=list`), "
+        fix='set launcher_options = ["--mpi=TYPE"] in [job], or launcher.mpi in the site file, to the type that this MPI was '
+        "built for (`srun --mpi=list`), "
         "or set launcher.libmpi / MPI4PY_LIBMPI to the MPI that belongs to the launcher",
     )

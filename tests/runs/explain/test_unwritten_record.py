@@ -1,4 +1,4 @@
-"""A job's log with a record that the supervisor could not write, as earlier and present releases log it."""
+"""A job's log as evidence: toolkit's own lines, earlier attempts, and a record that the supervisor could not write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.explain.ended import _match_log
+from toolkit.supervise.symptoms import KILLED
 
 CAUSE = "toolkit: cannot write /runs/a/attempts/000/exit.json: No space left on device"
 
@@ -18,3 +20,21 @@ def test_the_record_is_cut_off_the_line_with_the_cause(tmp_path: Path, form: str
     seen, line = _match_log(log)
     assert seen is not None and seen.symptom.word == "disk_full"
     assert line == CAUSE
+
+
+def test_advice_and_quotations_of_earlier_attempts_are_no_cause(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-7.out"
+    lines = [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.",
+        "toolkit: attempt 0 ended: crashed (rank 1 on node1): killed by SIGKILL (out of memory?)",
+        "toolkit:     | RuntimeError: CUDA out of memory",
+        f"toolkit: fix: {KILLED.fix}",
+        "toolkit: next: retry (1 of 3 of restart.crashes)",
+        "toolkit: attempt 1: started launcher=srun ranks=2 nodes=1",
+    ]
+    log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run = RunDirectory(tmp_path)
+    seen, line = _match_log(log, run.attempt(1))
+    assert seen is None and line == lines[-1]
+    seen, _ = _match_log(log, run.attempt(0))  # of the attempt itself, Slurm's line counts
+    assert seen is not None and seen.line == lines[0]

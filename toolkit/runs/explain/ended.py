@@ -23,12 +23,12 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_state
 from toolkit.slurm.limits import UnusableNode, unusable_nodes
 from toolkit.supervise.launch import is_unmanaged
+from toolkit.supervise.rank_evidence import HANGS, complete_fix, find_in_ranks
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, match_symptom, symptom_named
 from toolkit.terminal.talk import clean
 
 LINES_SHOWN = 4
-# When the supervisor cannot write a record, it prints the record after one of these, depending on its release.
-_UNWRITTEN_RECORD = re.compile("; (?:it would say|its contents): ")
+_ENDED = re.compile(r"^toolkit: attempt (\d+) ended: ")
 LOG_LINES = 40
 
 _TELL_LAST_LINES = (
@@ -43,6 +43,10 @@ _TELL_LAST_LINES = (
 )
 
 
+# Ends of attempts in which a rank may have waited until the end.
+_ENDS_OF_HANGS = (Cause.WALLTIME, Cause.STOPPED, Cause.PREEMPTED)
+
+
 def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
     """Explain a run that does not continue by itself."""
     attempt = run.last_attempt()
@@ -54,7 +58,7 @@ def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
 
 def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: AttemptRecord) -> Explanation:
     """Explain the end from the supervisor's record."""
-    symptom = end.symptom or end.cause.value
+    symptom, fix, rank = end.symptom or end.cause.value, end.fix, end.rank
     if end.cause is Cause.CANCELLED:
         return _cancelled(run, status)
     why = cause_in_words(attempt, end)
@@ -65,12 +69,16 @@ def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, 
         Evidence(file, line) if file == "sacct" else quote_file(run, attempt.path / file, line)
         for file, line in end.evidence
     ]
-    if symptom in _TELL_LAST_LINES or not evidence:
+    hang = find_in_ranks(attempt, HANGS) if end.step is None and end.cause in _ENDS_OF_HANGS else None
+    if hang is not None:
+        why, symptom, rank = f"{why}; {hang.symptom.means}", hang.symptom.word, hang.rank
+        evidence, fix = [quote_file(run, attempt.path / hang.file, hang.line)], complete_fix(hang.symptom, attempt)
+    elif symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
     spent = end.decision if ENDINGS[end.cause].budget else ""
     return Explanation(
         symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
-        actions=_next_steps(run, status, end.fix, end.symptom, end.rank), rank=end.rank, host=end.host,
+        actions=_next_steps(run, status, fix, symptom, rank), rank=rank, host=end.host,
     )  # fmt: skip
 
 
@@ -259,7 +267,7 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
         return left  # the log is from an earlier start of the job
-    seen, line = _match_log(file)
+    seen, line = _match_log(file, run.last_attempt())
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
     return replace(left, seen=seen.symptom if seen is not None else None)
@@ -352,11 +360,17 @@ def full_disk(path: Path) -> Evidence | None:
     return Evidence("df", full) if full else None
 
 
-def _match_log(log: Path | None) -> tuple[SymptomMatch | None, str]:
-    """Return the symptom in the job log with its line, or None and the last line, the best available evidence."""
+def _match_log(log: Path | None, attempt: AttemptDirectory | None = None) -> tuple[SymptomMatch | None, str]:
+    """Return the symptom in the job log with its line, or None and the last line, the best available evidence.
+
+    Lines of attempts before `attempt` are omitted.
+    """
     lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
+    ends = [(at, int(end[1])) for at, line in enumerate(lines) if (end := _ENDED.match(line))]
+    earlier = [at for at, number in ends if attempt is not None and number < attempt.number]
+    lines = lines[earlier[-1] :] if earlier else lines
     seen = match_symptom(lines)
     if seen is not None:
-        return seen, _UNWRITTEN_RECORD.split(seen.line, maxsplit=1)[0]
+        return seen, seen.line
     shown = [line for line in lines if line.strip()]
     return None, shown[-1] if shown else ""

@@ -16,6 +16,7 @@ from toolkit.runs.status.state import host_of_local_run
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.runs.verdicts import raised_verdicts
 from toolkit.supervise.launch import is_unmanaged
+from toolkit.supervise.rank_evidence import HANGS, complete_fix, find_in_ranks
 
 QUIET_S = 60.0  # a step that takes longer is reported
 
@@ -82,7 +83,14 @@ def _running(run: RunDirectory) -> Explanation:
         follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
     else:
         why = f"attempt {attempt.number} with {wanted} ranks is making steps, the last one {silent_s:.0f} s ago"
-    return Explanation("running", why, follows=follows, evidence=before, actions=actions)
+    hang = find_in_ranks(attempt, HANGS) if silent_s is None or silent_s > QUIET_S else None
+    if hang is None:
+        return Explanation("running", why, follows=follows, evidence=before, actions=actions)
+    return Explanation(
+        hang.symptom.word, f"{why}: {hang.symptom.means}", follows=follows, rank=hang.rank,
+        evidence=[quote_file(run, attempt.path / hang.file, hang.line), *before],
+        actions=[complete_fix(hang.symptom, attempt), *actions],
+    )  # fmt: skip
 
 
 def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanation:
