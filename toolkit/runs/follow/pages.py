@@ -9,7 +9,6 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import last_record
-from toolkit.metrics.verdicts import line_of_verdict
 from toolkit.observe.readings import RunReadings
 from toolkit.observe.view import view_of
 from toolkit.observe.window_grid import WindowGrid
@@ -18,7 +17,7 @@ from toolkit.runs.follow.watch import Watch
 from toolkit.runs.history.listing import list_runs
 from toolkit.runs.status.state import run_statuses
 from toolkit.runs.status.state_table import RunStatus
-from toolkit.runs.verdicts import raised_verdicts
+from toolkit.runs.verdicts import verdict_lines
 
 __all__ = ["Pages"]
 
@@ -69,5 +68,5 @@ def _row(status: RunStatus, run: RunDirectory) -> dict[str, Any]:
     last = last_record(run.metrics / "train.jsonl")
     return {name: getattr(status, name) for name in ("run_id", "job_name", "state", "reason", "step")} | {
         "loss": last.loss if last else None,
-        "verdicts": [] if status.state.final else [line_of_verdict(one) for one in raised_verdicts(run)],
+        "verdicts": verdict_lines(run, status.state),
     }
