@@ -36,6 +36,7 @@ def test_tasks_beyond_the_largest_array_run_as_one_run(here: Site) -> None:
     assert here.wait(run).returncode == 0
     assert [task["task"] for task in here.status(run)["tasks"]] == [10000, 10001, 10002]
     assert here.ok("logs", f"{run.run_id}_10001", "--rank", "0") == "number 10001\n"
+    assert {path.stat().st_mode & 0o777 for path in run.path.glob("slurm-*.out")} == {0o600}
 
 
 @pytest.mark.evidence
