@@ -35,9 +35,8 @@ def view_of(readings: RunReadings, heats: Sequence[str] = ()) -> dict[str, Any]:
     known = [name for name, values in means.items() if np.isfinite(values).any()]
     tokens, pace = _mean(grid.means(windows.TOKENS)) * len(grid.hosts), _mean(grid.means(PACE))
     has_tokens = np.isfinite(tokens).any()
-    _, end = readings.attempts.get(-1 if readings.attempt is None else readings.attempt, (None, None))
     return {
-        "verdicts": [asdict(one) | {"is_past": end is not None} for one in readings.raised], "times": grid.times, "at": _numbers(_mean(grid.means(AT))),
+        "verdicts": [asdict(one) for one in readings.raised], "times": grid.times, "at": _numbers(_mean(grid.means(AT))),
         "metrics": known, "hosts": [grid.hosts.get(rank, "") for rank in range(len(means["step"]))],
         "heats": {name: _heat(means[name]) for name in [one for one in heats if one in known] or known[:1]},
         "parts": _parts(readings, grid, pace), "spread": _spread(known[0], means[known[0]]) if known else {},

@@ -12,6 +12,7 @@ from whole_checkpoints import make_whole_checkpoint
 
 from toolkit.metrics.verdicts import Severity, VerdictKind, VerdictLog, raise_verdict
 from toolkit.rundir.claims import read_claim
+from toolkit.runs.follow.pages import Pages
 
 PAGES = Path(__file__).parents[3] / "docs"
 
@@ -132,6 +133,8 @@ def test_a_completed_run_has_its_critical_verdicts(toolkit):
     assert toolkit.ok("status", run.run_id).splitlines()[-1] == f"{run.run_id}  past critical: the loss is nan: look"
     toolkit.ok("report", run.run_id, "-o", toolkit.folder / "page.html")
     assert (toolkit.folder / "page.html").read_text().count('"is_past": true') == 2
+    overview = Pages([run]).look("")[0]["overview"]
+    assert [row["verdicts"] for row in overview] == [["past critical: the loss is nan: look"]]
 
 
 def test_a_running_run_with_an_open_stall_is_not_making_steps(toolkit, wait_until) -> None:

@@ -17,7 +17,7 @@ from toolkit.runs.follow.watch import Watch
 from toolkit.runs.history.listing import list_runs
 from toolkit.runs.status.state import run_statuses
 from toolkit.runs.status.state_table import RunStatus
-from toolkit.runs.verdicts import verdict_lines
+from toolkit.runs.verdicts import are_past, verdict_lines
 
 __all__ = ["Pages"]
 
@@ -53,7 +53,9 @@ class Pages:
         readings.update()
         progress = json.loads(found[0].as_json())
         del progress["time"]  # every event would differ from the previous one
-        return {"run": progress, "view": view_of(readings, metrics)}, watch.are_over(found)
+        view, is_past = view_of(readings, metrics), are_past(run, found[0].status.state)
+        view["verdicts"] = [one | {"is_past": is_past} for one in view["verdicts"]]
+        return {"run": progress, "view": view}, watch.are_over(found)
 
     def _list(self) -> None:
         found = (

@@ -419,8 +419,12 @@ def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
         )
     _check_kept(code, where)
     make_folder(target)
+    source = Path(root.removesuffix("\n"))
     with TemporaryDirectory(prefix="toolkit-") as folder_of_index:
-        _write_state(Path(root.removesuffix("\n")), code, target, Path(folder_of_index))
+        _write_state(source, code, target, Path(folder_of_index))
+    for path in (path for path in target.rglob("*") if not path.is_symlink()):
+        if (original := source / path.relative_to(target)).exists():  # git does not record who may read a file
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & private_mode(original))
     return target / prefix.removesuffix("\n")
 
 
