@@ -23,16 +23,21 @@ from toolkit.world.discover import discover
 world = discover()
 for n in range(1, 40):
     time.sleep(0.05)
-    toolkit.record("reward", n if world.rank == 1 else 0.0)
+    toolkit.record("data_s", n if world.rank == 1 else 0.0)
+    toolkit.record("reward", n + 10 * world.rank)
     toolkit.step(n)
 """
 RULES = """
 [alerts.rules.high]
-when = "reward.max > 20"
+when = "data_s.max > 20"
 severity = "critical"
 channels = ["log", "hook", "me"]
 [alerts.rules.never]
 when = "nonsense > 3"
+[alerts.rules.own]
+when = "reward.max > 20"
+[observe]
+metrics = ["reward:mean", "nonsense"]
 [alerts.rules.slow]
 when = "step_s.p95 > 60"
 for = "60s"
@@ -75,10 +80,14 @@ def test_an_alert_of_a_rank_reaches_mail_and_webhook(toolkit, job, receiver):
     assert posted["text"] in " ".join(str(message["Subject"]).split())
     run = toolkit.run(posted["run_id"])
     assert sorted(path.suffixes[-2] for path in (run.path / "alerts/sent").iterdir()) == [".hook"] * 2 + [".me"] * 2
-    assert "toolkit: alert: loop " in "".join(path.read_text() for path in run.path.glob("slurm-*.out"))
+    log = "".join(path.read_text() for path in run.path.glob("slurm-*.out"))
+    assert f"alert: loop {run.run_id}: critical high firing: data_s.max is 39 on rank 1 on node " in log
+    assert f"alert: loop {run.run_id}: warning own firing: reward.max is 44 (reward.max > 20)" in log
+    (line,) = [one for one in log.splitlines() if "has no data" in one]
+    assert "rule never has no data: there is no value of nonsense from rank 0; recorded: " in line and "reward" in line
     rows = json.loads(toolkit.ok("alerts", "--json"))
     assert [(row["rule"], row["state"]) for row in rows] == [
-        ("high", "resolved"), ("never", "no_data"), ("slow", "inactive"),
+        ("high", "resolved"), ("never", "no_data"), ("own", "resolved"), ("slow", "inactive"),
     ]  # fmt: skip
     for line in (run.metrics / "alerts.jsonl").read_text().splitlines():
         check_schema("alert", json.loads(line))
@@ -116,7 +125,7 @@ def test_history_and_stats_select_and_count(toolkit, recorded):
     assert "slow" not in toolkit.ok("alerts", "history", "--since", "2026-01-01")
     assert json.loads(toolkit.ok("alerts", "history", "--rule", "never", "--json")) == []
     refused = toolkit("alerts", "history", "--rule", "nope")
-    assert refused.code == 4 and "rule 'nope' not found" in refused.err and "use high, never, slow" in refused.err
+    assert refused.code == 4 and "rule 'nope' not found" in refused.err and "use high, never, own, slow" in refused.err
     assert json.loads(toolkit.ok("alerts", "stats", "--json")) == [
         {"rule": "high", "severity": "warning", "count": 2}, {"rule": "slow", "severity": "warning", "count": 1},
     ]  # fmt: skip
@@ -170,10 +179,24 @@ def test_a_channel_can_be_tested_before_the_first_run(toolkit, job, receiver):
 def test_rules_of_a_job_file_are_checked(toolkit, job):
     path = job(rules=RULES + 'keep_firing = "0s"\n', name="other")
     rows = json.loads(toolkit.ok("alerts", "check", path, "--json"))
-    assert [row["name"] for row in rows] == ["high", "never", "slow"] and rows[2]["for_s"] == 60
+    assert [row["name"] for row in rows] == ["high", "never", "own", "slow"] and rows[3]["for_s"] == 60
     assert rows[0]["condition"]["limit"] == 20
-    refused = toolkit("alerts", "check", job(rules=RULES.replace("reward.max > 20", "reward > high"), name="bad"))
+    refused = toolkit("alerts", "check", job(rules=RULES.replace("data_s.max > 20", "reward > high"), name="bad"))
     assert refused.code == 2 and "alerts.rules.high.when" in refused.err
+
+
+def test_a_rule_on_a_metric_that_nothing_records_is_refused_with_the_nearest_name(toolkit, job):
+    path = job(rules='[alerts.rules.a]\nwhen = "lossy > 2"\n[alerts.rules.b]\nwhen = "rewrd > 2"\n'
+               '[observe]\nmetrics = ["reward:mean"]\n')  # fmt: skip
+    for command in (("alerts", "check"), ("submit",), ("run",)):
+        refused = toolkit(*command, path)
+        assert refused.code == 2 and "alerts.rules.a.when: metric 'lossy' not found. Fix: use loss;" in refused.err
+        assert "metric 'rewrd' not found. Fix: use reward;" in refused.err
+        assert 'add "rewrd" or "rewrd:mean" to observe.metrics' in refused.err
+    run = toolkit.submit(job(entry='["true"]', name="later"))
+    toolkit("wait", run.run_id)
+    refused = toolkit("resume", run.run_id, "--set", "alerts.rules.high.when=data > 2", "--set", "train.steps=9")
+    assert refused.code == 2 and "metric 'data' not found. Fix: use data_s;" in refused.err
 
 
 def test_damaged_alerts_are_named_with_their_line(toolkit, recorded):

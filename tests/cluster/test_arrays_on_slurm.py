@@ -41,6 +41,7 @@ def test_tasks_beyond_the_largest_array_run_as_one_run(here: Site) -> None:
     assert [task["task"] for task in here.status(run)["tasks"]] == [9999, 10001, 10003]
     for task in (9999, 10001, 10003):
         assert here.ok("logs", f"{run.run_id}_{task}", "--rank", "0") == f"{task} of 3 9999 10003 2\n" * 2
+    assert {path.stat().st_mode & 0o777 for path in run.path.glob("slurm-*.out")} == {0o600}
 
 
 def test_every_start_sees_the_array_of_the_first_one(here: Site) -> None:

@@ -313,6 +313,7 @@ def test_a_lost_supervisor_is_not_explained_by_the_life_before_the_requeue(here:
     assert "NODE FAILURE" not in evidence(told)
     begun = [line for line in log.read_text().splitlines() if "begins (restart" in line]
     assert [line[line.index("job") :] for line in begun] == [f"job {job_id} begins (restart {n})" for n in (0, 1)]
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_full_disk_of_a_node(here: Site) -> None:

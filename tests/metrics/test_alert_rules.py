@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import statistics
 
 import pytest
 from hypothesis import given
@@ -72,8 +73,11 @@ def test_a_condition_is_met_if_one_rank_meets_it_and_that_rank_is_named(values, 
     found = reading(f"x {sign} {limit!r}", *(window(rank, value) for rank, value in enumerate(values)))
     met = [rank for rank, value in enumerate(values) if OPERATORS[sign](value, limit)]
     assert found is not None and found.is_met == bool(met)
-    (worst,) = found.ranks
-    assert worst in met or not met
+    if found.ranks:
+        (worst,) = found.ranks
+        assert worst in met or not met
+    else:  # it is like the others
+        assert len(values) > 1 and math.isclose(found.value, statistics.median(values), rel_tol=0.2, abs_tol=1e-9)
     if sign[0] in "<>":
         assert found.value == (min if sign[0] == "<" else max)(values)
 
@@ -86,8 +90,35 @@ def test_a_metric_without_data_has_no_reading_and_nan_is_none():
 
 def test_the_newest_window_counts_whatever_the_order_and_also_if_a_later_one_lacks_the_metric():
     found = reading("x > 0", window(0, 5.0, 20.0), window(0, 9.0, 10.0), window(0, 7.0, 30.0, "other"))
-    assert (found.value, found.message) == (5.0, "x.mean is 5 on rank 0 on node n0")
-    assert reading("x.max > 0", window(0, 5.0)).message == "x.max is 6 on rank 0 on node n0"
+    assert (found.value, found.message, found.place) == (5.0, "x.mean is 5", " on rank 0 on node n0")
+    assert reading("x.max > 0", window(0, 5.0)).message == "x.max is 6"
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ((0.21075, 0.21078), ()),
+        ((0.2, 0.3), (1,)),
+        ((0.3, 0.2, 0.2, 0.2), (0,)),
+        ((2.0, 2.0, 2.0, 2.01), ()),
+        ((2.0,), (0,)),
+    ],
+)
+def test_no_rank_is_named_if_all_are_alike(values, named):
+    found = reading("x > 0.1", *(window(rank, value) for rank, value in enumerate(values)))
+    assert (found.is_met, found.ranks, bool(found.place), found.value) == (True, named, bool(named), max(values))
+
+
+def test_a_declared_metric_is_that_of_rank_0_or_the_mean_over_ranks():
+    windows = [window(rank, value, name="acc") for rank, value in enumerate((1.0, 2.0, 6.0))]
+    for declared, value in (({"acc": False}, 1.0), ({"acc": True}, 3.0), ({}, 6.0)):
+        found = Readings([Rule("r", "acc > 0")], declared).update(windows, [])["r"]
+        assert (found.value, found.ranks) == (value, () if declared else (2,))
+    assert Readings([Rule("r", "acc > 0")], {"acc": False}).update(windows[1:], [])["r"] is None
+    training = Window(-1, "", 0.0, 0.0, 1, 1, 1, {"acc": Statistics(9.0, 9.0, 9.0, 9.0, 9.0)})
+    for is_mean in (True, False):
+        found = Readings([Rule("r", "acc > 0")], {"acc": is_mean}).update([*windows, training], [])["r"]
+        assert found.value == 9.0
 
 
 def test_a_rate_is_the_change_per_second_over_its_whole_window():

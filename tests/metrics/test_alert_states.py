@@ -99,6 +99,15 @@ def test_a_restart_at_any_time_sends_nothing_twice(rule, steps, restarts):
     assert len(keys) == len(set(keys))
 
 
+def test_a_resolved_alert_names_the_ranks_that_fired_and_no_other_one():
+    machine = AlertMachine([Rule("r", "x > 2")])
+    (fired,) = machine.evaluate({"r": Reading(True, 3.0, "x is 3", "x", (1,), "n1", " on rank 1 on node n1")}, 0.0)
+    assert fired.message == "x is 3 on rank 1 on node n1"
+    assert machine.evaluate({"r": Reading(True, 4.0, "x is 4", "x", (2,), "n2", " on rank 2 on node n2")}, 1.0) == []
+    (over,) = machine.evaluate({"r": Reading(False, 1.0, "x is 1", "x", (5,), "n5", " on rank 5 on node n5")}, 2.0)
+    assert (over.state, over.message, over.ranks, over.host) == (AlertState.RESOLVED, "x is 1", (1,), "n1")
+
+
 @given(RULES, STEPS)
 def test_without_data_nothing_ever_fires(rule, steps):
     machine = AlertMachine([rule])
@@ -136,6 +145,7 @@ def test_a_silence_or_an_acknowledgement_keeps_an_alert_quiet_and_the_end_of_a_s
         (("step_s", "critical", (3,)), ("work_s", "warning", (3,)), True),
         (("step_s", "critical", (3,)), ("work_s", "warning", (2,)), False),
         (("step_s", "critical", ()), ("work_s", "warning", ()), False),
+        (("step_s", "critical", ()), ("step_s", "warning", ()), True),
         (("step_s", "warning", (3,)), ("work_s", "warning", (3,)), False),
     ],
 )

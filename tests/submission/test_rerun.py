@@ -127,8 +127,10 @@ def test_a_checkout_has_every_byte_whatever_git_is_told_for_people(toolkit, made
         (repository / name).write_bytes(data)
     run = made("submit", repository / "work.toml", "--set", "job.snapshot=none")
     git(repository, "checkout", "-q", ".")
+    (repository / "a.nb").chmod(0o600)
     again = Path(record_of(made("rerun", run.run_id))["job"]["code_directory"])
     assert {name: (again / name).read_bytes() for name in edited} == edited
+    assert [(again / name).stat().st_mode & 0o777 for name in ("a.nb", "dos.csv")] == [0o600, 0o644]
     assert git(repository, "status", "--porcelain") == ""
 
 

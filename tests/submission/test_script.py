@@ -169,6 +169,32 @@ def test_only_named_variables_survive(tmp_path: Path) -> None:
     assert found == {**kept, "TOOLKIT_START": "0", "FROM_SITE": "1", "FROM_SETUP": "2"}
 
 
+@pytest.mark.parametrize(("access", "mode"), [("user", 0o600), ("group", 0o640)])
+def test_the_log_of_slurm_is_private_before_anything_is_printed(tmp_path: Path, access: str, mode: int) -> None:
+    job, run = a_job(tmp_path), RunDirectory(tmp_path / "of 'all'" / "work" / "r")
+    job = job.model_copy(update={"paths": job.paths.model_copy(update={"access": access})})
+    run.path.mkdir(parents=True)
+    logs = [run.path / name for name in ("slurm-7.out", "slurm-6_3.out", "slurm-8.out")]
+    for log in logs:
+        log.touch(0o644)
+        log.chmod(0o644)
+    text = render_script(job, run, 0)
+    for variables in (
+        {"SLURM_JOB_ID": "7"},
+        {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"},
+    ):
+        done = run_by_bash(text, Path("/usr/bin/env; #"), {"PATH": os.environ["PATH"], **variables}, tmp_path)
+        assert done.returncode == 0
+    assert [log.stat().st_mode & 0o777 for log in logs] == [mode, mode, 0o644]
+    assert (
+        done.stderr == ""
+        and run_by_bash(
+            text, Path("/usr/bin/env; #"), {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "99"}, tmp_path
+        ).stderr
+        == ""
+    )  # the log of `-o` is elsewhere
+
+
 @pytest.mark.parametrize(
     "tables",
     [{"modules": ["no such/1.0"]}, {"setup": ["export A=1", "source /nowhere.sh", "export B=2"]}, {"setup": ["false"]}],

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from toolkit.metrics.alerts import Alert
+from toolkit.metrics.verdicts import Severity, VerdictKind, clear_verdict, raise_verdict
 from toolkit.metrics.windows import Statistics, Window
 from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.bad_nodes import bad_nodes
@@ -17,6 +18,7 @@ from toolkit.rundir.files import read_lines, write_json
 from toolkit.rundir.user_requests import move_requests
 from toolkit.supervise import alerting, channels, outbox
 from toolkit.supervise.alerting import Alerting
+from toolkit.supervise.notifier import Notifier
 
 
 def window(value: float) -> Window:
@@ -32,7 +34,18 @@ def attempt(run_directory):
 def watch(attempt):
     """An Alerting with one rule, `x > 2`; `looks` evaluates one value."""
 
-    def make(attempt=attempt, *, left_s=1e6, job_id="local-1", dry_run=False, sender="login", requeue=True, **rule):
+    def make(
+        attempt=attempt,
+        *,
+        left_s=1e6,
+        job_id="local-1",
+        dry_run=False,
+        sender="login",
+        requeue=True,
+        metrics=(),
+        name="high",
+        **rule,
+    ):
         StartRecord(0, job_id, 1, 2, "2026-11-24T00:00:00.000Z").write(attempt)
         table = {
             "when": "x > 2", "for": "0s", "cooldown": "0s", "keep_firing": "0s", "severity": "warning",
@@ -40,12 +53,19 @@ def watch(attempt):
         }  # fmt: skip
         job = {
             "job": {"requeue": requeue}, "restart": {"warn_s": 120}, "site": {"name": "there"},
-            "alerts": {"dry_run": dry_run, "rules": {"high": table}},
+            "alerts": {"dry_run": dry_run, "rules": {name: table}},
             "notify": {"webhook": "", "sender": sender, "channels": {"team": "slack:file:/nonexistent"}},
+            "observe": {"metrics": metrics},
         }  # fmt: skip
-        made = Alerting(attempt, job, lambda: left_s, lambda target, *arguments: target(*arguments))
+        notifier = Notifier(attempt.run, job)
+        made = Alerting(attempt, job, lambda: left_s, notifier)
         make.resolve_all = made.resolve_all
-        return lambda value, **more: made.look([] if value is None else [window(value)], [], [], **more)
+
+        def looks(value, verdicts=(), **more):
+            made.look([] if value is None else [window(value)], [], verdicts, **more)
+            notifier.wait()
+
+        return looks
 
     return make
 
@@ -69,6 +89,34 @@ def test_an_alert_is_recorded_logged_and_put_into_the_outbox(attempt, watch, cap
     assert fired == f"{name}: warning high firing: x.mean is 3 on rank 1 on node n1.local (x > 2)"
     assert resolved.startswith(f"{name}: warning high resolved: x.mean is 1")
     assert capsys.readouterr().out.count("toolkit: alert: ") == 2
+
+
+def test_a_rule_without_data_is_reported_once(attempt, watch, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(alerting.time, "monotonic", lambda: now[0])
+    looks = watch(when="y > 2", metrics=["y"])
+    for minutes, said in ((1, 0), (6, 0), (7, 1), (8, 0), (16, 0)):
+        now[0] = 60.0 * minutes
+        looks(None if minutes < 7 else 1.0)
+        assert (
+            capsys.readouterr().out.count("rule high has no data: there is no value of y from rank 0; recorded: x")
+            == said
+        )
+    watch()(None, is_over=True)
+    assert "has no data" not in capsys.readouterr().out  # without a step, nothing else is missing
+    watch(when="z > 2")(1.0, is_over=True)
+    assert "there is no value of z from any rank" in capsys.readouterr().out
+
+
+def test_a_notification_does_not_repeat_its_severity(attempt, watch):
+    looks = watch(severity="critical", when="verdict:stall", name="critical")
+    verdict = raise_verdict(VerdictKind.STALL, Severity.CRITICAL, "no step for 40 s", "look", time_s=0)
+    looks(None, verdicts=[verdict])
+    looks(None, verdicts=[clear_verdict(verdict, 1.0)])
+    fired, resolved = waiting(attempt)
+    name = f"sample {attempt.run.run_id}"
+    assert fired == f"{name}: critical firing: no step for 40 s: look (verdict:stall)"
+    assert resolved == f"{name}: critical resolved: no such verdict is raised (verdict:stall)"
 
 
 def test_after_a_requeue_the_alert_continues_without_another_notification(attempt, watch):

@@ -476,6 +476,47 @@ def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, lo
     assert environment["TOOLKIT_ENDS_AT"] == "1800000000"
 
 
+def test_open_mpi_uses_the_interface_of_the_site_unless_another_is_set(run_directory, local_job, tmp_path):
+    attempt = claim_attempt(run_directory)
+
+    def interfaces(base=(), interface="ib0", **variables):
+        job = local_job(["true"])
+        job["network"] = {"interface": interface, "vars": variables}
+        environment = rank_environment(
+            {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), **dict(base)}, job, run_directory, attempt,
+            start=0, shape=Shape.of(2, 3), launcher="srun", ends_at=0.0,
+        )  # fmt: skip
+        return {name: value for name, value in environment.items() if "_if_" in name}
+
+    names = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include", "PRTE_MCA_prte_if_include")
+    assert interfaces() == dict.fromkeys(names, "ib0") and interfaces(interface="") == {}
+    exclude = {"OMPI_MCA_btl_tcp_if_exclude": "lo"}
+    assert interfaces(**exclude) == {**dict.fromkeys(names[1:], "ib0"), **exclude}
+    for folder, name in ((".openmpi", "mca-params.conf"), ("etc", "openmpi-mca-params.conf")):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "mpirun").touch(0o755)
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("# comment\n oob_tcp_if_exclude = docker0\n")
+        assert interfaces() == {names[0]: "ib0", names[2]: "ib0"}
+        (tmp_path / folder / name).unlink()
+
+
+def test_keys_of_the_store_begin_with_a_value_of_the_attempt(run_directory, local_job):
+    def prefix(attempt):
+        environment = rank_environment(
+            {"PATH": "/bin"}, local_job(["true"]), run_directory, attempt,
+            start=0, shape=Shape.of(1, 2), launcher="local", ends_at=0.0,
+        )  # fmt: skip
+        return environment.get("TOOLKIT_STORE_PREFIX")
+
+    first, second = claim_attempt(run_directory), claim_attempt(run_directory)
+    secret = run_directory.secret.read_text().strip()
+    assert len(prefix(first)) == 32 and prefix(first) == prefix(first) != prefix(second)
+    assert prefix(first) not in secret and secret not in prefix(first)
+    run_directory.secret.unlink()  # a run of an older version
+    assert prefix(first) is None
+
+
 def test_the_variables_of_allocators_yield_to_the_users(run_directory, local_job, capsys):
     job = local_job(["true"])
     job["env"] |= {"malloc": "trimmed", "expandable_segments": True, "vars": {"MALLOC_ARENA_MAX": "2"}}

@@ -14,7 +14,8 @@ from ring_rows import rows_of
 
 import toolkit
 from toolkit.errors import ToolkitError
-from toolkit.metrics.ring import MOST_USER_METRICS, RingReader, rings_of
+from toolkit.metrics.ring import RingReader, rings_of
+from toolkit.metrics.windows import MOST_USER_METRICS
 from toolkit.rundir.files import write_json
 from toolkit.world import record as record_module
 from toolkit.world.record import recorder_of_rank

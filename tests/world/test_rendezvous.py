@@ -9,7 +9,7 @@ import pytest
 from toolkit.errors import ToolkitError
 from toolkit.rundir.claims import claim_attempt
 from toolkit.world.discover import discover
-from toolkit.world.rendezvous import _listen, meet
+from toolkit.world.rendezvous import _listen, meet, open_store
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +74,16 @@ def test_gloo_and_nccl_stay_on_the_chosen_interface(monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0,ib1")  # of the site's [network] vars, or the user's
     meet(alone).listener.close()
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0,ib1"
+
+
+@pytest.mark.parametrize("secret", ["0f" * 16, ""])
+def test_keys_of_the_store_begin_with_a_value_that_others_cannot_guess(monkeypatch, secret):
+    import torch.distributed as dist
+
+    monkeypatch.setenv("TOOLKIT_STORE_PREFIX", secret)
+    endpoint = _listen("127.0.0.1")
+    store = open_store(discover({"RANK": "0", "WORLD_SIZE": "1", "TOOLKIT_ATTEMPT": "3"}), endpoint)
+    store.set("key", "value")
+    stranger = dist.TCPStore("127.0.0.1", endpoint.port, is_master=False)
+    assert stranger.check([f"{secret}/attempt-3/key" if secret else "attempt-3/key"])
+    assert stranger.check(["attempt-3/key"]) == (not secret)

@@ -118,16 +118,18 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
 
 
 def _print_verdicts(found: Sequence[RunStatus]) -> None:
-    """Print the raised verdicts of running runs."""
-    from toolkit.metrics.verdicts import line_of_verdict
+    """Print the raised verdicts of running runs, and past ones of ended runs: in a list, the worst of each."""
     from toolkit.rundir.layout import RunDirectory
-    from toolkit.runs.verdicts import raised_verdicts
+    from toolkit.runs.verdicts import verdict_lines
 
     for one in found:
-        if one.state is not RunState.RUNNING or not one.path:
+        if not (one.state is RunState.RUNNING or one.state.final) or not one.path:
             continue
-        for verdict in raised_verdicts(RunDirectory(Path(one.path))):
-            click.echo(f"{one.run_id}  {plain(line_of_verdict(verdict))}")
+        run = RunDirectory(Path(one.path))
+        if one.state is RunState.RUNNING or (run.metrics / "verdicts.jsonl").exists():
+            lines = verdict_lines(run, one.state)
+            for line in lines[:1] if one.state.final and len(found) > 1 else lines:
+                click.echo(f"{one.run_id}  {plain(line)}")
 
 
 def _print_notes(found: Sequence[RunStatus]) -> None:

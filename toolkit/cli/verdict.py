@@ -24,7 +24,8 @@ def verdict(run: str, runs: Path | None, as_json: bool, is_all: bool) -> None:
     toolkit verdict last --all
     """
     from toolkit.metrics.verdicts import line_of_verdict
-    from toolkit.runs.verdicts import all_verdicts, raised_verdicts, unmeasured
+    from toolkit.runs.status.state import run_status
+    from toolkit.runs.verdicts import all_verdicts, are_past, raised_verdicts, unmeasured
 
     directory = find(run, runs)
     changes = all_verdicts(directory)  # reports a damaged file
@@ -32,9 +33,10 @@ def verdict(run: str, runs: Path | None, as_json: bool, is_all: bool) -> None:
     if as_json:
         click.echo(json.dumps([json.loads(one.to_line()) for one in shown], indent=1))
         return
+    is_past = not is_all and bool(shown) and are_past(directory, run_status(directory).state)
     for one in shown:
         when = f"{one.time}  attempt {one.attempt}  " if is_all else ""
-        click.echo(plain(when + line_of_verdict(one)))
+        click.echo(plain(when + line_of_verdict(one, is_past=is_past)))
     if note := unmeasured(directory):
         click.echo(note)
     elif not shown:

@@ -17,7 +17,11 @@ _DURATION = "a duration such as 30s, 10m, 2h or 1d"
 class RuleTable(Table):
     """One rule of alerts."""
 
-    when: str = key(..., "The condition. The worst rank counts: a condition is met if one rank meets it.", form=FORM)
+    when: str = key(
+        ...,
+        "The condition. It is met if one rank meets it; see `observe.metrics` for metrics of the program.",
+        form=FORM,
+    )
     for_: str = key("0s", "How long the condition must be met before the alert fires.", form=_DURATION, alias="for")
     severity: Literal["info", "warning", "critical"] = key("warning", "The severity that channels report.")
     cooldown: str = key("10m", "Time after an alert in which its rule does not fire again.", form=_DURATION)

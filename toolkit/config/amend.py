@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from toolkit.config.argv import SWEPT_ARGUMENT, replace_argument
-from toolkit.config.checks import check_arguments, check_request
+from toolkit.config.checks import check_alerts, check_arguments, check_request
 from toolkit.config.document import Flag, KeyPath, Origin, dotted, leaves
 from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.refusal import refusal, table_model
@@ -20,6 +20,9 @@ from toolkit.config.site import Site
 __all__ = ["amend_job", "move_job", "nodes_after", "vary_job", "with_values"]
 
 _METRIC_KEYS = frozenset({"checkpoint.best", "train.validate_every"})
+_ALERT_TABLES = frozenset(
+    {"alerts", "notify", "observe"}
+)  # the rules of a job of an older version are not checked again
 
 
 def amend_job(
@@ -38,6 +41,8 @@ def amend_job(
     check_entry(amended)
     check_metric(amended)
     check_arguments(amended)
+    if not _ALERT_TABLES.isdisjoint(one.path[0] for one in anew):
+        check_alerts(amended)
     check_request(amended, site, anew=frozenset(".".join(one.path) for one in anew))
     return amended
 
@@ -63,6 +68,8 @@ def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) 
         if not _METRIC_KEYS.isdisjoint(row):  # check_metric is slow, since it parses the script
             check_metric(varied)
         check_arguments(varied)
+        if not _ALERT_TABLES.isdisjoint(key.partition(".")[0] for key in row):
+            check_alerts(varied)
         # The limits apply to [job], which rows do not change.
         check_request(varied, site, limits=False, anew=frozenset(row))
         yield varied

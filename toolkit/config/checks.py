@@ -10,7 +10,7 @@ from toolkit.config.resolved import ResolvedJob, is_elsewhere
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError, all_of, counted
-from toolkit.metrics.alert_rules import channels_of
+from toolkit.metrics.alert_rules import SERIES, channels_of, parse_condition
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
@@ -81,15 +81,26 @@ def _unknown_partition(resolved: ResolvedJob, site: Site) -> Iterator[ToolkitErr
 
 
 def check_alerts(resolved: ResolvedJob) -> None:
-    """Check that the channels of rules exist; ToolkitError names one that does not."""
+    """Check that the channels and metrics of rules exist; ToolkitError names those that do not."""
     if not resolved.alerts.rules:
         return
     known = channels_of(dict(resolved.notify))
+    series = [*SERIES, *(one.removesuffix(":mean") for one in resolved.observe.metrics)]
+    errors = []
     for name, rule in resolved.alerts.rules.items():
+        condition = parse_condition(rule.when)
+        if condition.severity is None and (metric := condition.subject) not in series:
+            fix = f"use {' or '.join(nearest(metric, series) or [', '.join(series)])}"
+            own = f'for a metric of toolkit.record, add "{metric}" or "{metric}:mean" to observe.metrics'
+            errors.append(
+                refuse(resolved, f"alerts.rules.{name}.when", f"metric {metric!r} not found", f"{fix}; {own}")
+            )
         for channel in {*rule.channels} - known.keys():
             own = f"set notify.{channel}" if channel in ("mail", "webhook") else f"add {channel} to [notify.channels]"
             fix = f"use {' or '.join(nearest(channel, known) or known)}, or {own}"
-            raise refuse(resolved, f"alerts.rules.{name}.channels", f"channel {channel!r} not found", fix)
+            errors.append(refuse(resolved, f"alerts.rules.{name}.channels", f"channel {channel!r} not found", fix))
+    if errors:
+        raise all_of(errors)
 
 
 def check_arguments(resolved: ResolvedJob) -> None:

@@ -236,8 +236,8 @@ class NotifyTable(Table):
     mail_from: str = key("", "The sender of mail of alerts.", derived="the user at the host that sends the mail")
     sender: Literal["auto", "node", "login"] = key(
         "auto",
-        "Who notifies the channels: `node` the supervisor on the first node, `login` the command `toolkit alerts send`, `auto` "
-        "the supervisor, and the command for what the supervisor could not send.",
+        "Who notifies the channels and `webhook`: `node` the supervisor on the first node, `login` the command `toolkit alerts "
+        "send`, `auto` the supervisor, and the command for what the supervisor could not send.",
     )
 
     @field_validator("channels", "smtp")

@@ -1,6 +1,15 @@
 """The table [observe]: what toolkit records about the steps of a run."""
 
-from toolkit.config.table import Table, key
+from typing import Annotated
+
+from pydantic import StringConstraints, field_validator
+
+from toolkit.config.table import Table, key, refuse_value
+from toolkit.metrics.windows import MEASURED, METRIC_NAME, MOST_USER_METRICS
+
+__all__ = ["ObserveTable"]
+
+_Metric = Annotated[str, StringConstraints(pattern=f"^{METRIC_NAME}(:mean)?$")]
 
 
 class ObserveTable(Table):
@@ -11,3 +20,21 @@ class ObserveTable(Table):
         "Record the time of each step on every rank, in shared memory on its node. It costs 2 to 25 microseconds of processor "
         "time per step.",
     )
+    metrics: list[_Metric] = key(
+        None,
+        "Metrics of `toolkit.record` for rules of alerts: the value of rank 0, or, with `:mean`, the mean over ranks.",
+        form=f'a list of up to {MOST_USER_METRICS} names such as ["reward", "acc:mean"]',
+        max_length=MOST_USER_METRICS,
+        default_factory=list,
+    )
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_names(cls, metrics: list[str]) -> list[str]:
+        names = [one.removesuffix(":mean") for one in metrics]
+        for name in names:
+            if name in MEASURED:
+                raise refuse_value((), f"toolkit measures {name} itself", f"remove {name}: rules can read it")
+            if names.count(name) > 1:
+                raise refuse_value((), f"{name} occurs more than once", f"keep one of {name} and {name}:mean")
+        return metrics

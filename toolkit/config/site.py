@@ -142,7 +142,9 @@ class NetworkTable(Table):
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
     fabric: Literal["", "infiniband", "slingshot", "ethernet"] = key("", "Type of the network; empty is unknown.")
-    interface: str = key("", "Network interface for rendezvous and sockets; empty lets the ranks choose it.")
+    interface: str = key(
+        "", "Network interface for rendezvous and sockets, also of Open MPI; empty lets the ranks choose it."
+    )
     vars: dict[str, str] = key(
         None,
         "Environment variables for NCCL, libfabric and other libraries, as the site's documentation recommends.",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median
 from typing import Any, NamedTuple
 
 from toolkit.metrics.training import TrainRecord
@@ -15,6 +16,7 @@ from toolkit.units import parse_duration
 
 __all__ = [
     "FORM",
+    "SERIES",
     "Condition",
     "Reading",
     "Readings",
@@ -28,6 +30,9 @@ __all__ = [
 FORM = 'a condition such as "step_s.p95 > 2", "rate(loss, 60s) >= 0.1", "verdict:stall" or "verdict:* >= critical"'
 _STATISTICS = {"min": "minimum", "max": "maximum"}
 _OF_TRAINING = -1  # the rank of windows of `train.jsonl`
+_TRAINING = ("loss", "grad_norm", "tokens_per_s", "mfu", "lr")
+SERIES = tuple(dict.fromkeys((*COLUMNS, *_TRAINING)))  # what a run may record without a declaration
+_ALIKE = 0.05  # a rank whose value is this near to the median of the others is not the cause
 _OPERATORS = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
@@ -68,7 +73,7 @@ class Rule:
 
 
 class Reading(NamedTuple):
-    """Whether a condition is met, and the worst value, or the most severe verdict."""
+    """Whether a condition is met, and the worst value, or the most severe verdict. `place` names `ranks` and `host`."""
 
     is_met: bool
     value: float
@@ -76,6 +81,7 @@ class Reading(NamedTuple):
     subject: str = ""
     ranks: tuple[int, ...] = ()
     host: str = ""
+    place: str = ""
 
 
 def parse_condition(text: str) -> Condition:
@@ -114,18 +120,21 @@ def window_of(records: Sequence[TrainRecord]) -> list[Window]:
     """Return records of `train.jsonl` as a window of no rank; [] without records."""
     if not records:
         return []
-    names = ("loss", "grad_norm", "tokens_per_s", "mfu", "lr")
-    values = {name: [value for one in records if (value := getattr(one, name)) is not None] for name in names}
+    values = {name: [value for one in records if (value := getattr(one, name)) is not None] for name in _TRAINING}
     metrics = {name: statistics_of(found) for name, found in values.items() if found}
     ended_s = datetime.fromisoformat(records[-1].time).timestamp()
     return [Window(_OF_TRAINING, "", ended_s, 0.0, records[0].step, records[-1].step, len(records), metrics)]
 
 
 class Readings:
-    """What the conditions of rules read: the newest values by metric and rank, and the raised verdicts."""
+    """What the conditions of rules read: the newest values by metric and rank, and the raised verdicts.
 
-    def __init__(self, rules: Collection[Rule]) -> None:
-        self._conditions = {rule.name: rule.condition for rule in rules}
+    `recorded` are all metrics so far; of a metric in `declared`, rules compare the mean over ranks or the value of rank 0.
+    """
+
+    def __init__(self, rules: Collection[Rule], declared: Mapping[str, bool] | None = None) -> None:
+        self._conditions, self._declared = {rule.name: rule.condition for rule in rules}, declared or {}
+        self.recorded: set[str] = set()
         self._spans_s = {one.subject: 0.0 for one in self._conditions.values()}  # the longest window of a rate
         for one in self._conditions.values():
             self._spans_s[one.subject] = max(one.window_s, self._spans_s[one.subject])
@@ -137,6 +146,7 @@ class Readings:
         """Return the reading of each rule after new windows, in any order, and changes of verdicts."""
         self._raised |= {verdict.key: verdict for verdict in verdicts}
         for window in sorted(windows, key=lambda one: one.began_s):
+            self.recorded.update(window.metrics)
             for name in self._spans_s.keys() & window.metrics.keys():
                 self._newest[name, window.rank] = (window.metrics[name], window.host)
                 means, ended_s = self._means.setdefault((name, window.rank), []), window.began_s + window.seconds
@@ -155,14 +165,22 @@ class Readings:
                 value = getattr(statistics, _STATISTICS.get(one.statistic, one.statistic))
                 value = _rate(self._means[name, rank], one.window_s) if one.window_s else value
                 found += [] if math.isnan(value) else [(value, rank, host)]
+        is_mean = self._declared.get(one.subject)
+        if is_mean is not None:  # one value, and no rank is worse than another
+            of_training = [each for each in found if each[1] == _OF_TRAINING]
+            found = of_training or [each for each in found if is_mean or not each[1]]
+            found = [(sum(each[0] for each in found) / len(found), _OF_TRAINING, "")] if found else []
         if not found:
             return None
         met = [each for each in found if _OPERATORS[one.operator](each[0], one.limit)]
-        value, rank, host = (min if one.operator[0] == "<" else max)(met or found)
+        worst = (min if one.operator[0] == "<" else max)(met or found)
+        value, rank, host = worst
         name = f"the rate of {one.subject}" if one.window_s else f"{one.subject}.{one.statistic}"
-        ranks = () if rank == _OF_TRAINING else (rank,)
-        place = f" on {names_of_ranks(ranks, host)}" if ranks else ""
-        return Reading(bool(met), value, f"{name} is {value:.6g}{place}", one.subject, ranks, host)
+        others = [each[0] for each in found if each is not worst]
+        if rank == _OF_TRAINING or (others and math.isclose(value, median(others), rel_tol=_ALIKE)):
+            return Reading(bool(met), value, f"{name} is {value:.6g}", one.subject)
+        place = f" on {names_of_ranks((rank,), host)}"
+        return Reading(bool(met), value, f"{name} is {value:.6g}", one.subject, (rank,), host, place)
 
     def _read_verdicts(self, kind: str, least: int) -> Reading:
         raised = [one for one in self._raised.values() if one.state == "raised" and one.severity.order >= least]

@@ -95,7 +95,8 @@ INHIBITIONS: tuple[tuple[set[str], set[str], bool], ...] = (
 
 def _is_hidden(alert: Alert, source: Alert) -> bool:
     names, others = {alert.subject, alert.severity}, {source.subject, source.severity}
-    is_same_rank = not {*alert.ranks}.isdisjoint(source.ranks)
+    is_of_all = not alert.ranks and not source.ranks and alert.subject == source.subject
+    is_same_rank = is_of_all or not {*alert.ranks}.isdisjoint(source.ranks)
     return any(
         others & by and names & hidden and not names & by and (is_same_rank or not of_same_rank)
         for by, hidden, of_same_rank in INHIBITIONS
@@ -155,21 +156,26 @@ class AlertMachine:
         is_past_pending = before.state in (AlertState.FIRING, AlertState.RESOLVED)
         if reading is None:  # an alert does not change until its metric has a value again
             return before if is_past_pending else Alert(rule.name, severity=rule.severity)
+        value = reading.value if math.isfinite(reading.value) else None
         alert = replace(
-            before, severity=rule.severity, message=reading.message, subject=reading.subject, ranks=reading.ranks,
-            host=reading.host, value=reading.value if math.isfinite(reading.value) else None, action="",
+            before, severity=rule.severity, message=reading.message + reading.place, subject=reading.subject,
+            ranks=reading.ranks, host=reading.host, value=value, action="",
         )  # fmt: skip
         if reading.is_met:
             self._met_s[rule.name] = now_s
             if before.state is AlertState.FIRING:
-                return alert
+                # What channels were notified of names the ranks, until another subject does.
+                return before if before.is_notified and before.subject == alert.subject else alert
             began_s = before.began_s if before.state is AlertState.PENDING else now_s
             is_cool = now_s - self._resolved_s.get(rule.name, -math.inf) >= rule.cooldown_s
             state = AlertState.FIRING if is_cool and now_s - began_s >= rule.for_s else AlertState.PENDING
             return replace(alert, state=state, began_s=began_s, is_notified=False, hidden_by="")
         if before.state is AlertState.FIRING and now_s - self._met_s[rule.name] >= rule.keep_firing_s:
             self._resolved_s[rule.name] = now_s
-            return replace(alert, state=AlertState.RESOLVED)
+            # The rank that is the worst one by now had no part in the alert.
+            return replace(
+                alert, state=AlertState.RESOLVED, message=reading.message, ranks=before.ranks, host=before.host
+            )
         if is_past_pending:
             return before
         return replace(alert, state=AlertState.INACTIVE, began_s=0.0, is_notified=False, hidden_by="")

@@ -20,7 +20,7 @@ from toolkit.metrics import step_profile, windows
 from toolkit.metrics.phases import PhaseSum
 from toolkit.metrics.ring import ABSENT, WIDTH, Ring
 
-__all__ = ["MEASURED", "PhaseReader", "PhaseSampling", "Recorder"]
+__all__ = ["PhaseReader", "PhaseSampling", "Recorder"]
 
 PERIOD_NS = 500_000_000
 MEMORY_PERIOD_NS = 1_000_000_000
@@ -45,20 +45,6 @@ _PHASES = {
     step_profile.OPTIMIZER: _AT[windows.OPTIMIZER],
 }
 _NO_WORK = (*step_profile.WAITS, step_profile.BUBBLE, step_profile.CHECKPOINT)
-# What the recorder measures itself; a program may record every other metric.
-MEASURED = frozenset(
-    (
-        windows.STEP,
-        windows.WORK,
-        windows.WORK_CPU,
-        windows.CPU_WAIT,
-        windows.SWITCHES,
-        windows.FAULTS,
-        windows.RSS,
-        windows.DEVICE,
-        windows.DEVICE_PEAK,
-    )
-)
 _NOTHING = [ABSENT] * WIDTH
 
 Log = Sequence[tuple[str | None, Any]]  # of the phases of a step, from `Profile.take_step`
@@ -81,7 +67,7 @@ class Recorder:
 
     def __init__(self, ring: Ring) -> None:
         self.is_driven = False
-        self.columns = {name: column for column, name in enumerate(ring.names) if name not in MEASURED}
+        self.columns = {name: column for column, name in enumerate(ring.names) if name not in windows.MEASURED}
         self.reader: PhaseReader | None = None
         self._ring = ring
         self.noted: dict[int, float] = {}

@@ -23,15 +23,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.windows import COLUMNS
+from toolkit.metrics.windows import COLUMNS, MOST_USER_METRICS
 
 __all__ = [
-    "ABSENT", "CAPACITY", "MOST_USER_METRICS", "WIDTH", "Ring", "RingReader", "Steps", "limited", "rings_of",
-    "unused_rings",
+    "ABSENT", "CAPACITY", "WIDTH", "Ring", "RingReader", "Steps", "limited", "rings_of", "unused_rings",
 ]  # fmt: skip
 
 CAPACITY = 4096
-MOST_USER_METRICS = 16
 # The value of a column that a step did not report: the smallest 32-bit float, because NaN is a valid loss.
 ABSENT = -3.4028234663852886e38
 LARGEST = -ABSENT

@@ -167,12 +167,12 @@ def open_verdicts(verdicts: Iterable[Verdict], attempt: int) -> list[Verdict]:
     return sorted(raised, key=lambda one: (-one.severity.order, -one.cost_s_per_hour))
 
 
-def line_of_verdict(verdict: Verdict) -> str:
-    """Return one line for a terminal: the fault, what it costs, and what to do."""
+def line_of_verdict(verdict: Verdict, *, is_past: bool = False) -> str:
+    """Return one line for a terminal: the fault, what it costs, and what to do; `is_past` if its attempt has ended."""
     if verdict.state == "cleared":
         return f"cleared: {verdict.message}"
     cost = f" costs {round_duration(verdict.cost_s_per_hour)} per hour;" if verdict.cost_s_per_hour >= 1 else ""
-    return f"{verdict.severity}: {verdict.message}:{cost} {verdict.change}"
+    return f"{'past ' if is_past else ''}{verdict.severity}: {verdict.message}:{cost} {verdict.change}"
 
 
 def severity_of(share: float) -> Severity:

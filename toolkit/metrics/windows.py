@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
-    "BACKWARD", "BUBBLE", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "DEVICE_PEAK", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM", "LOSS", "NOT_FINITE_AFTER", "NOT_MEASURED",
-    "OPTIMIZER", "RSS", "SAVE", "STEP", "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "merge", "statistics_of",
+    "BACKWARD", "BUBBLE", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "DEVICE_PEAK", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM",
+    "LOSS", "MEASURED", "METRIC_NAME", "MOST_USER_METRICS", "NOT_FINITE_AFTER", "NOT_MEASURED", "OPTIMIZER", "RSS", "SAVE", "STEP",
+    "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "declared_metrics", "merge", "statistics_of",
 ]  # fmt: skip
 
 # Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
@@ -40,6 +42,16 @@ COLUMNS = (
     STEP, DATA, FORWARD, BACKWARD, EXPOSED, BUBBLE, OPTIMIZER, SAVE, WORK, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, BYTES,
     TOKENS, LOSS, GRAD_NORM, RSS, DEVICE, DEVICE_PEAK,
 )  # fmt: skip
+# What toolkit measures itself; a program may record every other metric.
+MEASURED = frozenset((STEP, WORK, WORK_CPU, CPU_WAIT, SWITCHES, FAULTS, RSS, DEVICE, DEVICE_PEAK))
+METRIC_NAME = r"[A-Za-z_][A-Za-z0-9_./-]{0,62}"
+MOST_USER_METRICS = 16  # names besides COLUMNS
+
+
+def declared_metrics(job: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the names in `observe.metrics` of a resolved job, each with whether rules compare the mean over ranks."""
+    declared = (job.get("observe") or {}).get("metrics") or ()  # jobs of older versions have no such key
+    return {name.removesuffix(":mean"): name.endswith(":mean") for name in declared}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from toolkit.rundir.states import Cause, Next, RunState
 
 __all__ = [
     "append_line", "cannot_write", "is_unwritable", "json_reason", "make_folder", "mode_of_files_in",
-    "not_permitted", "open_append", "permissions_in_words", "read_json", "read_json_or_none", "read_lines",
+    "not_permitted", "open_append", "permissions_in_words", "private_mode", "read_json", "read_json_or_none", "read_lines",
     "runs_folder", "sync", "tail_text", "typed_path", "utc_now", "utc_of", "why_full", "why_unwritable", "write_bytes",
     "write_json", "write_text",
 ]  # fmt: skip
@@ -111,6 +111,14 @@ def mode_of_files_in(folder: Path) -> int:
 def _file_mode(path: Path) -> int:
     """Return the mode of a run file: 0640 if the group may read its folder, else 0600."""
     return mode_of_files_in(path.parent) & 0o640
+
+
+def private_mode(path: Path) -> int:
+    """Return the permissions that a copy of a file or folder may have: all, or the owner's if no other user may read it."""
+    try:
+        return 0o777 if stat.S_IMODE(path.stat().st_mode) & 0o077 else 0o700
+    except FileNotFoundError:  # removed meanwhile, so nothing of it is copied
+        return 0o700
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:

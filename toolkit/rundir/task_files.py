@@ -57,7 +57,8 @@ def keep_the_end(
         path.unlink(missing_ok=True)
     for path in (attempt.ranks, attempt.logs, attempt.usage):
         shutil.rmtree(path, ignore_errors=True)
-    for path in (attempt.errors, task.checkpoints, task.metrics):
+    shutil.rmtree(task.outbox.with_name("sent"), ignore_errors=True)
+    for path in (attempt.errors, task.checkpoints, task.metrics, task.outbox, task.outbox.parent):
         _remove_empty(path)
 
 

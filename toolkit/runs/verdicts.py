@@ -2,13 +2,14 @@
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.detectors.disk import with_disk
-from toolkit.metrics.verdicts import Verdict, open_verdicts, read_verdicts
+from toolkit.metrics.verdicts import Severity, Verdict, line_of_verdict, open_verdicts, read_verdicts
 from toolkit.metrics.window_file import WindowReader
 from toolkit.metrics.windows import NOT_MEASURED, WORK
 from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
 
-__all__ = ["all_verdicts", "raised_verdicts", "unmeasured"]
+__all__ = ["all_verdicts", "are_past", "raised_verdicts", "unmeasured", "verdict_lines"]
 
 
 def all_verdicts(run: RunDirectory) -> list[Verdict]:
@@ -48,3 +49,18 @@ def unmeasured(run: RunDirectory) -> str:
             return ""
         names = reader.names
     return NOT_MEASURED if names and WORK not in names else ""
+
+
+def verdict_lines(run: RunDirectory, state: RunState) -> list[str]:
+    """Return a line for each raised verdict of a run in this state, only for the critical ones if it completed."""
+    found = [
+        one for one in raised_verdicts(run) if state is not RunState.COMPLETED or one.severity is Severity.CRITICAL
+    ]
+    is_past = are_past(run, state)
+    return [line_of_verdict(one, is_past=is_past) for one in found]
+
+
+def are_past(run: RunDirectory, state: RunState) -> bool:
+    """Return whether the last attempt has ended: its verdicts stay raised, as nothing clears them."""
+    last = run.last_attempt()
+    return state.final or (last is not None and last.exit_file.exists())

@@ -20,7 +20,17 @@ from toolkit.config.script_document import WITHOUT_EFFECT
 from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import open_submission, process_start_ticks
-from toolkit.rundir.files import cannot_write, read_json, runs_folder, utc_now, write_bytes, write_json, write_text
+from toolkit.rundir.files import (
+    cannot_write,
+    mode_of_files_in,
+    private_mode,
+    read_json,
+    runs_folder,
+    utc_now,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from toolkit.rundir.find import array_of_first_start
 from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
@@ -279,7 +289,8 @@ def _copy_job_files(job: ResolvedJob, run: RunDirectory, repeats: RunDirectory |
         for one in (one for part in read_batch_script(entry).components for one in part if one.name in WITHOUT_EFFECT):
             say(f"{one.where}: {one.option} has no effect in a run of toolkit")
     if not (job.job.once and job.job_file == entry):
-        write_bytes(run.job_file, (job.job_file if repeats is None else repeats.job_file).read_bytes())
+        source = job.job_file if repeats is None else repeats.job_file
+        write_bytes(run.job_file, source.read_bytes(), mode=mode_of_files_in(run.path) & 0o640 & private_mode(source))
 
 
 def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], rerun_of: str = "") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Render the sbatch script of a start, and copy the code that its ranks run."""
 
-import glob
 import json
 import os
 import re
@@ -92,6 +91,7 @@ def render_script(
         is_once=job.job.once,
         python=shlex.quote(sys.executable),
         run_directory=shlex.quote(str(run.path)),
+        log_mode="640" if job.paths.access == "group" else "600",
         job=job.to_json() if task_overrides is None else _with_sweep(job.to_json(), task_overrides),
     )
 
@@ -305,7 +305,7 @@ def keep_code(job: ResolvedJob, run: RunDirectory, runs: Path) -> tuple[Resolved
 
 def recorded_code(job: ResolvedJob, snapshot: Snapshot | str) -> dict[str, Any]:
     """Return the record of the job's git repository and of the copy of its folder, or why there is no copy."""
-    state = code_state(job.job_directory)
+    state = code_state(job.job_directory, is_shared=job.paths.access == "group")
     if isinstance(snapshot, str):
         return state | {"snapshot_left_out": snapshot}
     assert job.code_directory is not None
@@ -363,7 +363,7 @@ class NewCode:
             raise
         if isinstance(snapshot, Snapshot):
             self.job = job.model_copy(update={"code_directory": self.folder})
-            _tell_edits(run, start, snapshot, job.restart.progress)
+            _tell_edits(run, start, snapshot)
         self.record = recorded_code(self.job, snapshot)
 
     def put_in_place(self) -> None:
@@ -377,12 +377,10 @@ class NewCode:
         remove_snapshot(self.draft)
 
 
-def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot, outputs: str) -> None:
-    """Report the files that changed since the previous start, without `outputs`, the pattern `restart.progress`."""
+def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot) -> None:
+    """Report the files that changed since the previous start."""
     copies = [copy for number in reversed(range(start)) if (copy := read_snapshot(run.code(number)))]
-    written = set(glob.glob(outputs, root_dir=snapshot.source, recursive=True)) if outputs else set()  # noqa: PTH207  an absolute pattern is accepted
-    found = differences(copies[0], snapshot) if copies else {}
-    edits = {name: what for name, what in found.items() if name not in written}
+    edits = differences(copies[0], snapshot) if copies else {}
     if edits:
         told = [f"{name} was {what}" for name, what in list(edits.items())[:MOST_TOLD]]
         told += [f"and {len(edits) - MOST_TOLD} more files"] if len(edits) > MOST_TOLD else []

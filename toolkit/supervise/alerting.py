@@ -1,7 +1,6 @@
 """Evaluate the rules of [alerts] in the supervisor: notify channels, perform actions, and write `metrics/alerts.jsonl`."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,33 +13,35 @@ from toolkit.metrics.alerts import Alert, AlertLog, AlertMachine, AlertState
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Verdict
-from toolkit.metrics.windows import Window
+from toolkit.metrics.windows import Window, declared_metrics
 from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.bad_nodes import note_bad_node
 from toolkit.rundir.files import read_json, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.user_requests import add_requeue, note_request
 from toolkit.slurm.commands import Slurm
-from toolkit.supervise.channels import post, post_or_log
+from toolkit.supervise.channels import post
 from toolkit.supervise.log import say
-from toolkit.supervise.outbox import put, send_outbox
+from toolkit.supervise.notifier import Notifier
 
 __all__ = ["Alerting"]
 
 ACTION_PERIOD_S = 3600.0  # an action of one kind is performed at most once in this time
 _DRY = "dry run: "
-_SENDING = threading.Lock()
+NO_DATA_S = 300.0  # a rule without data for this time is reported; three times as long before the first step
 
 
 class Alerting:
-    """The rules of a job in one attempt. `left_s` returns the time to the walltime, `start` calls a function in a thread."""
+    """The rules of a job in one attempt. `left_s` returns the time to the walltime."""
 
     def __init__(
-        self, attempt: AttemptDirectory, job: Mapping[str, Any], left_s: Callable[[], float], start: Callable[..., None]
+        self, attempt: AttemptDirectory, job: Mapping[str, Any], left_s: Callable[[], float], notifier: Notifier
     ) -> None:
-        self._attempt, self._job, self._left_s, self._start = attempt, job, left_s, start
+        self._attempt, self._job, self._left_s, self._notifier = attempt, job, left_s, notifier
         self._rules = {rule.name: rule for rule in rules_of(job)}
-        self._readings = Readings(self._rules.values())
+        self._declared = declared_metrics(job)
+        self._readings = Readings(self._rules.values(), self._declared)
+        self._without_data, self._began_s = set(self._rules), time.monotonic()
         self._acted_s: dict[str, float] = {}  # by kind of action
         self._states: tuple[AlertMachine, AlertLog] | None = None
 
@@ -53,11 +54,13 @@ class Alerting:
         is_over: bool = False,
     ) -> None:
         """Evaluate all rules with what is new; once the attempt `is_over`, actions would concern the next one."""
+        self._notifier.retry()
         if not self._rules:
             return
         machine, log = self._states = self._states or self._continued()
         now_s, requests = time.time(), self._requests()
         readings = self._readings.update([*windows, *window_of(training)], verdicts)
+        self._say_without_data({name for name, one in readings.items() if one is None}, is_over)
         silenced = {one["rule"] for one in requests if one["silenced_until_s"] > now_s}
         for alert in machine.evaluate(readings, now_s, silenced, {one["acknowledged"] for one in requests}):
             rule = self._rules[alert.rule]
@@ -66,6 +69,20 @@ class Alerting:
             log.write(alert)
             if alert.is_notification:
                 self._notify(rule, alert)
+
+    def _say_without_data(self, names: set[str], is_over: bool) -> None:
+        """Report each rule that has had no data for too long, once."""
+        self._without_data &= names
+        recorded, seconds = self._readings.recorded, time.monotonic() - self._began_s
+        for name in sorted(self._without_data):
+            condition = self._rules[name].condition
+            patience_s = NO_DATA_S * (1 if recorded else 3) + condition.window_s
+            if seconds < patience_s and not (is_over and recorded and not condition.window_s):
+                continue
+            self._without_data.discard(name)
+            who = "rank 0" if self._declared.get(condition.subject) is False else "any rank"
+            found = f"recorded: {', '.join(sorted(recorded))}" if recorded else "the ranks have recorded no step"
+            say(f"rule {name} has no data: there is no value of {condition.subject} from {who}; {found}")
 
     def resolve_all(self, reason: str) -> None:
         """Resolve every firing alert, because the run has ended: nothing else would close its incident."""
@@ -103,25 +120,16 @@ class Alerting:
         return found
 
     def _notify(self, rule: Rule, alert: Alert) -> None:
-        run, notify = self._attempt.run, self._job["notify"]
-        text = f"{run.job_name} {run.run_id}: {alert.severity} {rule.name} {alert.state}: {alert.message} ({rule.when})"
+        run = self._attempt.run
+        # A rule may be called `critical`, and the line of a verdict begins with its severity.
+        what = " ".join(dict.fromkeys((alert.severity, rule.name, alert.state)))
+        message = alert.message.removeprefix(f"{alert.severity}: ")
+        text = f"{run.job_name} {run.run_id}: {what}: {message} ({rule.when})"
         names = {"text": text, "event": "alert", "job_name": run.job_name, "run_id": run.run_id}
         document = {**names, "key": f"{run.run_id}-{alert.key}", **asdict(alert)}
-        for channel in rule.channels:
-            try:
-                if channel == "log":
-                    post(channel, document, notify, {})
-                else:
-                    put(run, channel, document)
-            except OSError as error:  # on a full disk, there is only one attempt
-                say(f"cannot write a notification for {channel}: {error.strerror}")
-                self._start(post_or_log, channel, document, notify, os.environ)
-        if notify["sender"] != "login":
-            self._start(self._send)
-
-    def _send(self) -> None:
-        with _SENDING:
-            send_outbox(self._attempt.run, self._job["notify"], say, is_login=False)
+        if "log" in rule.channels:
+            post("log", document, self._job["notify"], {})
+        self._notifier.add([one for one in rule.channels if one != "log"], document)
 
     def _act(self, rule: Rule, alert: Alert, now_s: float, is_over: bool) -> str:
         """Perform the action of a rule; return what was done, or why not."""

@@ -4,11 +4,15 @@ The rendered script has already removed every variable that is not on a list; th
 """
 
 import fnmatch
+import hmac
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
@@ -70,11 +74,16 @@ def rank_environment(
         "TOOLKIT_HALVINGS": str(halvings),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }
+    if run.secret.exists():  # not in runs of older versions
+        # Only the owner of the run can name keys of the store. Ranks get no file that could differ between nodes.
+        message = f"store {run.run_id} {attempt.number}".encode()
+        environment["TOOLKIT_STORE_PREFIX"] = hmac.new(run.secret.read_bytes(), message, "sha256").hexdigest()[:32]
     library = _table(job, "launcher").get("libmpi") or ""
     if library:
         environment["MPI4PY_LIBMPI"] = str(library)
     environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
     environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
+    environment |= _interface_of_open_mpi(str(_table(job, "network").get("interface") or ""), environment)
     chosen = _allocators(_table(job, "env"))
     # torch accepts the older name, too, and merges nothing.
     if "PYTORCH_CUDA_ALLOC_CONF" in environment and chosen.pop("PYTORCH_ALLOC_CONF", ""):
@@ -82,6 +91,26 @@ def rank_environment(
     for name in chosen.keys() & environment.keys():
         say(f"{name}={environment[name]} of the environment overrides {chosen[name]} of [env]")
     return chosen | environment
+
+
+def _interface_of_open_mpi(interface: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make Open MPI use one interface; MPICH ignores them.
+
+    Open MPI ends a job that both includes and excludes interfaces, so what the user or the site has set remains alone.
+    """
+    programs = [environment.get("MPI4PY_LIBMPI"), shutil.which("mpirun", path=environment.get("PATH"))]
+    folders = [Path(path).resolve().parent.parent / "etc" for path in programs if path] + [Path("/etc/openmpi")]
+    files = [Path(environment.get("HOME", "/"), ".openmpi/mca-params.conf")]
+    set_there = ""
+    for path in [*files, *(folder / "openmpi-mca-params.conf" for folder in folders)] if interface else []:
+        with suppress(OSError):  # most of them do not exist
+            set_there += path.read_text(encoding="utf-8", errors="replace")
+    return {
+        f"{name}_include": interface
+        for name in ("OMPI_MCA_btl_tcp_if", "OMPI_MCA_oob_tcp_if", "PRTE_MCA_prte_if")
+        if interface and not {f"{name}_include", f"{name}_exclude"} & environment.keys()
+        if not re.search(rf"^\s*{name.partition('MCA_')[2]}_(?:in|ex)clude\s*=", set_there, re.MULTILINE)
+    }
 
 
 def _allocators(env: Mapping[str, Any]) -> dict[str, str]:

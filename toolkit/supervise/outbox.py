@@ -17,7 +17,7 @@ from toolkit.rundir.files import make_folder, read_json, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.channels import post
 
-__all__ = ["put", "send_outbox"]
+__all__ = ["put", "send_outbox", "waiting_channels"]
 
 RECLAIM_S = 120.0  # a post takes seconds
 
@@ -30,14 +30,19 @@ def put(run: RunDirectory, channel: str, document: Mapping[str, Any]) -> None:
     write_json(run.outbox / f"{time.time_ns()}-{document['key']}-{document['state']}.{channel}.json", document)
 
 
+def waiting_channels(run: RunDirectory) -> dict[str, list[Path]]:
+    """Return the notifications that wait, oldest first, by channel."""
+    by_channel: dict[str, list[Path]] = {}
+    for path in sorted(run.outbox.glob("[0-9]*.json*")):
+        by_channel.setdefault(path.name.partition(".json")[0].rpartition(".")[2], []).append(path)
+    return by_channel
+
+
 def send_outbox(
     run: RunDirectory, notify: Mapping[str, Any], report: Callable[[str], None], *, is_login: bool = True
 ) -> int:
     """Send what waits to all channels at once, and return how many were sent; `report` gets why a channel failed."""
-    by_channel: dict[str, list[Path]] = {}
-    for path in sorted(run.outbox.glob("[0-9]*.json*")):
-        by_channel.setdefault(path.name.partition(".json")[0].rpartition(".")[2], []).append(path)
-    kinds, sent = channels_of(notify), list[str]()
+    by_channel, kinds, sent = waiting_channels(run), channels_of(notify), list[str]()
     threads = [
         threading.Thread(target=_send_in_order, args=(run, channel, paths, notify, report, sent), daemon=True)
         for channel, paths in by_channel.items()

@@ -40,6 +40,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, has_own_signal, is_unmanaged, launch
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_exclude, unfit_nodes
+from toolkit.supervise.notifier import Notifier
 from toolkit.supervise.observation import Observation
 from toolkit.supervise.progress import state_of_files, with_files
 from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
@@ -51,7 +52,6 @@ from toolkit.supervise.shape import Shape
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.staging import Staged, stage, unstage
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
-from toolkit.supervise.webhook import Webhook
 
 __all__ = ["WALLTIME_SLACK_S"]
 
@@ -85,8 +85,8 @@ class Supervisor:
     is_requeued: bool = False  # whether the program has requeued this job itself
 
     @cached_property
-    def webhook(self) -> Webhook:
-        return Webhook(self.job, os.environ)
+    def notifier(self) -> Notifier:
+        return Notifier(self.run, self.job)
 
     @property
     def retry(self) -> Retry:
@@ -184,8 +184,8 @@ class Supervisor:
         # Records of earlier attempts are not read here: a damaged one may be the cause of the failure.
         decision = decide(end.cause, budgets={}, spent={}, again=None)
         record_end(attempt, end, decision, 0.0, Retry(self.request, 0.0))
-        self.webhook.tell(attempt, end, decision)
-        self.webhook.wait()
+        self.notifier.tell(attempt, end, decision)
+        self.notifier.wait()
 
     def _own_attempt(self) -> AttemptDirectory | None:
         """Return the last attempt if this start has claimed it; None otherwise."""
@@ -331,7 +331,7 @@ class Supervisor:
         except OwnFailureError as error:
             return unlaunched(error)
         left_s = self.allocation.left_s
-        alerting = Alerting(attempt, self.job, left_s, self.webhook.start)
+        alerting = Alerting(attempt, self.job, left_s, self.notifier)
         observation = Observation(attempt, left_s, alerting, lambda: watch.culprit(ranks))
         observation.start()
         try:
@@ -425,12 +425,10 @@ class Supervisor:
             end = replace(end, reason=f"{end.reason}; Slurm did not report why")
         retry = replace(self.retry, room_seconds=ROOM_S)  # wait until the user frees space for this record
         record_end(attempt, end, decision, seconds, retry)
-        self.webhook.tell(attempt, end, decision)
+        self.notifier.tell(attempt, end, decision)
         if decision.next is Next.END:
             try:
-                Alerting(attempt, self.job, self.allocation.left_s, self.webhook.start).resolve_all(
-                    decision.cause.value
-                )
+                Alerting(attempt, self.job, self.allocation.left_s, self.notifier).resolve_all(decision.cause.value)
             except OSError as error:
                 say(f"cannot resolve the alerts of the run: {error.strerror}")
 
@@ -440,7 +438,7 @@ class Supervisor:
             self.retry.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=decision.exit_code))
         except OSError as error:
             say(f"cannot record that this start has ended: {error.strerror}")
-        self.webhook.wait()
+        self.notifier.wait()
         if self.staged is not None:
             unstage(self.staged, self.allocation, os.environ)
         if self.allocation.task is not None and decision.final_state is RunState.COMPLETED:

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.recorder import MEASURED, Recorder
-from toolkit.metrics.ring import MOST_USER_METRICS, Ring
+from toolkit.metrics.recorder import Recorder
+from toolkit.metrics.ring import Ring
+from toolkit.metrics.windows import MEASURED, METRIC_NAME, MOST_USER_METRICS, declared_metrics
 from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.terminal.talk import say_beside
 
 __all__ = ["record", "recorder_of_rank"]
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,62}")
 
 
 def record(name: str, value: SupportsFloat) -> None:
@@ -53,7 +52,7 @@ def _number(name: str, value: SupportsFloat) -> float:
 
 
 def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(METRIC_NAME, name):
         raise _refused("not a valid name of a metric", name, "use up to 63 characters: A-Z a-z 0-9 _ . / -")
     if name in MEASURED:
         raise _refused("toolkit measures this itself", name, "use another name")
@@ -68,7 +67,14 @@ def recorder_of_rank() -> Recorder | None:
     """Return the recorder of this process; None if it is not a rank of a run, or if the run records no steps."""
     folder, attempt = os.environ.get("TOOLKIT_RUN_DIR"), os.environ.get("TOOLKIT_ATTEMPT", "")
     rank = os.environ.get("TOOLKIT_RANK", "")
-    if not folder or not attempt.isdigit() or not rank.isdigit() or not _is_on():
+    if not folder or not attempt.isdigit() or not rank.isdigit():
+        return None
+    try:
+        job = read_json(Path(os.environ.get("TOOLKIT_RESOLVED_JOB", "")))
+        if not job.get("observe", {}).get("record", True):
+            return None
+        declared = declared_metrics(job)
+    except (OSError, ToolkitError, AttributeError):
         return None
     try:
         launcher = int(os.environ.get("TOOLKIT_LAUNCHER_PID", "0"))
@@ -79,21 +85,14 @@ def recorder_of_rank() -> Recorder | None:
         _say_once(f"cannot record the steps of this rank: {error.strerror}")
         return None
     recorder = Recorder(ring)
+    for name in declared:  # the other names of a program must not use up its column
+        recorder.column(name)
     atexit.register(recorder.write, is_last=True)
     return recorder
 
 
 # A child process must not write to the ring of its parent.
 os.register_at_fork(after_in_child=recorder_of_rank.cache_clear)
-
-
-def _is_on() -> bool:
-    """Return the key `observe.record`; False if the resolved job is not readable."""
-    try:
-        job = read_json(Path(os.environ.get("TOOLKIT_RESOLVED_JOB", "")))
-        return bool(job.get("observe", {}).get("record", True))
-    except (OSError, ToolkitError, AttributeError):
-        return False
 
 
 @cache

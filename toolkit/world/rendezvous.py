@@ -139,7 +139,11 @@ def _from_slurm(world: World, address: str) -> Endpoint:
 
 
 def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> dist.Store:
-    """Return torch's store at `endpoint`; its keys have the attempt as prefix, so that earlier attempts are ignored."""
+    """Return torch's store at `endpoint`.
+
+    Its keys begin with a value that only the owner of the run can derive, and with the attempt, so that others and earlier
+    attempts are ignored.
+    """
     import torch.distributed as dist
 
     listener = endpoint.listener
@@ -155,7 +159,8 @@ def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIV
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-    return dist.PrefixStore(f"attempt-{world.attempt}", store)
+    secret = os.environ.get("TOOLKIT_STORE_PREFIX", "")  # the same on all ranks; none without a run
+    return dist.PrefixStore(f"{secret}/attempt-{world.attempt}" if secret else f"attempt-{world.attempt}", store)
 
 
 def start_groups(world: World, *, interface: str = "", timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:

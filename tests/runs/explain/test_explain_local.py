@@ -12,6 +12,7 @@ from whole_checkpoints import make_whole_checkpoint
 
 from toolkit.metrics.verdicts import Severity, VerdictKind, VerdictLog, raise_verdict
 from toolkit.rundir.claims import read_claim
+from toolkit.runs.follow.pages import Pages
 
 PAGES = Path(__file__).parents[3] / "docs"
 
@@ -125,7 +126,15 @@ def test_a_completed_run_has_its_critical_verdicts(toolkit):
             kind = VerdictKind.LOSS_NOT_FINITE if severity is Severity.CRITICAL else VerdictKind.STRAGGLER
             log.write(raise_verdict(kind, severity, message, "look", time_s=1.8e9))
     text = toolkit.ok("explain", run.run_id)
-    assert "the loss is nan" in text and "rank 1 is slow" not in text
+    assert "past critical: the loss is nan: look" in text and "rank 1 is slow" not in text
+    assert "past critical: the loss is nan: look\npast warning: rank 1 is slow: look" in toolkit.ok(
+        "verdict", run.run_id
+    )
+    assert toolkit.ok("status", run.run_id).splitlines()[-1] == f"{run.run_id}  past critical: the loss is nan: look"
+    toolkit.ok("report", run.run_id, "-o", toolkit.folder / "page.html")
+    assert (toolkit.folder / "page.html").read_text().count('"is_past": true') == 2
+    overview = Pages([run]).look("")[0]["overview"]
+    assert [row["verdicts"] for row in overview] == [["past critical: the loss is nan: look"]]
 
 
 def test_a_running_run_with_an_open_stall_is_not_making_steps(toolkit, wait_until) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,109 @@ def test_a_resume_takes_the_folder_as_it_is_and_says_so(toolkit, project: Path) 
         "mended\n",
     ]
     assert not run.code(2).exists() and not list(run.path.glob(".code*"))
+
+
+def write(path: Path, text: str = "x", mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@pytest.fixture(params=["project", "repository"])
+def with_outputs(request) -> Path:
+    """A job's folder, with and without git, with outputs of earlier runs beside code with similar names."""
+    folder = request.getfixturevalue(request.param)
+    (folder / "work.toml").write_text('[job]\nentry = "train.py"\n[restart]\nprogress = "out/**/*.pt"\n')
+    for name in (
+        "out/a.pt", "out/deep/b.pt", "out/notes.md", "models/last.ckpt", "models/model.py", "lightning_logs/version_0/h.yaml",
+        "sub/wandb/run-1/files/config.yaml", "sub/code.py", "hf/checkpoint-500/model.json", "checkpoint-tools.py",
+        "checkpoint-9.json", "wandb/__init__.py", "old/exp/20260101-010101-abcd/record.json",
+        "old/exp/20260101-010101-abcd/code/train.py", "old/.bad-nodes/site/n1.json", "lib/exp/util.py", "lib/empty.txt",
+    ):  # fmt: skip
+        write(folder / name, name)
+    return folder
+
+
+def test_outputs_of_earlier_runs_are_links_and_nothing_is_missing(toolkit, with_outputs: Path) -> None:
+    code = rendered(toolkit, with_outputs).code(0)
+    links = {
+        "out/a.pt", "out/deep/b.pt", "models/last.ckpt", "lightning_logs", "sub/wandb", "hf/checkpoint-500",
+        "checkpoint-9.json", "old",
+    }  # fmt: skip
+    copies = {
+        "out/notes.md",
+        "models/model.py",
+        "sub/code.py",
+        "checkpoint-tools.py",
+        "wandb/__init__.py",
+        "lib/exp/util.py",
+    }
+    assert {name for name in links | copies if (code / name).is_symlink()} == links
+    for path in with_outputs.rglob("*"):
+        name = path.relative_to(with_outputs)
+        if path.is_file() and not {".git", "__pycache__"} & {*name.parts}:
+            assert (code / name).read_bytes() == path.read_bytes(), name
+    real = [folder for folder in ("out", "out/deep", "models", "hf", "sub", "lib") if not (code / folder).is_symlink()]
+    assert len(real) == 6  # what a job writes there stays in its copy
+    (code / "out" / "new.pt").write_text("new")
+    (code / "lightning_logs" / "version_1").mkdir()
+    assert not (with_outputs / "out" / "new.pt").exists() and (with_outputs / "lightning_logs" / "version_1").exists()
+    listed = json.loads(code.with_name("code.json").read_text())
+    assert links <= {*listed["linked"]} and links.isdisjoint(listed["files"])
+
+
+def test_a_rerun_has_the_same_links_and_outputs_are_no_difference(toolkit, with_outputs: Path) -> None:
+    run = rendered(toolkit, with_outputs)
+    again = toolkit.ok("rerun", run.path, "--parsable").partition(";")[2].strip() or "last"
+    (with_outputs / "out" / "a.pt").write_text("another")
+    copy = toolkit.run(again).code(0)
+    assert (copy / "out" / "a.pt").read_text() == "another" and (copy / "lightning_logs").is_symlink()
+    before, after = snapshot.read_snapshot(run.code(0)), snapshot.read_snapshot(copy)
+    assert before is not None and after is not None and before.digest == after.digest
+    one = snapshot.CodeFile("0", 1, False)
+    older = replace(before, files={**before.files, "out/a.pt": one, "lightning_logs/version_0/h.yaml": one}, linked=[])
+    assert snapshot.differences(older, after) == {}  # older versions copied outputs
+
+
+@pytest.mark.parametrize("access", ["user", "group"])
+def test_what_only_the_owner_may_read_stays_so(toolkit, repository: Path, access: str) -> None:
+    site = toolkit.folder / "here.toml"
+    site.write_text(f'name = "here"\nextends = "local"\n[paths]\naccess = "{access}"\n')
+    write(repository / "key", "hidden", 0o600)
+    write(repository / "tool", "hidden", 0o700)
+    write(repository / "private" / "data.csv")
+    (repository / "private").chmod(0o700)
+    write(repository / "hook.url", "https://example.org", 0o600)
+    text = '[job]\nentry = "train.py"\n[notify]\nwebhook = "file:' + str(repository / "hook.url") + '"\n'
+    write(repository / "work.toml", text, 0o600)
+    (repository / "helper.py").chmod(0o600)
+    with (repository / "helper.py").open("a") as stream:
+        stream.write("TOKEN = 'T0SECRET'\n")  # git tracks it, so the diff has the change
+    run = rendered(toolkit, repository, "--site", site)
+
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    shared, code = access == "group", run.code(0)
+    assert {name: mode(code / name) for name in ("key", "tool", "private", "helper.py", "train.py")} == {
+        "key": 0o600, "tool": 0o700, "private": 0o700, "helper.py": 0o600, "train.py": 0o640 if shared else 0o600,
+    }  # fmt: skip
+    assert (code / "hook.url").is_symlink() and mode(run.job_file) == 0o600
+    assert mode(code) == (0o750 if shared else 0o700) and mode(run.record) == (0o640 if shared else 0o600)
+    state = json.loads(run.record.read_text())["code"]
+    assert state.get("diff_left_out") == ("only you may read helper.py" if shared else None)
+    for path in (
+        path for path in run.path.rglob("*") if path.is_file() and not path.is_symlink() and mode(path) & 0o077
+    ):
+        assert b"T0SECRET" not in path.read_bytes() and b"hidden" not in path.read_bytes(), path
+
+
+def test_a_private_folder_of_a_job_stays_private(toolkit, project: Path) -> None:
+    site = toolkit.folder / "here.toml"
+    site.write_text('name = "here"\nextends = "local"\n[paths]\naccess = "group"\n')
+    project.chmod(0o700)
+    code = rendered(toolkit, project, "--site", site).code(0)
+    assert code.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_file_that_holds_a_secret_is_linked(toolkit, project: Path) -> None:

@@ -152,13 +152,13 @@ class HeatMap {
   }
 }
 
-function verdict({ severity, message, change, cost_s_per_hour: cost }) {
+function verdict({ severity, message, change, cost_s_per_hour: cost, is_past: isPast }) {
   const code = make("code", {}, change), button = make("button", { click: async () => {
     getSelection().selectAllChildren(code); // it remains selected if the browser refuses to copy
     await navigator.clipboard?.writeText(change).then(() => { button.textContent = "Copied"; }, () => {});
   } }, "Copy");
   const text = `${message}${cost >= 1 ? `: costs ${duration(cost)} per hour` : ""}`;
-  return make("div", { class: `verdict ${severity}` }, make("b", {}, severity), make("p", {}, text), make("div", { class: "bar" }, code, button));
+  return make("div", { class: `verdict ${severity}` }, make("b", {}, isPast ? `past ${severity}` : severity), make("p", {}, text), make("div", { class: "bar" }, code, button));
 }
 
 function showHead(run) {

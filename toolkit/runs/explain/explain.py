@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.errors import ToolkitError, counted
-from toolkit.metrics.verdicts import Severity, line_of_verdict
 from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord, MatchedFiles
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
@@ -20,7 +19,7 @@ from toolkit.runs.record.job import recorded_job
 from toolkit.runs.record.parents import Parent, parents_of
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus, state_phrase
-from toolkit.runs.verdicts import raised_verdicts
+from toolkit.runs.verdicts import verdict_lines
 from toolkit.slurm.reasons import CanStart
 from toolkit.supervise.symptoms import STEP_FAILED
 from toolkit.terminal.talk import clean
@@ -133,15 +132,9 @@ def _matched_files(run: RunDirectory) -> list[Evidence]:
 
 
 def _verdicts(run: RunDirectory, status: RunStatus) -> list[Evidence]:
-    """Return the raised verdicts of a run or task, only the critical ones if it completed."""
-    if status.state is RunState.PENDING:
-        return []
-    raised = [
-        one
-        for one in raised_verdicts(run)
-        if status.state is not RunState.COMPLETED or one.severity is Severity.CRITICAL
-    ]
-    return [quote_file(run, run.metrics / "verdicts.jsonl", line_of_verdict(one)) for one in raised]
+    """Return the raised verdicts of a run or task."""
+    lines = [] if status.state is RunState.PENDING else verdict_lines(run, status.state)
+    return [quote_file(run, run.metrics / "verdicts.jsonl", line) for line in lines]
 
 
 def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import last_record
-from toolkit.metrics.verdicts import line_of_verdict
 from toolkit.observe.readings import RunReadings
 from toolkit.observe.view import view_of
 from toolkit.observe.window_grid import WindowGrid
@@ -18,7 +17,7 @@ from toolkit.runs.follow.watch import Watch
 from toolkit.runs.history.listing import list_runs
 from toolkit.runs.status.state import run_statuses
 from toolkit.runs.status.state_table import RunStatus
-from toolkit.runs.verdicts import raised_verdicts
+from toolkit.runs.verdicts import are_past, verdict_lines
 
 __all__ = ["Pages"]
 
@@ -54,7 +53,9 @@ class Pages:
         readings.update()
         progress = json.loads(found[0].as_json())
         del progress["time"]  # every event would differ from the previous one
-        return {"run": progress, "view": view_of(readings, metrics)}, watch.are_over(found)
+        view, is_past = view_of(readings, metrics), are_past(run, found[0].status.state)
+        view["verdicts"] = [one | {"is_past": is_past} for one in view["verdicts"]]
+        return {"run": progress, "view": view}, watch.are_over(found)
 
     def _list(self) -> None:
         found = (
@@ -69,5 +70,5 @@ def _row(status: RunStatus, run: RunDirectory) -> dict[str, Any]:
     last = last_record(run.metrics / "train.jsonl")
     return {name: getattr(status, name) for name in ("run_id", "job_name", "state", "reason", "step")} | {
         "loss": last.loss if last else None,
-        "verdicts": [] if status.state.final else [line_of_verdict(one) for one in raised_verdicts(run)],
+        "verdicts": verdict_lines(run, status.state),
     }

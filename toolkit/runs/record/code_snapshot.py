@@ -1,18 +1,22 @@
 """Copy the job folder at submission, so that later edits do not affect a waiting run.
 
-The copy has the files that git tracks or would add; without a repository, all files. Everything else, such as data and
-environments, is a link, so that relative paths remain valid.
+The copy has the files that git tracks or would add; without a repository, all files. Everything else, such as data,
+environments and outputs of earlier runs, is a link, so that relative paths remain valid.
 """
 
+import fnmatch
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +24,7 @@ from typing import Any
 from toolkit.config.entry import files_of_entry
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError
-from toolkit.rundir.files import make_folder, mode_of_files_in, read_json_or_none, write_json
+from toolkit.rundir.files import make_folder, mode_of_files_in, private_mode, read_json_or_none, write_json
 from toolkit.terminal.talk import say
 
 __all__ = [
@@ -35,6 +39,11 @@ COPIERS = 8  # threads; a network file system handles several copies at once
 _NEVER = frozenset({".git", ".hg", ".svn", "__pycache__"})
 # Files that identify an environment, a cache, or a run, rather than code.
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
+# Outputs of earlier runs, unless a folder is a package of Python or a file is its source.
+_OUTPUT_FOLDERS = ("checkpoint-*", "lightning_logs", "wandb")
+_OUTPUT_FILES = ("checkpoint-*", "*.ckpt")
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+_MOST_ENTRIES = 50  # of a folder, to find out whether it holds runs
 
 
 @dataclass(frozen=True)
@@ -82,11 +91,12 @@ def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
     entry = files_of_entry(job)
     if wanted == "none" or (wanted == "auto" and not entry):
         return "not asked for" if wanted == "none" else "the entry names no file of the job's folder"
-    folder = job.job_directory
+    folder, outputs = job.job_directory, set[PurePosixPath]()
     try:
         secret = _secret_files(job)
-        names = [name for name in _names(folder, runs, entry) if _real(folder / name) not in secret]
-        copied, linked = _sorted_out(folder, names, runs, entry)
+        names = [name for name in _names(folder, runs, entry, outputs) if _real(folder / name) not in secret]
+        written = {name for name in names if _is_output_file(name) or _is_progress(job, name)} - {*entry}
+        copied, linked = _sorted_out(folder, names, runs, entry, outputs, written)
     except _TooLargeError as error:
         message = f"{folder} {error}: too large for a snapshot"
         where = job.origin("job.snapshot").place("job.snapshot")
@@ -101,9 +111,27 @@ _FIX = 'move data out of it, list the data in .gitignore, or set snapshot = "non
 
 
 def _secret_files(job: ResolvedJob) -> set[Path]:
-    """Return the files of [env] secrets, which are linked, so that no copy contains a secret."""
-    paths = [one.removeprefix("file:") for one in job.env.secrets.values() if one.startswith("file:")]
+    """Return the files of secrets in [env] and [notify], which are linked, so that no copy contains a secret."""
+    places = [*job.env.secrets.values(), *job.notify.references.values()]
+    paths = [one.removeprefix("file:") for one in places if one.startswith("file:")]
     return {_real(job.job_directory / Path(path).expanduser()) for path in paths}
+
+
+def _is_progress(job: ResolvedJob, name: str) -> bool:
+    """Return whether `restart.progress` matches a file, from the current folder, where ranks start, or the job's folder."""
+    if not job.restart.progress:
+        return False
+    path, pattern = job.job_directory / name, Path(job.restart.progress).expanduser().parts
+    return any(_fits(Path(one).parts, pattern) for one in (name, path, os.path.relpath(path)))
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Compare a path with a pattern as `glob` does, without reading folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_fits(parts[count:], pattern[1:]) for count in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
 
 
 def list_of(folder: Path) -> Path:
@@ -144,9 +172,14 @@ def repeat_snapshot(source: Path, target: Path) -> Snapshot:
 
 
 def differences(before: Snapshot, after: Snapshot) -> dict[str, str]:
-    """Return files that differ between two snapshots, each `changed`, `added` or `removed` relative to `before`."""
-    found = {}
+    """Return files that differ between two snapshots, each `changed`, `added` or `removed` relative to `before`.
+
+    A file that one of them links is an output: older versions copied these.
+    """
+    found, linked = {}, {*before.linked, *after.linked}
     for name in sorted({*before.files, *after.files}):
+        if not linked.isdisjoint((name, *map(str, PurePosixPath(name).parents))):
+            continue
         if name not in before.files:
             found[name] = "added"
         elif name not in after.files:
@@ -162,30 +195,39 @@ def remove_snapshot(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _names(folder: Path, runs: Path, entry: Sequence[str]) -> list[str]:
-    """Return the files to copy, relative to the folder; always those of the entry, even if git ignores them."""
+def _names(folder: Path, runs: Path, entry: Sequence[str], outputs: set[PurePosixPath]) -> list[str]:
+    """Return the files to copy, relative to the folder; always those of the entry, even if git ignores them.
+
+    Adds the folders of outputs to `outputs`.
+    """
     listed = new_and_tracked_files(folder, leave_out=runs)
-    names = _walk(folder, runs) if listed is None else _code_among(listed, folder, runs)
+    names = _walk(folder, runs, outputs) if listed is None else _code_among(listed, folder, runs, outputs)
     return list(dict.fromkeys([*entry, *names]))
 
 
-def _code_among(listed: Sequence[str], folder: Path, runs: Path) -> Iterator[str]:
-    """Return git's list without the files of runs, environments and caches that git does not ignore."""
+def _code_among(listed: Sequence[str], folder: Path, runs: Path, outputs: set[PurePosixPath]) -> Iterator[str]:
+    """Return git's list without the files of runs, outputs, environments and caches that git does not ignore."""
     known: dict[PurePosixPath, bool] = {PurePosixPath(): False}
 
     def is_left_out(inside: PurePosixPath) -> bool:
         if inside not in known:
             known[inside] = is_left_out(inside.parent) or _is_no_code(folder / inside, runs)
+            if not known[inside] and _is_output_folder(folder / inside):
+                known[inside] = True
+                outputs.add(inside)
         return known[inside]
 
     return (name for name in listed if not is_left_out(PurePosixPath(name).parent))
 
 
-def _walk(folder: Path, runs: Path) -> Iterator[str]:
-    """Yield every file below a folder without a repository, except environments, caches, runs and hidden folders."""
+def _walk(folder: Path, runs: Path, outputs: set[PurePosixPath]) -> Iterator[str]:
+    """Yield every file below a folder without a repository, except environments, caches, runs, outputs and hidden folders."""
     seen = 0
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in sorted(folders) if name[0] != "." and not _is_no_code(Path(place, name), runs)]
+        found = [name for name in folders if _is_output_folder(Path(place, name))]
+        outputs |= {PurePosixPath(Path(place, name).relative_to(folder)) for name in found}
+        folders[:] = [name for name in folders if name not in found]
         seen += len(files)
         if seen > MOST_FILES:
             raise _TooLargeError(f"has more than {MOST_FILES} files")
@@ -196,20 +238,52 @@ def _is_no_code(folder: Path, runs: Path) -> bool:
     return folder == runs or folder.name in _NEVER or any((folder / mark).exists() for mark in _MARKS)
 
 
+def _is_output_folder(folder: Path) -> bool:
+    """Return whether a folder contains the outputs of earlier runs: by its name, or because it holds runs of toolkit."""
+    if any(fnmatch.fnmatchcase(folder.name, pattern) for pattern in _OUTPUT_FOLDERS):
+        return not (folder / "__init__.py").exists()
+    inside = _first_entries(folder)
+    if any(_is_run(one) for one in inside):
+        return True
+    jobs = [one for one in inside if one.name[0] != "."]  # of RUNS
+    return bool(jobs) and all(one.is_dir() and any(map(_is_run, _first_entries(one))) for one in jobs)
+
+
+def _first_entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [*islice(entries, _MOST_ENTRIES)]
+    return []
+
+
+def _is_run(entry: os.DirEntry[str]) -> bool:
+    return bool(_RUN_ID.fullmatch(entry.name)) and entry.is_dir()
+
+
+def _is_output_file(name: str) -> bool:
+    base = PurePosixPath(name)
+    return base.suffix != ".py" and any(fnmatch.fnmatchcase(base.name, pattern) for pattern in _OUTPUT_FILES)
+
+
 def _sorted_out(
-    folder: Path, names: Sequence[str], runs: Path, entry: Sequence[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Return (files to copy, targets of links). Files of the entry are copied regardless of their size."""
+    folder: Path, names: Sequence[str], runs: Path, entry: Sequence[str], outputs: set[PurePosixPath], written: set[str]
+) -> tuple[list[str], dict[str, str]]:  # fmt: skip
+    """Return (files to copy, targets of links). Files of the entry are copied regardless of their size.
+
+    `outputs` and `written` files are links, but not the folders that contain them: what the job adds there stays in its copy.
+    """
     copied, size = [], 0
     for name in names:
         path = folder / name
         if path.is_file() and (name in entry or path.stat().st_size <= LARGEST_FILE_BYTES):
+            if name in written:
+                outputs.add(PurePosixPath(name))
+                continue
             copied.append(name)
             size += path.stat().st_size
     if size > MOST_BYTES:
         raise _TooLargeError(f"has {size / 2**20:.0f} MiB of files, more than {MOST_BYTES // 2**20}")
     made = {PurePosixPath(name) for name in copied}
-    folders = {PurePosixPath(), *(parent for name in made for parent in name.parents)}
+    folders = {PurePosixPath(), *(parent for name in made | outputs for parent in name.parents)}
     linked = {}
     for inside in sorted(folders):
         for found in os.scandir(folder / inside):
@@ -225,9 +299,11 @@ def _sorted_out(
 def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str, str]) -> Snapshot:
     """Copy the files and create the links."""
     make_folder(target)
+    target.chmod(stat.S_IMODE(target.stat().st_mode) & private_mode(folder))
     for inside in sorted({parent for name in [*names, *linked] for parent in PurePosixPath(name).parents[:-1]}):
         (target / inside).mkdir()
-        (target / inside).chmod(stat.S_IMODE(target.stat().st_mode))  # mkdir applies the umask
+        mode = stat.S_IMODE(target.stat().st_mode)
+        (target / inside).chmod(mode & private_mode(folder / inside) | 0o700)  # mkdir applies the umask
     mode = mode_of_files_in(target)
 
     def copy(name: str) -> CodeFile | None:
@@ -237,7 +313,7 @@ def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str
         except FileNotFoundError:  # the file was removed after it was listed
             return None
         (target / name).write_bytes(data)
-        (target / name).chmod(mode | 0o100 if executable else mode)
+        (target / name).chmod(mode & private_mode(source) | (0o700 if executable else 0o600))
         return CodeFile(hashlib.sha256(data).hexdigest(), len(data), executable)
 
     with ThreadPoolExecutor(COPIERS) as pool:
@@ -293,8 +369,11 @@ def new_and_tracked_files(folder: Path, *, leave_out: Path) -> list[str] | None:
     return None if listed is None else [name for name in listed.split("\0") if name]
 
 
-def code_state(folder: Path) -> dict[str, Any]:
-    """Return the commit and the uncommitted changes of the git repository of a job; {} without a repository or git."""
+def code_state(folder: Path, *, is_shared: bool = False) -> dict[str, Any]:
+    """Return the commit and the uncommitted changes of the git repository of a job; {} without a repository or git.
+
+    `is_shared`: other users may read the record, so that it must not contain changes of a file that only its owner may read.
+    """
     commit = call_git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}
@@ -306,9 +385,19 @@ def code_state(folder: Path) -> dict[str, Any]:
     size = len(diff.encode(errors="surrogateescape"))
     if size > DIFF_LIMIT_BYTES:
         state["diff_left_out"] = f"{size} bytes, more than {DIFF_LIMIT_BYTES}"
+    elif is_shared and (private := _private_change(folder)):
+        state["diff_left_out"] = f"only you may read {private}"
     elif diff:
         state["diff"] = diff
     return state
+
+
+def _private_change(folder: Path) -> str:
+    """Return a changed file that only its owner may read; "" if there is none."""
+    root = (call_git(folder, "rev-parse", "--show-toplevel") or "").removesuffix("\n")
+    changed = call_git(folder, "-c", "diff.relative=false", "diff", "HEAD", "--name-only", "-z") or ""
+    found = (name for name in changed.split("\0") if name and Path(root, name).exists())
+    return next((name for name in found if private_mode(Path(root, name)) == 0o700), "")
 
 
 def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
@@ -330,8 +419,12 @@ def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
         )
     _check_kept(code, where)
     make_folder(target)
+    source = Path(root.removesuffix("\n"))
     with TemporaryDirectory(prefix="toolkit-") as folder_of_index:
-        _write_state(Path(root.removesuffix("\n")), code, target, Path(folder_of_index))
+        _write_state(source, code, target, Path(folder_of_index))
+    for path in (path for path in target.rglob("*") if not path.is_symlink()):
+        if (original := source / path.relative_to(target)).exists():  # git does not record who may read a file
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & private_mode(original))
     return target / prefix.removesuffix("\n")
 
 

@@ -1,4 +1,4 @@
-"""The webhook of [notify], on a server of the test's own."""
+"""Notifications of the supervisor: the webhook of [notify], on a server of the test's own, and retries."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import signal
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.states import Cause, Next, decide
-from toolkit.supervise import webhook
+from toolkit.supervise import notifier
 from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.outbox import put
 
 STEPS_ONCE = """
 import time
@@ -129,7 +132,7 @@ def test_stalls_are_posted_with_what_follows(supervised, server):
 def test_of_a_walltime_only_the_last_is_an_end():
     budgets = {"walltimes": 1}
     words = [
-        webhook.event_of(decide(Cause.WALLTIME, budgets=budgets, spent={"walltimes": spent}, again=Next.REQUEUE))
+        notifier.event_of(decide(Cause.WALLTIME, budgets=budgets, spent={"walltimes": spent}, again=Next.REQUEUE))
         for spent in (0, 1)
     ]
     assert words == ["", "end"]
@@ -144,11 +147,50 @@ def test_only_what_is_asked_for_is_posted(toolkit, server, reference, wait_until
     assert server.heard[0]["text"] == f"good {server.heard[0]['run_id']}: completed"
 
 
+def test_what_the_webhook_did_not_accept_waits_for_the_next_sender(toolkit, server, reference):
+    server.answer = 503
+    run, _, log = ran(toolkit, toolkit.job("true", name="good", more=reference(server.url)))
+    assert log.count("cannot notify webhook: notify.webhook: webhook did not accept it: HTTP 503") == 1
+    server.answer = 200
+    assert toolkit.ok("alerts", "send") == "sent: 1, waiting: 0\n"
+    assert [told["text"] for told in server.heard] == [f"good {run.run_id}: completed"] * 2
+    (sent,) = (run.path / "alerts/sent").iterdir()
+    schema = json.loads((Path(__file__).parents[2] / "docs/schemas/run-directory.schema.json").read_text())
+    jsonschema.validate(json.loads(sent.read_text()), {**schema, "$ref": "#/$defs/end_notification"})
+
+
+def test_the_login_side_alone_sends_if_the_job_says_so(toolkit, server, reference):
+    ran(toolkit, toolkit.job("true", more=reference(server.url, more='sender = "login"')))
+    assert server.heard == [] and toolkit.ok("alerts", "send") == "sent: 1, waiting: 0\n" and len(server.heard) == 1
+
+
+def test_a_notification_is_retried_while_the_run_is_active(server, reference, run_directory, monkeypatch, capsys):
+    monkeypatch.setattr(notifier, "RETRY_S", (0.0, 0.0))
+    job = {"job": {}, "notify": {"webhook": reference(server.url).split('"')[1], "channels": {}}}
+    calls, server.answer = notifier.Notifier(run_directory, job), 500
+    calls.add(["webhook"], {"text": "hello", "run_id": "r", "key": "k", "state": "running"})
+    calls.wait()
+    calls.retry()
+    calls.wait()
+    server.answer = 200
+    calls.retry()
+    calls.wait()
+    calls.retry()
+    calls.wait()
+    assert len(server.heard) == 3 and capsys.readouterr().out.count("HTTP 500") == 1
+    monkeypatch.setattr(notifier, "RETRY_S", (60.0, 60.0))
+    calls.add(["webhook"], {"text": "hello", "run_id": "r", "key": "k", "state": "running"})
+    calls.wait()
+    put(run_directory, "webhook", {"text": "later", "run_id": "r", "key": "k", "state": "running"})
+    calls.retry()  # too early
+    assert len(server.heard) == 4 and list(notifier.waiting_channels(run_directory)) == ["webhook"]
+
+
 @pytest.mark.parametrize(
     "fault", ["refuses", "hangs", "is not there", "is no URL", "is malformed", "may be read by others"]
 )
 def test_what_goes_wrong_is_said_and_holds_nothing_up(server, reference, run_directory, monkeypatch, capsys, fault):
-    monkeypatch.setattr(webhook, "POST_TIMEOUT_S", 0.3 if fault == "hangs" else 20.0)
+    monkeypatch.setattr(notifier, "POST_TIMEOUT_S", 0.3 if fault == "hangs" else 20.0)
     server.answer = {"refuses": 404, "hangs": None}.get(fault, 200)
     url = {
         "is not there": "http://127.0.0.1:9/T0SECRET",
@@ -157,7 +199,7 @@ def test_what_goes_wrong_is_said_and_holds_nothing_up(server, reference, run_dir
     }.get(fault, server.url)
     table = reference(url, 0o644 if fault == "may be read by others" else 0o600)
     job = {"job": {"name": "bad"}, "notify": {"webhook": table.split('"')[1], "webhook_on": ["failure"]}}
-    calls = webhook.Webhook(job, {})
+    calls = notifier.Notifier(run_directory, job)
     decision = decide(Cause.CRASHED, budgets={"crashes": 0}, spent={}, again=None)
     attempt, end = claim_attempt(run_directory), AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1")
     began = time.monotonic()
