@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.config.amend import amend_job
 from toolkit.config.document import Flag, Origin
 from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.texts import read_text
 from toolkit.errors import ToolkitError
+from toolkit.site.load import load_site
 
 LAYERS = ["built-in", "site", "job", "SBATCH_*", "TOOLKIT_*", "flag"]
 
@@ -117,6 +119,60 @@ def test_a_later_value_takes_the_place_of_a_whole_table(resolve):
 
 def test_variables_that_belong_to_others_are_left_alone(resolve):
     resolve(environ={"TOOLKIT_SITE": "x", "TOOLKIT_RUNS": "/r", "TOOLKIT_SITES": "/s", "TOOLKIT_TRAIN": "x"})
+
+
+OF_PARTITIONS = """
+name = "kinds"
+[gpu]
+request = "--gres=gpu:{count}"
+[env]
+modules = ["cuda/12"]
+[network]
+interface = "ib0"
+vars = { NCCL_IB_HCA = "mlx5" }
+[launcher]
+kind = "srun"
+mpi = "pmix"
+[partitions.old]
+default = true
+[partitions.new]
+gpus_per_node = 4
+gpu_request = "--gpus-per-node=h100:{count}"
+modules = []
+interface = "hsn0"
+launcher = "mpirun"
+"""
+
+
+def test_keys_of_a_partition_replace_those_of_the_site(resolve, tmp_path):
+    path = tmp_path / "kinds.toml"
+    path.write_text(OF_PARTITIONS)
+    site = load_site(str(path))
+
+    def kinds(job):
+        return job.gpu.request, job.site_env.modules, job.network.interface, job.launcher.kind
+
+    of_site, of_partition = (
+        ("--gres=gpu:{count}", ["cuda/12"], "ib0", "srun"),
+        ("--gpus-per-node=h100:{count}", [], "hsn0", "mpirun"),
+    )
+    new = resolve('partition = "new"', site=site)
+    assert (kinds(resolve("", site=site)), kinds(new)) == (of_site, of_partition)
+    assert (new.launcher.mpi, new.network.vars) == ("pmix", {"NCCL_IB_HCA": "mlx5"})
+    assert new.origin("launcher.kind").detail == f"{path}:20"
+    other = {"job.partition": Flag("old", "-p")}
+    assert kinds(amend_job(ResolvedJob.from_json(new.to_json()), site=site, flags=other)) == of_site
+    assert kinds(amend_job(ResolvedJob.from_json(new.to_json()), site=site)) == of_partition
+
+
+def test_each_component_requests_the_gpus_of_its_partition(resolve, tmp_path):
+    (tmp_path / "kinds.toml").write_text(
+        OF_PARTITIONS.replace("mpirun", "auto").replace("default = true", "default = true\ngpus_per_node = 2")
+    )
+    parts = '[[component]]\npartition = "new"\n[[component]]\npartition = "old"\ngpus_per_node = 1'
+    job = resolve("", parts, site=load_site(str(tmp_path / "kinds.toml")))
+    assert [one.gpu.request for one in job.components] == ["--gpus-per-node=h100:{count}", "--gres=gpu:{count}"]
+    assert (job.network.interface, job.launcher.kind) == ("hsn0", "auto")
 
 
 def test_what_is_not_given_follows_from_the_partition(resolve, site):

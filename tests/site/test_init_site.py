@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_slurm import FakeSlurm
-from slurm_of_a_site import CONFIG, install
+from slurm_of_a_site import CONFIG, NODES, install
 
 from toolkit.config.request import resolve_job
 from toolkit.config.shipped import find_job
@@ -111,6 +111,16 @@ def test_the_name_is_the_files(toolkit, ours):
     assert (wrong.code, "-o " + str(ours / "mine.toml") in wrong.err) == (2, True)
     assert toolkit("site", "init", "-o", ours / "other").code == 2
     assert toolkit("site", "init", "--name", "a b").err.startswith("toolkit: 'a b' is not a valid site name. Fix: ")
+
+
+def test_a_partition_of_one_of_several_gpu_types_requests_it(toolkit, ours):
+    nodes = NODES.replace("gpu:a100:4(S:0-1),nvme:3800 NodeAddr=g2", "gpu:a100_1g.5gb:7 NodeAddr=g2")
+    nodes = nodes.replace("Gres=(null) NodeAddr=n1", "Gres=gpu:h100:2 NodeAddr=n1")
+    (ours / "usr/bin/node.txt").write_text(nodes.replace("(null) NodeAddr=n2", "gpu:h100:2 NodeAddr=n2"))
+    text = toolkit.ok("site", "init", "--print")
+    partitions = tomllib.loads(text)["partitions"]
+    assert partitions["cpu"]["gpu_request"] == "--gpus-per-node=h100:{count}" and "gpu_request" not in partitions["gpu"]
+    assert "# Types, from scontrol show node: a100, a100_1g.5gb; gpu_request selects one." in text
 
 
 def test_an_older_slurm_counts_gpus_by_gres(toolkit, ours):

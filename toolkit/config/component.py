@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from toolkit.config.job import MOST_NODES, JobTable, Text
-from toolkit.config.site import PartitionTable
+from toolkit.config.site import GpuTable, PartitionTable
 from toolkit.config.table import Table, key
 
 _OF_JOB = "the value in [job]"
@@ -38,9 +38,10 @@ class ComponentTable(Table):
 
 
 class ResolvedComponent(BaseModel):
-    """The values of [job] for one component, and the limits of its partition."""
+    """The values of [job] for one component, the limits of its partition, and how GPUs are requested there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     job: JobTable
     partition_limits: PartitionTable | None = None
+    gpu: GpuTable | None = None  # absent in older records

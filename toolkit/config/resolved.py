@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -152,6 +152,7 @@ class ResolvedJob(BaseModel):
             self.model_copy(
                 update={
                     "job": one.job, "partition_limits": one.partition_limits, "resolved_components": [],
+                    "gpu": one.gpu or self.gpu,
                     "origins": {**self.origins, **self._origins_in(number)},
                 }
             )
@@ -283,7 +284,12 @@ def _derive_components(stated: ResolvedJob, resolved: ResolvedJob, site: Site) -
             ),
             site,
         )
-        components.append(ResolvedComponent(job=one.job, partition_limits=one.partition_limits))
+        components.append(ResolvedComponent(job=one.job, partition_limits=one.partition_limits, gpu=one.gpu))
+        if number == 0:  # all ranks have the environment and the launcher of the first node
+            resolved = resolved.model_copy(
+                update={name: getattr(one, name) for name in ("site_env", "network", "launcher")}
+            )
+            origins |= {key: one.origins[key] for key, _ in _OF_PARTITION.values() if key in one.origins}
         for name in ComponentTable.model_fields:
             if f"job.{name}" in one.origins:
                 origins[f"component[{number}].{name}"] = one.origins[f"job.{name}"]
@@ -322,9 +328,7 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
             stated = resolved.job.ranks_per_node if "job.ranks_per_node" in origins else limits.gpus_per_node
             fill("gpus_per_node", min(stated, limits.gpus_per_node), where["gpus_per_node"] or source)
     if resolved.job.once:  # a script requests only what it states
-        return resolved.model_copy(
-            update={"job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": origins}
-        )
+        return _with_partition(resolved, job, limits, origins, site)
     gpus = job.get("gpus_per_node", resolved.job.gpus_per_node)
     fill("ranks_per_node", gpus or 1, Origin("derived", "job.gpus_per_node"))
     ranks = job.get("ranks_per_node", resolved.job.ranks_per_node)
@@ -332,9 +336,37 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
         share = limits.cpus_per_node * gpus // (limits.gpus_per_node * ranks)
         fill("cpus_per_rank", max(1, share), Origin("derived", f"the CPUs of partition {name}"))
 
-    return resolved.model_copy(
-        update={"job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": origins}
-    )
+    return _with_partition(resolved, job, limits, origins, site)
+
+
+# Keys of a partition, and the keys of the site that they replace, as a resolved job and as a site names them.
+_OF_PARTITION = {
+    "gpu_request": ("gpu.request", "gpu"), "modules": ("site_env.modules", "env"),
+    "interface": ("network.interface", "network"), "launcher": ("launcher.kind", "launcher"),
+}  # fmt: skip
+
+
+def _with_partition(
+    resolved: ResolvedJob,
+    job: Mapping[str, Any],
+    limits: PartitionTable | None,
+    origins: Mapping[str, Origin],
+    site: Site,
+) -> ResolvedJob:
+    """Return the job with derived values, its partition, and the keys of the partition that replace keys of the site."""
+    changed: dict[str, Any] = {
+        "job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": {**origins},
+    }  # fmt: skip
+    for own, (replaced, table_of_site) in _OF_PARTITION.items():
+        table, _, name = replaced.partition(".")
+        value, place = getattr(limits, own, None), f"partitions.{changed['job'].partition}.{own}"
+        had_one = getattr(resolved.partition_limits, own, None) not in (None, "")
+        if had_one and value in (None, ""):  # the job had another partition before
+            value, place = getattr(getattr(site, table_of_site), name), f"{table_of_site}.{name}"
+        if value not in (None, ""):
+            changed[table] = getattr(resolved, table).model_copy(update={name: value})
+            changed["origins"][replaced] = site.origins.get(place, Origin("site", place))
+    return resolved.model_copy(update=changed)
 
 
 def is_elsewhere(cluster: str, site: Site) -> bool:

@@ -107,6 +107,13 @@ class LauncherTable(Table):
     )
 
 
+def check_gpu_request(request: str) -> str:
+    """Return an option that requests GPUs; raise an error if it is not valid."""
+    if not request.startswith("-") or re.findall(r"\{.*?\}", request) != ["{count}"]:
+        raise ValueError("is not a valid option: expected one {count} in it")
+    return request
+
+
 class GpuTable(Table):
     """How the site requests GPUs."""
 
@@ -116,12 +123,7 @@ class GpuTable(Table):
         form='a string with {count}, such as "--gres=gpu:{count}"',
     )
 
-    @field_validator("request")
-    @classmethod
-    def _check_request(cls, request: str) -> str:
-        if not request.startswith("-") or re.findall(r"\{.*?\}", request) != ["{count}"]:
-            raise ValueError("is not a valid option: expected one {count} in it")
-        return request
+    _check_request = field_validator("request")(check_gpu_request)
 
 
 class SiteEnvTable(Table):
@@ -182,6 +184,18 @@ class PartitionTable(Table):
     qos: str = key("", "QOS that jobs in this partition need.")
     account_required: bool = key(False, "Whether a job must name an account.")
     default: bool = key(False, "Whether this is the partition of jobs that do not name one.")
+    gpu_request: str = key(
+        "",
+        "sbatch option that requests GPUs here, instead of `gpu.request`; {count} as there.",
+        form='a string with {count}, such as "--gpus-per-node=a100:{count}"',
+    )
+    modules: list[Text] | None = key(None, "Modules to load for jobs here, instead of `env.modules`.")
+    interface: str = key("", "Network interface of the nodes here, instead of `network.interface`.")
+    launcher: Literal["", "auto", "srun", "mpirun", "local"] = key(
+        "", "The launcher for jobs here, instead of `launcher.kind`."
+    )
+
+    _check_gpu_request = field_validator("gpu_request")(lambda request: request and check_gpu_request(request))
 
     @field_validator("max_time")
     @classmethod

@@ -4,7 +4,7 @@ import os
 import pwd
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,15 +200,18 @@ def _launcher(cluster: ClusterFacts, host: Host) -> Table:
     return table
 
 
+def _gpu_option(cluster: ClusterFacts) -> str:
+    select = cluster.settings.get("SelectType", "")
+    return "--gpus-per-node={count}" if "cons_tres" in select or "cray" in select else "--gres=gpu:{count}"
+
+
 def _gpu(cluster: ClusterFacts) -> Table | None:
     """Return the table [gpu]; --gpus-per-node requires select/cons_tres, also under the Cray plugin."""
     if not any(node.gpus for node in cluster.nodes):
         return None
     table = tomlkit.table()
-    select = cluster.settings.get("SelectType", "")
-    knows = "cons_tres" in select or "cray" in select
-    request = "--gpus-per-node={count}" if knows else "--gres=gpu:{count}"
-    _fact(table, "request", request, "scontrol show config", f"SelectType={select}")
+    detail = f"SelectType={cluster.settings.get('SelectType', '')}"
+    _fact(table, "request", _gpu_option(cluster), "scontrol show config", detail)
     if types := cluster.gpu_types:
         table.add(tomlkit.comment(f"Types, from scontrol show node: {', '.join(types)}. To request one of them:"))
         table.add(tomlkit.comment(f'request = "--gres=gpu:{types[0]}:{{count}}"'))
@@ -253,7 +256,7 @@ def _add_partitions(document: tomlkit.TOMLDocument, cluster: ClusterFacts) -> No
         if reason := closed_by(one) or ("" if one.state == "UP" else f"State={one.state}"):
             omitted.append(f"{one.name} ({reason})")
         else:
-            partitions.add(one.name, _partition(one, cluster.nodes_of(one.name)))
+            partitions.add(one.name, _partition(one, cluster))
     document.add(tomlkit.nl())
     if cluster.accounts:
         default = f", {cluster.default_account} if a job does not set one" if cluster.default_account else ""
@@ -266,8 +269,8 @@ def _add_partitions(document: tomlkit.TOMLDocument, cluster: ClusterFacts) -> No
         document.add("partitions", partitions)
 
 
-def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
-    table, command = tomlkit.table(), "scontrol show partition"
+def _partition(one: PartitionLimits, cluster: ClusterFacts) -> Table:
+    table, command, nodes = tomlkit.table(), "scontrol show partition", cluster.nodes_of(one.name)
     if one.is_default:
         _fact(table, "default", True, command)
     if one.max_nodes:
@@ -289,6 +292,13 @@ def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
                         "Jobs here request all of them by default; a job without GPUs sets gpus_per_node = 0 in [job]."
                     )
                 )
+    types = sorted({kind for node in nodes for kind in node.gpus})
+    if len(cluster.gpu_types) > 1 and types and all(types):
+        if len(types) == 1:
+            request = _gpu_option(cluster).replace("{count}", f"{types[0]}:{{count}}")
+            _fact(table, "gpu_request", request, "scontrol show node", "the only type here")
+        else:
+            table.add(tomlkit.comment(f"Types, from scontrol show node: {', '.join(types)}; gpu_request selects one."))
     if features := _features(nodes):
         table.add(tomlkit.comment(f"Features, from scontrol show node: {features}; `constraint` requests one."))
     table.add(tomlkit.nl())
