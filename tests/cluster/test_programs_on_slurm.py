@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from on_slurm import Site, wait_for
 
@@ -60,7 +65,7 @@ def start_requeuing(here: Site) -> tuple[str, RunDirectory]:
     script.chmod(0o755)
     job = here.folder / "guest.toml"
     table = "[job]\nentry = ['./guest.sh']\ntime = '2'\nsignal = 'USR1'\n"
-    job.write_text(f"{table}[restart]\nwarn_s = 60\nprogress = 'saved-*'\n")
+    job.write_text(f"{table}[restart]\nwarn_s = 110\nprogress = 'saved-*'\n")
     job_id, run = here.submit(job)
     wait_for(lambda: said(run, "ready"))
     return job_id, run
@@ -77,7 +82,7 @@ def test_a_stopped_run_does_not_return_if_its_program_requeues_the_job(here: Sit
     wait_for(lambda: is_canceled(here, job_id))
     assert (here.status(run)["state"], run.start_numbers()) == ("stopped", [0])
     explained = here.ok("explain", run.run_id)
-    assert "it was asked to save and exit" in explained
+    assert "it was asked to stop" in explained
     assert "matched 1 new (saved-1)" in explained
 
 
@@ -100,3 +105,29 @@ def test_walltimes_of_a_program_that_requeues_its_job_count(here: Site) -> None:
         in explained
     )
     assert "check that the program continues from these files" in explained
+
+
+HELLO = """
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+  int rank, size;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  printf("process %d of %d\\n", rank, size);
+  return MPI_Finalize();
+}
+"""
+
+
+def test_a_compiled_program_of_mpich_gets_its_pmi_where_the_site_has_another_one(here: Site) -> None:
+    mpicc = Path(sys.executable).with_name("mpicc")
+    if not mpicc.exists() or shutil.which("gcc") is None:
+        pytest.skip("needs gcc and the mpicc of the mpich wheel")
+    (here.folder / "hello.c").write_text(HELLO)
+    subprocess.run([mpicc, "-o", "hello", "hello.c"], cwd=here.folder, check=True)
+    (here.folder / "job.toml").write_text('[job]\nentry = ["./hello"]\nnodes = 2\nranks_per_node = 2\ntime = "5"\n')
+    here.ok("submit", here.folder / "job.toml", "--wait")
+    lines = [line.split("] ")[1] for line in here.ok("logs", "--rank", "all").splitlines() if "process" in line]
+    assert sorted(lines) == [f"process {rank} of 4" for rank in range(4)]

@@ -7,7 +7,14 @@ import subprocess
 import pytest
 
 from toolkit.errors import OwnFailureError
-from toolkit.supervise.mpi_family import MPICH, OPEN_MPI, family_of_program, family_of_version, mpirun_of
+from toolkit.supervise.mpi_family import (
+    MPICH,
+    OPEN_MPI,
+    family_of_program,
+    family_of_version,
+    mpi_of_program,
+    mpirun_of,
+)
 
 # Debian's runtime package has no mpi.h; these are the symbols of Open MPI's library.
 HELLO = r"""
@@ -68,6 +75,38 @@ def test_a_program_without_mpi_has_no_family(tmp_path, program):
     (tmp_path / "script.sh").write_text("#!/bin/sh\n")
     (tmp_path / "script.sh").chmod(0o755)
     assert family_of_program(program, tmp_path, os.environ) == ""
+
+
+LISTED = (
+    "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4"
+)
+MPICH_LIBRARY, CRAY = "\tlibmpi.so.12 => /lib/libmpi.so.12", "\tlibmpi_cray.so.12 => /opt/cray/libmpi_cray.so.12"
+BUILT_WITH_PMIX = MPICH_LIBRARY + "\n\tlibpmix.so.2 => /lib/libpmix.so.2"
+
+
+@pytest.mark.parametrize(
+    ("libraries", "configured", "listed", "chosen"),
+    [
+        (MPICH_LIBRARY, "pmix", LISTED, "pmi2"),
+        (MPICH_LIBRARY, "", LISTED, "pmi2"),
+        (MPICH_LIBRARY, "pmi2", LISTED, "pmi2"),
+        (MPICH_LIBRARY, "pmix", LISTED.replace("pmi2", "pmi1"), "pmix"),  # the site has nothing else
+        (BUILT_WITH_PMIX, "pmix_v4", LISTED, "pmix_v4"),
+        (BUILT_WITH_PMIX, "none", LISTED, "pmix"),
+        (CRAY, "pmix", LISTED, "cray_shasta"),
+        ("\tlibmpi.so.40 => /lib/libmpi.so.40", "pmi2", LISTED, "pmix"),
+        ("\tlibmpi.so.40 => /lib/libmpi.so.40", "pmix_v4", LISTED, "pmix_v4"),
+        ("\tlibc.so.6 => /lib/libc.so.6", "pmix", LISTED, "pmix"),
+    ],
+)
+def test_the_mpi_of_a_program_decides_the_pmi_of_srun(tmp_path, libraries, configured, listed, chosen):
+    for name, printed in (("ldd", libraries), ("srun", listed)):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat >&{1 if name == 'ldd' else 2} <<'END'\n{printed}\nEND\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert mpi_of_program("./program", tmp_path, environment, configured) == chosen
+    own = {**environment, "I_MPI_PMI_LIBRARY": "/lib/libpmi2.so"}  # of Intel MPI
+    assert mpi_of_program("./program", tmp_path, own, configured) == configured
 
 
 @needs_open_mpi

@@ -15,7 +15,7 @@ from toolkit.slurm.batch_script import signal_in
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_script, launch_srun
 from toolkit.supervise.log import say
-from toolkit.supervise.mpi_family import family_of_program, mpirun_of
+from toolkit.supervise.mpi_family import family_of_program, mpi_of_program, mpirun_of
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.symptoms import PMIX_ORDER
 
@@ -180,11 +180,12 @@ def launch(
     own = [*(table.get("options") or []), *(job["job"].get("launcher_options") or [])]
     options = [*map(str, own), *command.options]
     program = str(table.get("mpirun") or "")
+    mpi = _mpi_of_entry(job, environment, own) if kind == "srun" else ""
     has_mpi = any(option.startswith("--mpi") for option in options)
-    if shape.ranks > 1 and (kind != "srun" or (table.get("mpi") == "none" and not has_mpi)):
+    if shape.ranks > 1 and (kind != "srun" or (mpi == "none" and not has_mpi)):
         program = _mpirun_of_entry(kind, job, environment) or program
     if kind == "srun":
-        mpi = _mpi_over(nodes, job)
+        mpi = _mpi_over(nodes, job, mpi)
         return launch_srun(shape, command.environment, attempt, command.program, mpi=mpi, options=options)
     if kind == "mpirun":
         return launch_mpirun(shape, command.environment, attempt, command.program, program=program, options=options)
@@ -220,8 +221,22 @@ def _mpirun_of_entry(kind: str, job: Mapping[str, Any], environment: Mapping[str
     return mpirun_of(family, configured, environment, program=str(entry[0])) if family else ""
 
 
-def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:
-    """Return the site's value for srun --mpi; `none` if MPI_Init could not work with it and the ranks do not need MPI.
+def _mpi_of_entry(job: Mapping[str, Any], environment: Mapping[str, str], options: Sequence[str]) -> str:
+    """Return the value for srun --mpi: that for the MPI with which a compiled program is linked, else the site's."""
+    mpi, entry = str(job["launcher"].get("mpi") or ""), job["job"]["entry"]
+    if not isinstance(entry, list) or _image_of(job) or any(str(one).startswith("--mpi") for one in options):
+        return mpi
+    folder = Path(str(job.get("code_directory") or job.get("job_directory") or "."))
+    chosen = mpi_of_program(str(entry[0]), folder, environment, mpi)
+    if chosen != mpi:
+        say(
+            f"{entry[0]} is linked with an MPI that does not support --mpi={mpi or '(the default)'}: srun uses --mpi={chosen}"
+        )
+    return chosen
+
+
+def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any], mpi: str) -> str:
+    """Return `mpi`, the value for srun --mpi; `none` if MPI_Init could not work with it and the ranks do not need MPI.
 
     For PMIx and pmi2, Slurm (22.05) numbers the nodes of a step by sorted name, but the ranks of a heterogeneous job
     component by component. If these orders differ, MPI_Init fails with PMIx and never returns with pmi2.
@@ -229,7 +244,6 @@ def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:
     Raises:
         OwnFailureError: the ranks run an unmanaged program with pmi2, which would wait forever.
     """
-    mpi = str(job["launcher"].get("mpi") or "")
     are_sorted = list(nodes) == sorted(nodes, key=_as_slurm_sorts)
     if are_sorted or not mpi.startswith("pmi"):
         return mpi
