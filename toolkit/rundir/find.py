@@ -22,7 +22,7 @@ from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.terminal.talk import say
 
 __all__ = [
-    "NoRunError", "array_in", "array_of_first_start", "find_run", "has_begun", "home_of", "listed", "newest_record", "parse_run_name",
+    "NoRunError", "array_in", "find_run", "has_begun", "home_of", "listed", "newest_record", "parse_run_name",
     "refuse_part", "run_named", "state_on_disk",
 ]  # fmt: skip
 
@@ -102,11 +102,6 @@ def array_in(record: Path) -> str:
     """Return the value of `job.array` in `record.json` or `resumed-SSS.json`; "" if the run is not an array."""
     job = (read_json_or_none(record) or {}).get("job", {}).get("job", {})
     return str(job.get("array", "")) if isinstance(job, dict) else ""
-
-
-def array_of_first_start(run: RunDirectory) -> str:
-    """Return the tasks of the first start of a run; of the repeated run if this one repeats a single task of it."""
-    return str((read_json_or_none(run.record) or {}).get("whole_array") or array_in(run.record))
 
 
 def find_run(run: str, runs: Path) -> Path:

@@ -38,7 +38,7 @@ from toolkit.rundir.sweep import write_sweep
 from toolkit.runs.named_runs import is_only_folder
 from toolkit.runs.record.job import sbatch_words, slurm_of, uses_slurm
 from toolkit.runs.record.parents import Parent, dependency_options, record_of
-from toolkit.runs.status.reconcile_submission import close_submission
+from toolkit.runs.status.reconcile_submission import array_of_first_start, close_submission
 from toolkit.site.load import check_exported_conf, choose_site
 from toolkit.site.partitions import resolve_on
 from toolkit.slurm.batch_script import read_batch_script

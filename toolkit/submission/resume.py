@@ -20,14 +20,14 @@ from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
-from toolkit.rundir.find import array_in, array_of_first_start
+from toolkit.rundir.find import array_in
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import read_sweep
 from toolkit.runs.record.code_snapshot import remove_snapshot
 from toolkit.runs.record.job import recorded_job, sbatch_words, site_of
 from toolkit.runs.record.parents import Parent, dependency_options, record_of
-from toolkit.runs.status.reconcile_submission import tasks_in
+from toolkit.runs.status.reconcile_submission import array_of_first_start, tasks_in
 from toolkit.runs.status.state import require_submitted, run_status
 from toolkit.runs.status.state_table import RunStatus, state_phrase
 from toolkit.slurm.submit import SETTLE_S

@@ -11,8 +11,8 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, ToolkitError, counted
 from toolkit.metrics.training import last_record
-from toolkit.rundir.find import array_of_first_start
 from toolkit.rundir.layout import RunDirectory
+from toolkit.runs.status.reconcile_submission import array_of_first_start
 from toolkit.slurm.array import parse_array, write_array
 from toolkit.terminal.talk import say
 

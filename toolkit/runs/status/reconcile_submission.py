@@ -17,7 +17,7 @@ from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
 
-__all__ = ["close_submission", "tasks_in"]
+__all__ = ["array_of_first_start", "close_submission", "tasks_in"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,21 @@ def tasks_in(record: Path) -> frozenset[int]:
     Raises:
         ToolkitError: the file is damaged.
     """
-    array = array_in(record)
+    return _parsed(array_in(record), record)
+
+
+def array_of_first_start(run: RunDirectory) -> str:
+    """Return the tasks of the first start of a run; of the repeated run if this one repeats a single task of it.
+
+    Raises:
+        ToolkitError: the record is damaged.
+    """
+    array = str((read_json_or_none(run.record) or {}).get("whole_array") or array_in(run.record))
+    _parsed(array, run.record)
+    return array
+
+
+def _parsed(array: str, record: Path) -> frozenset[int]:
     try:
         return frozenset(parse_array(array)) if array else frozenset()
     except ValueError as error:
