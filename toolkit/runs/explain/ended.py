@@ -15,6 +15,7 @@ from toolkit.rundir.files import tail_text, why_full
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
+from toolkit.runs.explain.fatal_lines import fatal_line
 from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
@@ -256,9 +257,9 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
         return left  # the log is from an earlier start of the job
-    seen, line = _match_log(file)
-    if line and file is not None:
-        evidence.append(quote_file(run, file, line))
+    seen, line, source = _match_log(file, log.errors)
+    if line and source is not None:
+        evidence.append(quote_file(run, source, line))
     return replace(left, seen=seen.symptom if seen is not None else None)
 
 
@@ -284,7 +285,8 @@ def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
         return left.tell("preempted", "Slurm preempted it")
     if job.state == "BOOT_FAIL":
         return left.tell("node_lost", "its nodes did not boot")
-    if job.state == "FAILED" and left.log_file is None and not left.log.redirected and not left.claimed:
+    has_log = left.log_file is not None or left.log.errors is not None
+    if job.state == "FAILED" and not has_log and not left.log.redirected and not left.claimed:
         return _never_started(left.run, job, left.evidence)
     if left.never_began:
         return left.tell(
@@ -349,11 +351,19 @@ def full_disk(path: Path) -> Evidence | None:
     return Evidence("df", full) if full else None
 
 
-def _match_log(log: Path | None) -> tuple[SymptomMatch | None, str]:
-    """Return the symptom in the job log with its line, or None and the last line, the best available evidence."""
-    lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
+def reason_in_log(run: RunDirectory, job_id: str) -> Evidence | None:
+    """Return the line of a job's files that shows why it ended without a record; None if it left no files."""
+    log = job_log(run, job_id)
+    _, line, source = _match_log(log.readable, log.errors)
+    return quote_file(run, source, line) if source is not None else None
+
+
+def _match_log(*logs: Path | None) -> tuple[SymptomMatch | None, str, Path | None]:
+    """Return the symptom in the files of a job, its line and that file; without one, the fatal or else the last line."""
+    files = [one for one in logs if one is not None]
+    found = [(clean(line), file) for file in files for line in of_last_life(tail_text(file, LOG_LINES)) if line.strip()]
+    lines = [line for line, _ in found]
     seen = match_symptom(lines)
-    if seen is not None:
-        return seen, _UNWRITTEN_RECORD.split(seen.line, maxsplit=1)[0]
-    shown = [line for line in lines if line.strip()]
-    return None, shown[-1] if shown else ""
+    line = seen.line if seen is not None else fatal_line(lines) or (lines[-1] if lines else "")
+    source = next((file for one, file in found if one.strip() == line.strip()), None)
+    return seen, _UNWRITTEN_RECORD.split(line, maxsplit=1)[0] if seen is not None else line, source
