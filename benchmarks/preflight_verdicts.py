@@ -1,10 +1,12 @@
-"""Compare the verdicts of `toolkit preflight` and `sbatch --test-only` on 144 requests with what Slurm really does.
+"""Compare the verdicts of `toolkit preflight` and `sbatch --test-only` on 142 requests and 84 scripts with what Slurm does.
 
     python benchmarks/preflight_verdicts.py [--only WORD] [--json FILE]
 
 Starts a dev cluster with accounting (six nodes, one of them drained and two reserved; eight more partitions, QOS,
 accounts), and removes it at the end. `toolkit render` renders each request, and its directives are passed to `sbatch
---test-only` and to `sbatch`, with a job that exits immediately. A request is `good` if that job completes. It is `bad`
+--test-only` and to `sbatch`, with a job that exits immediately. Scripts are passed unchanged: their directives contain
+characters outside ASCII, invalid values, options that exclude each other, or lines that sbatch ignores. A request is
+`good` if that job completes. It is `bad`
 if sbatch rejects it, Slurm fails it, or it still waits after some seconds on the otherwise empty cluster. A verdict is
 wrong if it rejects a good request or accepts a bad one. A warning counts as a rejection only if the job waits for nodes
 or a partition that are down, since they may come back. Prints a table and the counts, in about 15 minutes. The exit
@@ -80,6 +82,38 @@ REQUESTS = """
 --set 'job.sbatch=["--reservation=lent"]'; --set 'job.sbatch=["--reservation=theirs"]';
 --set 'job.sbatch=["--reservation=theirs"]' -A child; -o /no/such/folder/%j.out; -d afterok:999999; -d singleton
 """
+# Lines of scripts between `#!/bin/bash` with a walltime and `true`.
+SCRIPTS = (
+    "#SBATCH --partition\u00a0\u00a0main", "#SBATCH\u00a0--nodes=2", "#SBATCH --nodes=2\u00a0", "#SBATCH --nodes\u00a0=2",
+    "#SBATCH --nodes=\u00a02", "#SBATCH -n\u00a02", "#SBATCH \u2013nodes=2", "#SBATCH \u2014nodes=2", "#SBATCH -\u2013nodes=2",
+    "#SBATCH \u2013N 2", "#SBATCH --mem=\u201c2G\u201d", "#SBATCH --mem=\u20182G\u2019", "#SBATCH --time=00:05:00\u200b",
+    "#SBATCH -t 00\uff1a05", "#SBATCH --ntasks=\uff12", "#SBATCH --cpus-per-task=2\ufeff", "#SBATCH --hold\u00a0",
+    "#SBATCH --exclusive\u200b", "#SBATCH --exclusive=\u201cuser\u201d", "#SBATCH --array=0\u20133", "#SBATCH --gres=gpu:1\u00a0",
+    "#SBATCH --gpus-per-node=\u201c1\u201d", "#SBATCH --signal=USR1@60\u200b", "#SBATCH --begin=now\u00a0",
+    "#SBATCH --dependency=singleton\u00a0", "#SBATCH --mail-type=\u201cEND\u201d", "#SBATCH --account=toolkit\u00a0",
+    "#SBATCH --qos=normal\u200b", "#SBATCH --constraint=f\u00e4st", "#SBATCH --nodelist=node1\u00a0", "#SBATCH --licenses=x\u00a0",
+    "#SBATCH --hint=nomultithread\u00a0", "#SBATCH --distribution=block\u2013cyclic", "#SBATCH --job-name=\u201cmy job\u201d",
+    "#SBATCH --job-name=\u201cmyjob\u201d", "#SBATCH --job-name=\u00fcbung", "#SBATCH --comment=\u00e4\u2013\u200b\u00a0",
+    "#SBATCH --mail-user=\u00fc@example.org --mail-type=NONE",
+    "#SBATCH --mem=2 G", "#SBATCH --mem=2GiB", "#SBATCH --mem=2.5G", "#SBATCH --mem=2GB", "#SBATCH --mem=", "#SBATCH --time=5 minutes",
+    "#SBATCH --time=5m", "#SBATCH --time=1:2:3:4", "#SBATCH --nodes=two", "#SBATCH --nodes=2,", "#SBATCH --nodes =2", "#SBATCH -N=2",
+    "#SBATCH --nodes= 2", "#SBATCH --nodes=2 # two", "#SBATCH --nodes=2 (two)", "#SBATCH -nodes=2", "#SBATCH nodes=2",
+    "#SBATCH ---nodes=2", "#SBATCH --ntasks=2x", "#SBATCH --ntasks=0", "#SBATCH --cpus-per-task=1.5", "#SBATCH --job-name=my job",
+    "#SBATCH --requeue=1", "#SBATCH --no-such-option=1", "#SBATCH --mail-type=DONE", "#SBATCH --dependency=foo:1",
+    "#SBATCH --gres=gpu:", "#SBATCH --exclusive=foo", "#SBATCH --licenses=nothing",
+    "#SBATCH --mem=1G --mem-per-cpu=500M", "#SBATCH --mem=1G\n#SBATCH --mem-per-gpu=500M", "#SBATCH --mem-per-cpu=1G --mem-per-gpu=1G",
+    "#SBATCH --mem=0 --mem-per-cpu=1G", "#SBATCH --mem=1G\n#SBATCH --mem=2G",
+    "#SBATCH -n1 -N1 --ntasks-per-node=2", "#SBATCH -n3 -N2 --ntasks-per-node=2", "#SBATCH -n5 -N2 --ntasks-per-node=2",
+    "#SBATCH -n4 -N1-2 --ntasks-per-node=2", "#SBATCH -n1 -N2",
+    "set -e\n#SBATCH --nodes=99", "\u00a0\n#SBATCH --nodes=99", "cat > /dev/null <<E\n#SBATCH --nodes=99\nE", "##SBATCH --nodes=99",
+    " #SBATCH --nodes=99", "# SBATCH --nodes=99",
+    "#SBATCH -N2\nif false; then srun torchrun --nproc-per-node=2 --rdzv-endpoint=localhost:1 train.py; fi",
+)  # fmt: skip
+
+
+def script_with(lines: str) -> str:
+    """Return a script with some lines of `SCRIPTS`."""
+    return f"#!/bin/bash\n#SBATCH --time=5 --output=/dev/null\n{lines}\ntrue\n"
 
 
 @dataclass(frozen=True)
@@ -104,7 +138,7 @@ class Row:
 
     def line(self) -> str:
         marks = f"{'!' if self.ours_is_wrong else ' '}{'?' if self.theirs_is_wrong else ' '}"
-        return f"{marks} {self.request:<52} {self.preflight:<8} {self.test_only:<8} {self.truth}"
+        return f"{marks} {self.request if self.request.isascii() and self.request.isprintable() else ascii(self.request):<52} {self.preflight:<8} {self.test_only:<8} {self.truth}"
 
 
 @dataclass(frozen=True)
@@ -180,15 +214,19 @@ class Site:
 
         Options that toolkit's command line rejects are passed to sbatch unchanged.
         """
+        if request in SCRIPTS:
+            path = self.layout.shared / f"script-{SCRIPTS.index(request)}.sh"
+            path.write_text(script_with(request))
+            said = self.call(TOOLKIT, "preflight", path, "--json", check=False)
+            return _verdict_of(said), self._test(path.read_text()), path.read_text()
         words = shlex.split(request)
         said = self.call(TOOLKIT, "preflight", "job.toml", "--json", *words, check=False)
+        ours = _verdict_of(said)
         if said.returncode in (0, 1):
-            found = {one["severity"] for one in json.loads(said.stdout)["findings"]}
-            ours = "refuses" if "refusal" in found else "warns" if "warning" in found else "passes"
             rendered = self.call(TOOLKIT, "render", "job.toml", *words).stdout
             directives = [line for line in rendered.splitlines() if line.startswith("#SBATCH")]
         else:
-            ours, directives = "refuses", [f"#SBATCH -t 5 --output=/dev/null {shlex.join(words)}"]
+            directives = [f"#SBATCH -t 5 --output=/dev/null {shlex.join(words)}"]
         script = "\n".join(["#!/bin/sh", *directives, ""])
         return ours, self._test(script), script
 
@@ -228,12 +266,20 @@ class Site:
                 time.sleep(POLL_S)
 
 
+def _verdict_of(said: subprocess.CompletedProcess[str]) -> str:
+    if said.returncode not in (0, 1):
+        return "refuses"
+    found = {one["severity"] for one in json.loads(said.stdout)["findings"]}
+    return "refuses" if "refusal" in found else "warns" if "warning" in found else "passes"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="only requests that contain WORD")
     parser.add_argument("--json", type=Path, help="also write the rows to FILE")
     arguments = parser.parse_args()
-    requests = [one.strip() for one in REQUESTS.replace("\n", " ").split(";") if arguments.only in one]
+    requests = [one.strip() for one in REQUESTS.replace("\n", " ").split(";")]
+    requests = [one for one in (*requests, *SCRIPTS) if arguments.only in one]
     layout = make_layout(NAME, Path.home() / ".toolkit" / NAME)
     spec = ClusterSpec(nodes=6, gpus=2, link="", accounting=True, subnet="")
     devcluster.up(layout, spec)

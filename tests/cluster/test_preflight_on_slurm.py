@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from on_slurm import Site, make_site
 
+from toolkit.config.request import JobRequest
+from toolkit.errors import ToolkitError
+from toolkit.submission.create import preflight as api_preflight
+
 pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
 
 # Each rank works for some seconds with 100 MB.
 BUSY = "python3 -c 'x = bytearray(100_000_000); import time; end = time.process_time() + 0.8\nwhile time.process_time() < end: pass'"
@@ -59,6 +68,27 @@ def busy_array(here: Site) -> None:
     idle, busy = told["tasks"]
     assert idle["memory_peak_bytes"] < 0.2e9 < busy["memory_peak_bytes"]
     assert told["advice"][0]["flag"] == "-t 0-00:05:00"
+
+
+def test_scripts_that_sbatch_rejects(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """preflight rejects each script that sbatch rejects, and accepts the others."""
+    spec = importlib.util.spec_from_file_location("preflight_verdicts", ROOT / "benchmarks" / "preflight_verdicts.py")
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, benchmark)
+    spec.loader.exec_module(benchmark)
+    environment = {**here.cluster.env, "TOOLKIT_SITE": str(here.file), "TOOLKIT_RUNS": str(here.folder / "runs")}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for number, lines in enumerate(benchmark.SCRIPTS[::4][:20]):
+        path = here.folder / f"script-{number}.sh"
+        path.write_text(benchmark.script_with(lines))
+        accepted = here.command(["sbatch", "--test-only", str(path)]).returncode == 0
+        try:
+            found = api_preflight(JobRequest(str(path))).refusals
+        except ToolkitError as error:
+            found = [error]
+        assert (not found) == accepted, (lines, found)
 
 
 def test_what_slurm_would_take_and_never_run(here: Site) -> None:

@@ -136,6 +136,7 @@ def _problem_of(output: Path) -> tuple[str, str] | None:
 @click.command()
 @asks_for_job
 @json_option
+@sweep_options
 @print_command_option
 def preflight(request: JobRequest, as_json: bool) -> None:
     """Check whether JOB would run, and estimate its cost; nothing is written. `submit` makes the same checks first.

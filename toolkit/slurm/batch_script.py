@@ -2,16 +2,17 @@
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.slurm.characters import described, instead_of, odd_character
 from toolkit.slurm.sbatch_options import last_value_of
 
 __all__ = [
-    "OPTIONS", "BatchScript", "Directive", "is_batch_script", "other_interpreter", "read_batch_script", "shell_signal",
+    "OPTIONS", "BatchScript", "Directive", "is_batch_script", "long_option", "other_interpreter", "read_batch_script", "shell_signal",
     "signal_in", "signal_number",
 ]  # fmt: skip
 
@@ -36,12 +37,13 @@ OPTIONS = [
     one.removesuffix(one[-2:]) if one[-2] == "/" else one for one in f"{_REQUIRED} {_OPTIONAL} {_SWITCHES}".split()
 ]
 _WITH_VALUE = frozenset(OPTIONS[: len(_REQUIRED.split())])
+_WITHOUT_VALUE = frozenset(OPTIONS[-len(_SWITCHES.split()) :])
 _OF_SWITCHES = "".join(re.findall(r"/(\w)", _SWITCHES))
 _SHORT = re.compile(rf"-([{_OF_SWITCHES}]*)(?:([^{_OF_SWITCHES}])(.*))?", re.DOTALL)
 _MAGIC = re.compile(r"#(?:SBATCH|SLURM)")
-_COMMAND = re.compile(r"\s*[^\s#]")
 _SIGNAL = re.compile(r"(?i)(R?B?):?(?:SIG)?([A-Z0-9]+)(?:@([0-9]+))?", re.ASCII)
 _SPACE = " \t\n\v\f\r"
+_COMMAND = re.compile(rf"[{_SPACE}]*[^{_SPACE}#]")  # other white space, such as a no-break space, is a command
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Directive:
 
 @dataclass(frozen=True)
 class BatchScript:
-    """The directives of each component of a script (most have one), and its lines from the first command on."""
+    """The directives of each component of a script (most have one), and its lines before and from the first command."""
 
     components: Sequence[Sequence[Directive]]
+    head: Sequence[tuple[int, str]]
     commands: Sequence[tuple[int, str]]
 
 
@@ -136,7 +139,8 @@ def read_batch_script(path: Path) -> BatchScript:
                     components.append([])
                 else:
                     components[-1].append((argument, f"{path}:{number}"))
-    return BatchScript([[*_options(one)] for one in components], lines[first - 1 :])
+    places = {f"{path}:{number}": line for number, line in lines[: first - 1]}
+    return BatchScript([[*_options(one, places)] for one in components], lines[: first - 1], lines[first - 1 :])
 
 
 def _refusal(message: str, where: str, fix: str) -> ToolkitError:
@@ -170,11 +174,21 @@ def _arguments(text: str, where: str) -> Iterator[str]:
         text = text[position:]
 
 
-def _options(arguments: Sequence[tuple[str, str]]) -> Iterator[Directive]:
-    """Yield the options in `arguments`, parsed as getopt_long does; a value may be on the next line."""
+def _options(arguments: Sequence[tuple[str, str]], lines: Mapping[str, str]) -> Iterator[Directive]:
+    """Yield the options in `arguments`, parsed as getopt_long does; a value may be on the next line.
+
+    `lines` has the line of each place, in which an error names the column of a character outside ASCII.
+    """
     rest = [*arguments]
     while rest:
         argument, where = rest.pop(0)
+        at = where
+        name_part = argument.partition("=")[0] if argument.startswith("--") else argument
+        odd = odd_character(name_part[:2] if re.match("-[^-]", argument) else name_part)
+        if odd:
+            message = f"expected an option of sbatch, got {argument!r} with {described(odd)}"
+            fix = instead_of(odd, begins_option=argument.startswith(odd))
+            raise _refusal(message, _column(lines[where], argument, odd, where), fix)
         if argument.startswith("--"):
             name, equals, given = argument[2:].partition("=")
             name, value = _full_name(name, where), given if equals else None
@@ -187,11 +201,29 @@ def _options(arguments: Sequence[tuple[str, str]]) -> Iterator[Directive]:
             raise _refusal(f"expected an option of sbatch, got {argument!r}", where, "quote values with spaces")
         if not name:
             raise _refusal(f"sbatch has no option {argument}", where, "correct it")
+        if value is not None and name in _WITHOUT_VALUE:
+            raise _refusal(f"expected --{name} without a value, got {argument}", where, f"write --{name}")
         if value is None and name in _WITH_VALUE:
             if not rest:
                 raise _refusal(f"{argument} requires a value", where, f"write --{name}=VALUE")
-            value = rest.pop(0)[0]
+            value, at = rest.pop(0)
+        if odd := odd_character(value or "", name):
+            message = f"expected only ASCII in --{name}, got {described(odd)}"
+            raise _refusal(message, _column(lines[at], value or "", odd, at), instead_of(odd))
         yield Directive(name, value, where)
+
+
+def _column(line: str, part: str, character: str, where: str) -> str:
+    """Return the place of a character of `part` of a line: file, line and column."""
+    return f"{where}:{line.find(character, max(line.find(part), 0)) + 1}"
+
+
+def long_option(word: str) -> tuple[str, str]:
+    """Return the long name and the value of one option of a list, such as `--mem=2G`, `-n 4` or `-n4`."""
+    match = re.fullmatch(r"--([^=\s]*)(?:=|\s+|$)(.*)|-(.)\s*(.*)", word.strip(), re.DOTALL)
+    if match is None:
+        return word, ""
+    return (match[1], match[2]) if match[3] is None else (_LONG_OF.get(match[3], match[3]), match[4])
 
 
 def _full_name(name: str, where: str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from toolkit.rundir.files import (
     write_json,
     write_text,
 )
-from toolkit.rundir.find import array_of_first_start
 from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.sweep import write_sweep
@@ -43,8 +42,10 @@ from toolkit.site.load import check_exported_conf, choose_site
 from toolkit.site.partitions import resolve_on
 from toolkit.slurm.batch_script import read_batch_script
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
+from toolkit.submission.preflight.arguments import check_set_arguments
 from toolkit.submission.preflight.beginning import check_beginning
 from toolkit.submission.preflight.checks import FORCED, RENDERED, Preflight, look, report_cost, require_good
+from toolkit.submission.preflight.script_lines import check_script
 from toolkit.submission.preflight.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.submission.preflight.unpassed import warn_of_args, warn_of_slurm, warn_of_unpassed
 from toolkit.submission.run_handle import Run
@@ -72,6 +73,7 @@ class _Planned:
     sbatch_options: Sequence[str]
     sweep: ResolvedSweep | None = None
     parents: Sequence[Parent] = ()
+    swept: Mapping[str, str] = field(default_factory=dict)  # the place of each swept key
 
 
 def create(request: JobRequest, *, force: bool = False) -> Run:
@@ -113,7 +115,14 @@ def preflight(request: JobRequest) -> Preflight:
     planned = _plan(request)
     check_beginning(planned.job, planned.sbatch_options)
     check_secrets(planned.job, os.environ)
-    return look(planned.job, planned.runs, site=planned.site, extra_sbatch_options=planned.sbatch_options)
+    return _look(planned, with_sbatch=True)
+
+
+def _look(planned: _Planned, *, with_sbatch: bool = False) -> Preflight:
+    return look(
+        planned.job, planned.runs, site=planned.site, extra_sbatch_options=planned.sbatch_options,
+        with_sbatch=with_sbatch, swept=planned.swept,
+    )  # fmt: skip
 
 
 def _plan(request: JobRequest) -> _Planned:
@@ -128,7 +137,8 @@ def _plan(request: JobRequest) -> _Planned:
     options = check_sbatch_options(request.sbatch_options, for_sbatch=uses_slurm(job))
     sweep = _swept(job, site, rows) if is_swept else None
     runs = runs_folder(request.runs, os.environ, job.paths.runs)
-    return _Planned(job, site, runs, options, sweep, parents_of(request, job, runs))
+    swept = {key: flag.name for row in reversed(rows) for key, flag in row.items()}
+    return _Planned(job, site, runs, options, sweep, parents_of(request, job, runs), swept)
 
 
 def _with_ranks_of_script(request: JobRequest) -> JobRequest:
@@ -169,9 +179,7 @@ def parents_of(request: JobRequest, job: ResolvedJob, runs: Path) -> Sequence[Pa
 
 def _make(planned: _Planned, request: JobRequest, *, instead: str) -> RunDirectory:
     """Create the run directory with its script after preflight has passed; then report the cost."""
-    cost = require_good(
-        look(planned.job, planned.runs, site=planned.site, extra_sbatch_options=planned.sbatch_options), instead=instead
-    )
+    cost = require_good(_look(planned), instead=instead)
     run = make_run(
         planned.job, planned.runs, extra_sbatch_options=planned.sbatch_options, sweep=planned.sweep,
         after=planned.parents, calls=request.calls,
@@ -235,6 +243,8 @@ def make_run(
     warn_of_unpassed(job, os.environ)
     warn_of_args(job)
     warn_of_slurm(job)
+    for finding in (*check_script(job), *check_set_arguments(job)) if here else ():  # else `look` has reported them
+        say(f"warning: {finding.as_error()}")
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
         job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)

@@ -12,12 +12,15 @@ import tomlkit
 from pydantic import ValidationError
 
 from toolkit.config.job import JobTable, check_sbatch_options
+from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import JobFile, looks_secret
 from toolkit.config.script_document import SAME, WITHOUT_EFFECT, document_of_script
 from toolkit.errors import ToolkitError
 from toolkit.slurm.batch_script import OPTIONS, other_interpreter, read_batch_script, signal_in
 from toolkit.slurm.sbatch_options import last_value_of, memory_mib
 from toolkit.submission.launch_line import WORD, NoTranslationError, expand, is_secret, keys_of_launch
+from toolkit.submission.preflight.options import check_options
+from toolkit.submission.preflight.script_lines import check_script
 from toolkit.submission.script import KEPT
 
 __all__ = ["import_script"]
@@ -87,6 +90,13 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
         "job": values["job"] | {"entry": os.path.relpath(path, folder)},
         "env": {"secrets": {**body.env.get("secrets", {})}} if body.env else {},
     }
+    job_of_script = resolve(JobRequest(str(path)), None, environ={})
+    found = [*check_script(job_of_script), *check_options(job_of_script)]
+    prefix = f"{job_of_script.job_file}:"
+    warnings = {
+        one: f"line {one.where.removeprefix(prefix).partition(':')[0]}: {one.what}. Fix: {one.fix}" for one in found
+    }
+    body.notes += [note for one, note in warnings.items() if one.check != "torchrun"]
     notes = [*body.notes]
     try:
         if "component" in values:
@@ -103,6 +113,7 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
         _check(translated)
         tables, notes = translated, body.notes
     except NoTranslationError as reason:
+        notes += [note for one, note in warnings.items() if one.check == "torchrun"]  # else toolkit replaces torchrun
         notes.append(f"the script stays the entry of the job: {reason}")
     return tomlkit.dumps({name: table for name, table in tables.items() if table}), notes
 

@@ -38,6 +38,7 @@ from toolkit.submission.preflight.beginning import (
     check_codec,
     check_data,
     check_guard,
+    check_model_folder,
     check_source,
     check_whole,
 )
@@ -212,6 +213,7 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     check_data(job, changes.sbatch)
     check_codec(job)
     check_arguments(job)
+    check_model_folder(job, changes.sbatch)
     check_bench(job)
     check_guard(job, has_checkpoint=source is not None or _has_checkpoints(run))
     check_secrets(job, os.environ)

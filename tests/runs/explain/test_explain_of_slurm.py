@@ -147,6 +147,43 @@ def test_the_log_of_a_task_that_was_put_elsewhere(toolkit, slurm, tmp_path):
     ]
 
 
+SETUP_FAILED = "toolkit: this line of the job file failed: source missing/bin/activate"
+
+
+@pytest.mark.parametrize("places", [("%A_%a.out", "%A_%a.err"), ("", "e_%A_%a"), ("%x-%j.out", "%x-%j.err")])
+def test_the_reason_that_all_tasks_share_in_their_files_of_errors(toolkit, slurm, tmp_path, places):
+    options = [f"--{name}={tmp_path / place}" for name, place in zip(("output", "error"), places, strict=True) if place]
+    run = submitted(toolkit, "8", "-a", "0-1", "--set", f"job.sbatch={json.dumps(options)}")
+    for task, number in enumerate(("8", "9")):
+        texts = (f"toolkit: job 8_{task} begins (restart 0)\n", f"line 44: activate: No such file\n{SETUP_FAILED}\n")
+        for place, text in zip(places, texts, strict=True):
+            fields = {"%A": "8", "%a": str(task), "%j": number, "%x": "work"}
+            for field, value in fields.items():
+                place = place.replace(field, value)
+            if place:
+                (tmp_path / place).write_text(text)
+    slurm(*((f"8_{task}", "FAILED", "NonZeroExitCode", "node1") for task in (0, 1)))
+    told = explain(toolkit, f"{run.run_id}_1")
+    assert told["symptom"] == "setup_failed" and told["evidence"][-1]["line"] == SETUP_FAILED
+    told = explain(toolkit, run.run_id)
+    assert told["why"] == f"array 0-1: 2 failed; all 2 failed for the same reason: {SETUP_FAILED}"
+
+
+def test_tasks_that_failed_for_different_reasons(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-2")
+    slurm(*((f"8_{task}", "FAILED", "NonZeroExitCode", "node1") for task in range(3)))
+
+    def why(*lines):
+        for task, line in enumerate(lines):
+            (run.path / f"slurm-8_{task}.out").write_text(f"{line}\n")
+        return explain(toolkit, run.run_id)["why"].partition("; ")[2]
+
+    assert why(*(f"OSError: cannot read /data/{task}.bin" for task in range(3))) == (
+        "all 3 failed for similar reasons, the first: OSError: cannot read /data/0.bin"
+    )
+    assert why("OSError: a", "OSError: a", "KeyError: b") == ""
+
+
 def test_a_follow_up_job_of_a_task_is_explained_by_its_own_log(toolkit, slurm):
     run = submitted(toolkit, "8", "-a", "0-1")
     task = make_task(run, 1)

@@ -101,7 +101,7 @@ def export_merged(request: ExportRequest, dtype: str | None, most_shard_bytes: i
     adapters = _adapters(request)
     if not (path := adapters["base"]["path"]):
         message = "the base of these adapters has the initial values of the job, which only the job can compute"
-        fix = "train with adapters.base, or merge in Python with toolkit.train.adapters.files.merge"
+        fix = "train with adapters.base, or finetune_lora with args.model; or merge in Python with toolkit.train.adapters.files.merge"
         raise ToolkitError(message, where=str(request.folder), fix=fix)
     base = BaseWeights(Path(path))
     if base.digest != adapters["base"]["digest"]:

@@ -15,6 +15,7 @@ from toolkit.rundir.files import tail_text, why_full
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
+from toolkit.runs.explain.fatal_lines import fatal_line
 from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
@@ -267,9 +268,9 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
         return left  # the log is from an earlier start of the job
-    seen, line = _match_log(file, run.last_attempt())
-    if line and file is not None:
-        evidence.append(quote_file(run, file, line))
+    seen, line, source = _match_log(file, log.errors, attempt=run.last_attempt())
+    if line and source is not None:
+        evidence.append(quote_file(run, source, line))
     return replace(left, seen=seen.symptom if seen is not None else None)
 
 
@@ -295,7 +296,8 @@ def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
         return left.tell("preempted", "Slurm preempted it")
     if job.state == "BOOT_FAIL":
         return left.tell("node_lost", "its nodes did not boot")
-    if job.state == "FAILED" and left.log_file is None and not left.log.redirected and not left.claimed:
+    has_log = left.log_file is not None or left.log.errors is not None
+    if job.state == "FAILED" and not has_log and not left.log.redirected and not left.claimed:
         return _never_started(left.run, job, left.evidence)
     if left.never_began:
         return left.tell(
@@ -360,17 +362,29 @@ def full_disk(path: Path) -> Evidence | None:
     return Evidence("df", full) if full else None
 
 
-def _match_log(log: Path | None, attempt: AttemptDirectory | None = None) -> tuple[SymptomMatch | None, str]:
-    """Return the symptom in the job log with its line, or None and the last line, the best available evidence.
+def reason_in_log(run: RunDirectory, job_id: str) -> Evidence | None:
+    """Return the line of a job's files that shows why it ended without a record; None if it left no files."""
+    log = job_log(run, job_id)
+    _, line, source = _match_log(log.readable, log.errors)
+    return quote_file(run, source, line) if source is not None else None
+
+
+def _match_log(
+    *logs: Path | None, attempt: AttemptDirectory | None = None
+) -> tuple[SymptomMatch | None, str, Path | None]:
+    """Return the symptom in the files of a job, its line and that file; without one, the fatal or else the last line.
 
     Lines of attempts before `attempt` are omitted.
     """
-    lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
+    found = [(line, file) for file in logs if file is not None for line in _lines_since(file, attempt)]
+    lines = [line for line, _ in found]
+    seen = match_symptom(lines)
+    line = seen.line if seen is not None else fatal_line(lines) or (lines[-1] if lines else "")
+    return seen, line, next((file for one, file in found if one.strip().startswith(line.strip())), None)
+
+
+def _lines_since(log: Path, attempt: AttemptDirectory | None) -> list[str]:
+    lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES)) if line.strip()]
     ends = [(at, int(end[1])) for at, line in enumerate(lines) if (end := _ENDED.match(line))]
     earlier = [at for at, number in ends if attempt is not None and number < attempt.number]
-    lines = lines[earlier[-1] :] if earlier else lines
-    seen = match_symptom(lines)
-    if seen is not None:
-        return seen, seen.line
-    shown = [line for line in lines if line.strip()]
-    return None, shown[-1] if shown else ""
+    return lines[earlier[-1] :] if earlier else lines

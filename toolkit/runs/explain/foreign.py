@@ -14,6 +14,7 @@ from toolkit.rundir.states import RunState
 from toolkit.rundir.tail import last_lines
 from toolkit.runs.explain.ended import cancelled_by
 from toolkit.runs.explain.explain import body_of
+from toolkit.runs.explain.fatal_lines import fatal_line
 from toolkit.runs.explain.model import Evidence, Explanation
 from toolkit.runs.explain.waiting import explain_pending
 from toolkit.runs.status.state_table import state_phrase
@@ -26,7 +27,7 @@ from toolkit.terminal.talk import clean
 
 __all__ = ["ForeignJob", "explain_job"]
 
-LINES_READ, LINES_SHOWN = 40, 4
+LINES_READ, LAST_LINES, LINES_SHOWN = 5000, 40, 4
 # For each final state of Slurm: the symptom, what happened, and what to change before `sbatch` again.
 _ENDS = {
     "COMPLETED": ("completed", "its script exited with 0", ""),
@@ -120,11 +121,17 @@ def _lines_of(log: Path) -> list[str]:
 
 def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
     state, log = base_state(job.state), Path(shown.get("StdOut") or os.devnull)  # jobs of srun and salloc have no log
-    lines = _lines_of(log)
-    match = match_symptom(lines)
+    lines, errors = _lines_of(log), Path(shown.get("StdErr") or log)
+    of_errors = [] if errors == log else _lines_of(errors)
+    lines += of_errors
+    match, cause = match_symptom(lines[-LAST_LINES:]), fatal_line(lines)
     codes = f"ExitCode={shown.get('ExitCode', '?')}"
     evidence = [Evidence(job.source, " ".join(filter(None, [job.job_id, job.state, job.reason, codes])))]
-    evidence += [Evidence(str(log), clean(line)) for line in lines[-LINES_SHOWN:]]
+    is_failure = (
+        state not in ("COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED") and run_state(job.state).final
+    )
+    told = [match.line] if match is not None else [cause] if is_failure and cause else lines[-LINES_SHOWN:]
+    evidence += [Evidence(str(errors if line in of_errors else log), clean(line)) for line in told]
     if not run_state(job.state).final:
         why = f"it runs on {job.nodes or 'its nodes'} for {shown.get('RunTime', '?')} of {job.time_limit or '?'}"
         follows = f"it ends at {job.end_time or 'an unknown time'} at the latest"
@@ -147,6 +154,8 @@ def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
         )
     if match is not None and state not in ("COMPLETED", "CANCELLED", "TIMEOUT"):
         symptom, why = match.symptom.word, f"{match.symptom.means}: {match.line}"
+    elif is_failure and cause:
+        why += f": {clean(cause)}"
     script = shown.get("Command", "")
     again = shlex.quote(script) if Path(script).is_file() else "SCRIPT"
     actions = [f"`toolkit submit {again}`" + (f" with {change}" if change else "") + " also restarts and explains it"]

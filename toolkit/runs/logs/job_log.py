@@ -1,6 +1,7 @@
 """Find the log of a job: in the run directory, unless the job's `-o` names another place."""
 
 import getpass
+import glob
 import re
 import shlex
 from collections.abc import Sequence
@@ -26,13 +27,15 @@ class JobLog:
     """The log of one job or task.
 
     `place` is the path as sbatch received it; `path` is None if its %-fields cannot be expanded here. `redirected` is
-    true if `-o` names another place. `alone` is true if no other job writes to the file.
+    true if `-o` names another place. `alone` is true if no other job writes to the file. `errors` is the file of `-e`, if
+    this host sees it and only this job writes to it.
     """
 
     place: str
     path: Path | None
     redirected: bool
     alone: bool
+    errors: Path | None = None
 
     @property
     def readable(self) -> Path | None:
@@ -54,17 +57,46 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
     usual = run.whole.path / f"slurm-{job_id}.out"
     start = _start_of(run, job_id)
     script = next((part.script(start) for part in (run, run.whole) if part.script(start).exists()), None)
-    place = last_directive(script, "output", "o") if script is not None and not job_id.startswith("local-") else ""
-    name = last_directive(script, "job-name", "J") if place and script is not None else ""
-    path = _filled_in(place, job_id, name or run.job_name)
-    if not place or path == usual:
+    if script is None or job_id.startswith("local-"):
         return JobLog(str(usual), usual, redirected=False, alone=True)
-    if path is not None and not path.is_absolute():
-        path = _working_directory(run, start, path)
-    fields = set(_FIELD.findall(place))
-    return JobLog(
-        place, path, redirected=True, alone="j" in fields or ("A" in fields and ("a" in fields or "_" not in job_id))
-    )
+    name = last_directive(script, "job-name", "J") or run.job_name
+    number = "" if "_" in job_id else job_id
+
+    def named(option: str, letter: str) -> tuple[str, Path | None, bool]:
+        """Return the value of an option, its path with all fields, and whether no other job writes there."""
+        place = last_directive(script, option, letter)
+        path = _filled_in(place, job_id, name, number) if place else None
+        if path is not None and not path.is_absolute():
+            path = _working_directory(run, start, path)
+        fields = set(_FIELD.findall(place))
+        return place, path, "j" in fields or ("A" in fields and ("a" in fields or "_" not in job_id))
+
+    place, path, alone = named("output", "o")
+    if place and path is None and "_" in job_id and "%j" in place:
+        number = _number_of_task(run, start, place, job_id, name)
+        place, path, alone = named("output", "o")
+    _, errors, is_own = named("error", "e")
+    errors = errors if errors is not None and is_own and errors.is_file() and errors != path else None
+    if not place or path == usual:
+        return JobLog(str(usual), usual, redirected=False, alone=True, errors=errors)
+    return JobLog(place, path, redirected=True, alone=alone, errors=errors)
+
+
+def _number_of_task(run: RunDirectory, start: int, place: str, job_id: str, name: str) -> str:
+    """Return the `%j` of a task, a job number of its own, from the first line of the file with that number; "" if none."""
+    pattern = _filled_in(place.replace("%j", "\0"), job_id, name, "")
+    pattern = pattern if pattern is None or pattern.is_absolute() else _working_directory(run, start, pattern)
+    if pattern is None:
+        return ""
+    before, _, after = str(pattern).partition("\0")
+    folder = Path(before).parent
+    for path in folder.glob(f"{glob.escape(Path(before + 'x').name[:-1])}[0-9]*") if folder.is_dir() else ():
+        number = re.match(r"[0-9]+", str(path).removeprefix(before))
+        if number and str(path) == f"{before}{number[0]}{after}".replace("\0", number[0]):
+            with path.open(encoding="utf-8", errors="replace") as stream:
+                if f"toolkit: job {job_id} begins" in stream.read(1 << 16):
+                    return number[0]
+    return ""
 
 
 def last_life_begun(log: Path) -> int | None:
@@ -105,11 +137,11 @@ def _unquoted(option: str) -> str:
         return option
 
 
-def _filled_in(place: str, job_id: str, job_name: str) -> Path | None:
+def _filled_in(place: str, job_id: str, job_name: str, number: str) -> Path | None:
     """Return a path with `%j` and other fields expanded; None if only Slurm can expand them."""
     array, _, task = job_id.partition("_")
     known = {"%": "%", "A": array, "x": job_name}
-    known |= {"a": task} if task else {"j": job_id}  # for a task, `%j` is a job number that only Slurm knows
+    known |= ({"a": task} if task else {}) | ({"j": number} if number else {})
     if "%u" in place:
         known["u"] = getpass.getuser()
     if not set(_FIELD.findall(place)) <= set(known):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.config.data import matches
-from toolkit.config.entry import script_of
+from toolkit.config.entry import files_of_entry, script_of
 from toolkit.config.layout_checks import check_roll_back
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
 
 __all__ = [
-    "check_adapter_files", "check_arguments", "check_beginning", "check_bench", "check_codec", "check_data", "check_guard", "check_source",
+    "check_adapter_files", "check_arguments", "check_beginning", "check_bench", "check_codec", "check_data", "check_guard", "check_model_folder", "check_source",
     "check_whole",
 ]  # fmt: skip
 
@@ -37,6 +37,7 @@ def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     check_data(job, options)
     check_codec(job)
     check_arguments(job)
+    check_model_folder(job, options)
     check_bench(job)
     check_guard(job)
 
@@ -158,8 +159,8 @@ def check_arguments(job: ResolvedJob) -> None:
     Raises:
         ToolkitError: the ranks would refuse a key or a value.
     """
-    script = script_of(job)
-    if script is None or is_unmanaged(job.job.entry):
+    script = _script_of(job)
+    if script is None:
         return
     from toolkit.train.arguments import check_divided, read_arguments
     from toolkit.train.declared_arguments import declared_arguments
@@ -173,6 +174,58 @@ def check_arguments(job: ResolvedJob) -> None:
         )
     except ToolkitError as error:
         raise job.placed(error) from None
+
+
+def check_model_folder(job: ResolvedJob, options: Sequence[str] = ()) -> None:
+    """Check the folder in `args.model` of a job that opens it with `open_folder`, as its ranks will.
+
+    Raises:
+        ToolkitError: there is no such folder, toolkit cannot train its model, or its tokenizer has no chat template.
+    """
+    script, given = _script_of(job), job.args.get("model")
+    if (
+        script is None
+        or not isinstance(given, str)
+        or not given
+        or "open_folder" not in script.read_text(errors="replace")
+    ):
+        return
+    folder = job.job_directory / given
+    if _is_elsewhere(folder, job) or _waits(job, options):
+        return
+    from toolkit.train.arguments import read_arguments
+    from toolkit.train.declared_arguments import declared_arguments
+    from toolkit.train.huggingface.folder import check_fit, read_folder
+
+    if not folder.is_dir():
+        fix = f"pass an absolute path; a relative one starts at {job.job_directory}, the folder of the job file"
+        raise job.placed(ToolkitError(f"folder not found: {folder}", where="args.model", fix=fix))
+    try:
+        settings, tokenizer = read_folder(folder)
+        declared = declared_arguments(script)
+        args: Any = read_arguments(declared, job.args) if declared is not None else None
+        if hasattr(args, "context") and hasattr(args, "packed"):
+            check_fit(settings, job, args.context, is_packed=args.packed)
+        if "check_template" in script.read_text(errors="replace") and not _has_template(folder, tokenizer):
+            fix = "set args.model to the folder of a model for chat, whose tokenizer_config.json has a chat_template"
+            raise ToolkitError(f"the tokenizer of {folder} has no chat template", where="args.model", fix=fix)
+    except ToolkitError as error:
+        if error.where.startswith(str(folder)):
+            error.message, error.where = f"{error.where}: {error.message}", "args.model"
+        raise job.placed(error) from None
+
+
+def _has_template(folder: Path, tokenizer: Mapping[str, Any]) -> bool:
+    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    return bool(tokenizer.get("chat_template")) or any((folder / name).exists() for name in files)
+
+
+def _script_of(job: ResolvedJob) -> Path | None:
+    """Return the file with the function of the entry, also of a module in the job folder; None for other entries."""
+    if is_unmanaged(job.job.entry):
+        return None
+    found = script_of(job) or next((job.code_folder / name for name in files_of_entry(job)), None)
+    return found if found is not None and found.is_file() else None
 
 
 def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:

@@ -3,7 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from toolkit.runs.record.job import Request, request_of, sbatch_words, slurm_of,
 from toolkit.slurm.commands import UnknownClusterError
 from toolkit.slurm.sbatch_options import last_value_of, value_of
 from toolkit.submission.preflight.accounts import against_accounts
+from toolkit.submission.preflight.arguments import check_set_arguments
 from toolkit.submission.preflight.cluster import Cluster, ask_cluster
 from toolkit.submission.preflight.cost import Cost, cost_of, in_words, together
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.preflight.nodes import against_nodes
+from toolkit.submission.preflight.options import according_to_sbatch, check_options
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
+from toolkit.submission.preflight.script_lines import check_script
 from toolkit.submission.preflight.shape import against_array_limits, check_dependency, check_shape, check_sums
 from toolkit.submission.preflight.storage import check_room, check_shared
 from toolkit.terminal.talk import say
@@ -140,6 +143,8 @@ def look(
     site: Site | None = None,
     extra_sbatch_options: Sequence[str] = (),
     run: RunDirectory | None = None,
+    with_sbatch: bool = False,
+    swept: Mapping[str, str] | None = None,
 ) -> Preflight:
     """Check a job and, if it is submitted to Slurm, the cluster.
 
@@ -148,14 +153,17 @@ def look(
         site: the site whose limits are checked; None if the job was checked against them already.
         extra_sbatch_options: sbatch options for this submission only.
         run: the run that the job continues.
+        with_sbatch: whether to query sbatch, too, if no check rejects the job. `submit` calls sbatch anyway.
+        swept: the place of each swept key.
     """
     requests = [(one, request_of(one, extra_sbatch_options)) for one in job.components]
     found = [finding for one, request in requests for finding in check_shape(one, request)]
-    found += check_dependency(job, extra_sbatch_options)
+    found += [*check_script(job), *check_set_arguments(job, swept), *check_dependency(job, extra_sbatch_options)]
     if runs is not None:
         found += [*check_files(job, extra_sbatch_options), *check_room(job, runs, run)]
     if not uses_slurm(job):
         return Preflight(_ordered(found), (), None)
+    found += [finding for one in job.components for finding in check_options(one, extra_sbatch_options)]
     costs: list[Cost] = []
     silent: list[str] = []
     past_time = False
@@ -175,10 +183,22 @@ def look(
             past_time |= "PartitionTimeLimit" in cluster.limits_of(request).flags
     if site is not None:
         found += _of_site_file(job, site, found, past_time=past_time)
+    if with_sbatch and not job.component and not _is_judged(found):
+        refusals, unanswered = according_to_sbatch(job, extra_sbatch_options)
+        found += refusals
+        silent += unanswered
     cost = together(costs)
     if runs is None:
         cost = replace(cost, goes_on=False)  # a session is never requeued
     return Preflight(_ordered(found), tuple(dict.fromkeys(silent)), cost)
+
+
+def _is_judged(found: Sequence[Finding]) -> bool:
+    """Return whether a check rejects the job, or expects it to wait for nodes that sbatch would reject today."""
+    waits = ("nodes", "partition", "reservation")
+    return any(
+        one.severity is Severity.CRITICAL or (one.severity is Severity.WARNING and one.check in waits) for one in found
+    )
 
 
 def _ask(job: ResolvedJob, request: Request) -> tuple[Cluster | None, Sequence[str]]:

@@ -18,7 +18,7 @@ from toolkit.config.site import Site
 from toolkit.config.texts import TABLES
 from toolkit.errors import ToolkitError, counted
 from toolkit.rundir.sweep import Sweep, in_words
-from toolkit.submission.preflight.beginning import check_arguments, check_guard
+from toolkit.submission.preflight.beginning import check_arguments, check_guard, check_model_folder
 from toolkit.submission.sweep.grid import read_grid
 from toolkit.submission.sweep.rows import Row, overlap, product, rows_of_option
 from toolkit.supervise.launch import is_unmanaged
@@ -127,6 +127,7 @@ def _laid_over(job: ResolvedJob, site: Site, rows: Sequence[Row], sweep: Sweep) 
         try:
             task = next(resolved)
             check_arguments(task)
+            check_model_folder(task)
             check_guard(task)
         except ToolkitError as error:
             for one in (error, *error.others):

@@ -4,7 +4,6 @@ Parameters keep their names, so that checkpoints, adapters and exports have thos
 """
 
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from toolkit.parallel.materialise import parameters_on_meta
 from toolkit.parallel.outline import Outline
 from toolkit.train.adapters.adapt import reader_of
 from toolkit.train.blocks import needed_blocks
+from toolkit.train.huggingface.folder import FETCH, check_fit, read_folder
 
 __all__ = ["CausalModel", "library", "open_folder"]
 
@@ -30,12 +30,6 @@ _LLAMA = {
 _QWEN3 = _LLAMA | {"self_attn.q_norm": "piece", "self_attn.k_norm": "piece"}
 # The styles of a layer by `model_type`. These models also accept positions and a mask, which packed rows need.
 _KNOWN = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
-_FETCH = "fetch the whole folder, for example with `hf download NAME --local-dir FOLDER`"
-_REFUSED = {
-    "auto_map": ("needs Python code of the folder, which toolkit does not run", "use a model that transformers contains"),
-    "quantization_config": ("describes quantised weights", "use unquantised weights, with adapters.quantize"),
-    "device_map": ("places layers on devices", "remove device_map, and set parallel.shard or parallel.tp"),
-}  # fmt: skip
 
 
 def library() -> Any:
@@ -60,7 +54,7 @@ class CausalModel:
         blocks = next(iter(needed_blocks(model, "training"))).rpartition(".")[0]
         ends = {"model.embed_tokens": "embedding", "lm_head": "head"} if self._styles else {}
         self.outline = Outline(blocks, tensor={f"{blocks}.*.{name}": one for name, one in self._styles.items()} | ends)
-        self.read = reader_of(BaseWeights(folder), model, _FETCH) if folder else None
+        self.read = reader_of(BaseWeights(folder), model, FETCH) if folder else None
 
     def state_dict(self) -> dict[str, str]:
         """Return the folder, whose configuration and tokenizer an export of a checkpoint copies."""
@@ -90,33 +84,12 @@ class CausalModel:
 
     def check(self, job: ResolvedJob, context: int, *, is_packed: bool) -> None:
         """Raise a ToolkitError for settings of the job that this model cannot have."""
-        known, kind = ", ".join(_KNOWN), self.config.model_type
-        limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "sliding_window")]
-        most = min((limit for limit in limits if limit), default=context)
-        for where, is_wrong, message, fix in (
-            ("parallel.pp", job.parallel.pp > 1, "models of transformers have no pipeline stages", "set pp = 1"),
-            ("parallel.sequence", job.parallel.sequence, "models of transformers need whole sequences", "set it to false"),
-            ("args.packed", is_packed and not self._styles, f"expected one of {known}, got a {kind}", "set packed = false"),
-            ("args.context", context > most, f"the model attends to {most} tokens, got {context}", f"set it to {most}"),
-        ):  # fmt: skip
-            if is_wrong:
-                raise ToolkitError(message, where=where, fix=fix)
+        check_fit(vars(self.config) | {"model_type": self.config.model_type}, job, context, is_packed=is_packed)
 
 
 def open_folder(folder: Path) -> CausalModel:
     """Return the model of a folder; its weights are read later. Raises a ToolkitError if toolkit cannot train it."""
-    for path in (folder / "config.json", folder / "tokenizer_config.json"):
-        try:
-            settings = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ToolkitError(f"cannot be read as JSON: {why}", where=str(path), fix=_FETCH) from None
-        if name := next((name for name in _REFUSED if settings.get(name)), None):
-            raise ToolkitError(f"{name} {_REFUSED[name][0]}", where=str(path), fix=_REFUSED[name][1])
-    if not any(folder.glob("*.safetensors")):
-        pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
-        message = f"{pickles[0]} is a pickle, which may run code" if pickles else "contains no weights"
-        raise ToolkitError(message, where=str(folder), fix="use a folder with *.safetensors" if pickles else _FETCH)
+    read_folder(folder)
     auto = library()
     try:
         config = auto.AutoConfig.from_pretrained(folder, local_files_only=True)
