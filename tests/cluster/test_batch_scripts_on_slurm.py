@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,43 @@ def test_output_goes_to_the_files_of_the_script_and_to_the_log(here: Site) -> No
     assert err.read_text().splitlines() == ["wrong"]
     assert sorted(here.ok("logs", "--rank", 0).split()) == ["fine", "wrong"]
     assert json.loads(here.ok("explain", "last", "--json"))["symptom"] == "exit_code"
+
+
+def test_a_step_that_fails_inside_a_script_is_reported_and_can_fail_the_run(here: Site) -> None:
+    step = "srun -n1 --exact --mem=100"
+    script = write(here, "job.sh", f"#SBATCH -n2 -t 5\n{step} sleep 1 &\n{step} sh -c 'exit 3' &\nwait")
+    said = here.toolkit("submit", script, "--wait")
+    reported = re.compile(r"the script exited with 0, but (?:step \d|a step) failed \(3\)")
+    assert said.returncode == 0 and reported.search(said.stderr) and "set -eo pipefail" in said.stderr
+    assert reported.search(here.ok("status")) and reported.search(here.ok("explain"))
+    assert json.loads(here.ok("explain", "last", "--json"))["symptom"] == "step_failed"
+    strict = here.toolkit("submit", script, "--wait", "--set", "restart.steps_must_succeed=true")
+    assert strict.returncode == 3
+    assert json.loads(here.ok("status", "--json"))["state"] == "failed"
+    assert here.toolkit("submit", script, "--after", "last:ok").returncode != 0
+
+
+def test_a_script_without_output_finds_its_log(here: Site) -> None:
+    name = "slurm-${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}.out"
+    script = write(
+        here,
+        "job.sh",
+        f"#SBATCH -a 0-1 -t 5\nmkdir -p out; echo begun\ngrep begun {name} && mv {name} out/ && echo moved",
+    )
+    assert here.toolkit("submit", script, "--wait").returncode == 0
+    logs = sorted(here.folder.glob("out/slurm-*_*.out"))
+    assert [log.read_text() for log in logs] == ["begun\nbegun\nmoved\n"] * 2
+
+
+def test_no_daemon_of_a_script_is_there_in_the_next_attempt(here: Site) -> None:
+    script = write(
+        here, "job.sh",
+        "#SBATCH -t 5\n[ -e pid ] && { grep -q '^State:.[SR]' /proc/$(cat pid)/status && echo alive; echo second; exit 0; }\n"
+        "setsid sh -c 'echo $$ > pid; exec sleep 600' > /dev/null 2>&1 &\nuntil [ -s pid ]; do sleep 0.1; done; exit 3",
+    )  # fmt: skip
+    assert here.toolkit("submit", script, "--wait", "--set", "restart.crashes=1").returncode == 0
+    assert here.ok("logs", "--rank", 0, "--attempt", 1).split()[-1] == "second"
+    assert "alive" not in here.ok("logs", "--rank", 0, "--attempt", 1)
 
 
 @pytest.mark.evidence
