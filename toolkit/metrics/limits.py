@@ -63,6 +63,7 @@ _ROWS = (
     DetectorLimit("straggler.median_excess", 0.05, "share", "excess of the median of work over the median rank"),
     DetectorLimit("straggler.mean_excess", 0.10, "share", "excess of the mean of work, for faults of some steps"),
     DetectorLimit("straggler.pair_excess", 0.10, "share", "excess over the other of 2 ranks, which have no MAD"),
+    DetectorLimit("straggler.cpu_excess", 0.50, "share", "largest of these limits of CPU time, if ranks wait for CPUs"),
     DetectorLimit("straggler.hits", 4, "of 5 blocks", "blocks that exceed the limits"),
     DetectorLimit("straggler.strict_hits", 5, "of 6 blocks", "the same for 2 ranks, and for many"),
     DetectorLimit("straggler.many", 256, "ranks", "ranks among which bursts of one rank often coincide"),

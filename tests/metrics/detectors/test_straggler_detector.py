@@ -161,3 +161,17 @@ def test_a_rank_that_computes_longer_is_named_on_a_node_with_busy_neighbours_too
     assert {(one.kind, one.ranks, one.cause) for one in found} == {
         (VerdictKind.SLOW_NODE, (2, 3), "neighbours"), (VerdictKind.STRAGGLER, (3,), "own_work"),
     }  # fmt: skip
+
+
+def test_cpu_time_must_differ_more_while_ranks_wait_for_cpus() -> None:
+    """Caches and CPUs that are shared stretch the CPU time of equal work by 10 to 20 %."""
+    for wait_s, excess, is_found in ((0.001, 0.2, True), (0.3, 0.2, False), (0.3, 1.0, True)):
+        cpu_s = 0.1 * (1 + excess)
+        changes = {1: {WORK: 0.5 + 0.1 * excess, WORK_CPU: cpu_s}}
+        found = judge(changes, ranks=4, **CPU | {WORK: 0.5, WORK_CPU: 0.1, CPU_WAIT: wait_s, STEP: 0.6})
+        assert [one.ranks for one in found] == [(1,)] * is_found
+
+
+def test_a_node_is_not_slow_because_its_ranks_pause_a_little() -> None:
+    changes = {rank: {WORK: 1.02 * WORK_S, WORK_CPU: 0.5 * STEP_S} for rank in (0, 1, 2, 3)}
+    assert judge(changes, ranks=8, **CPU) == []

@@ -101,8 +101,11 @@ class StragglerDetector:
                 needed_metrics <= one.metrics.keys() for unit in units for one in unit.windows
             ):
                 continue
+            if metric == _BLOCKED and any(len(unit.windows) > 1 for unit in units):
+                continue  # ranks of a node pause one by one
             step_s = block.step_s if metric == _BLOCKED else 0.0
-            exceeding = _exceeding([unit.work(metric) for unit in units], step_s)
+            factor = _contention(units) if metric == WORK_CPU else 1.0
+            exceeding = _exceeding([unit.work(metric) for unit in units], step_s, factor)
             for index, unit in enumerate(units):
                 key = (metric, unit.ranks, unit.host)
                 mask = (self._hits.get(key, 0) << 1 | (index in exceeding)) & ((1 << blocks) - 1)
@@ -119,7 +122,8 @@ class StragglerDetector:
         others = [window.rank for window in group if window.rank not in unit.ranks]
         own, usual, gain = self._compare(unit.ranks, others)
         wall = _wall(own)
-        if own[wall] - usual[wall] < limit("straggler.wall_excess") * (usual[WORK] if WORK in own else block.step_s):
+        least = limit("straggler.median_excess" if counts.keys() == {_BLOCKED} else "straggler.wall_excess")
+        if own[wall] - usual[wall] < least * (usual[WORK] if WORK in own else block.step_s):
             return None  # more CPU time that costs nothing, such as that of a rank that logs beside its GPU
         metric = next(name for name in _JUDGED if name in counts)
         compared = WORK if metric == _BLOCKED else metric  # neighbours disturb the excess in wall time
@@ -181,20 +185,31 @@ def _wall(metrics: Mapping[str, object]) -> str:
     return WORK if WORK in metrics else WORK_CPU
 
 
-def _exceeding(work: list[tuple[float, float]], step_s: float = 0.0) -> set[int]:
-    """Return the indexes of the units that exceed the limits in one block.
+def _contention(units: list[_Unit]) -> float:
+    """Return by how much CPU times of equal work differ more: shared caches and CPUs disturb them, too."""
+    windows = [window for unit in units for window in unit.windows]
+    cpu_s, wait_s = (median(window.mean(name) for window in windows) for name in (WORK_CPU, CPU_WAIT))
+    return 1 + wait_s / cpu_s if cpu_s else 1.0
+
+
+def _exceeding(work: list[tuple[float, float]], step_s: float = 0.0, factor: float = 1.0) -> set[int]:
+    """Return the indexes of the units that exceed the limits in one block; `factor` raises the limits up to a bound.
 
     The excess is relative to the work of the others, or to `step_s` if their times may be 0.
     """
+
+    def least_excess(name: str) -> float:
+        return min(factor * limit(name), max(limit(name), limit("straggler.cpu_excess")))
+
     if len(work) == 2:
         pairs = enumerate(((work[0], work[1]), (work[1], work[0])))
-        excess = limit("straggler.pair_excess")
+        excess = least_excess("straggler.pair_excess")
         return {
             index for index, (own, other) in pairs
             if any(mine > theirs + excess * (step_s or theirs) for mine, theirs in zip(own, other, strict=True))
         }  # fmt: skip
     exceeding: set[int] = set()
-    for number, excess in enumerate((limit("straggler.median_excess"), limit("straggler.mean_excess"))):
+    for number, excess in enumerate(map(least_excess, ("straggler.median_excess", "straggler.mean_excess"))):
         values = [one[number] for one in work]
         center = median(values)
         least = max(center + excess * (step_s or center), center + limit("straggler.z") * mad(values, center))
@@ -210,6 +225,8 @@ def _cause(own: Mapping[str, float], usual: Mapping[str, float], *, is_computing
     # Neighbours stretch wall time and CPU time of a busy node by different factors, so excesses are compared, not times.
     cpu_excess = more[WORK_CPU] / usual[WORK_CPU] if usual.get(WORK_CPU) else 0.0
     explains_cpu = cpu_excess >= share * lost_s / usual[_wall(usual)]
+    if usual.get(CPU_WAIT, 0.0) > limit("imbalance.cpu_wait") * usual.get(WORK_CPU, 0.0):  # contention does so, too
+        explains_cpu = is_computing
     has_neighbours = more.get(CPU_WAIT, 0.0) >= share * lost_s
     if more.get(DATA, 0.0) >= share * lost_s and not has_neighbours:  # they also delay a rank that waits
         return ("data", f"{longer}, waiting for data", "raise data.workers, check the file system of {host}{exclude}")
@@ -224,5 +241,6 @@ def _cause(own: Mapping[str, float], usual: Mapping[str, float], *, is_computing
         change = "request whole nodes with --set job.sbatch=--exclusive{exclude}"
         return "neighbours", f"{longer}, because other processes use its CPUs", change
     change = "check stopped processes, slow files and GPUs (`nvidia-smi -q -d PERFORMANCE`) on {host}{exclude}"
-    is_known = {WORK_CPU, CPU_WAIT} <= own.keys()  # some kernels do not count waits for a CPU
+    # Some kernels do not count waits for a CPU.
+    is_known = {WORK_CPU, CPU_WAIT} <= own.keys() and lost_s - more[WORK_CPU] - more[CPU_WAIT] >= share * lost_s
     return ("paused", f"{longer} without using its CPU", change) if is_known else ("", longer, change)
