@@ -14,10 +14,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
 
 
 def test_the_rules_of_the_page_are_valid(tmp_path):
-    (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "job.toml").write_text(f"[job]\nentry = ['true']\n{block}")
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "job.toml").write_text("\n".join(["[job]\nentry = ['true']", *blocks]))
     job = resolve_job(tmp_path / "job.toml", site=None, environ={})
-    assert job.alerts.rules["slow"].channels == ["log", "team"]
+    assert job.alerts.rules["slow"].channels == ["log", "team"] and job.observe.metrics == ["reward", "acc:mean"]
 
 
 def test_each_condition_of_the_page_can_be_parsed():
