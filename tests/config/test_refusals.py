@@ -91,9 +91,8 @@ def message_of(tmp_path, call):
         (
             'time = "2h"',
             "",
-            'job.toml:3:job.time: \'2h\' is not a valid Slurm time: expected "MM", "MM:SS", "HH:MM:SS", "D-HH", '
-            '"D-HH:MM", "D-HH:MM:SS" or "UNLIMITED". Fix: use "MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", '
-            '"D-HH:MM:SS" or "UNLIMITED"',
+            "job.toml:3:job.time: '2h' is not a valid Slurm time. Fix: use "
+            '"MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS" or "UNLIMITED"',
         ),
         (
             "",

@@ -218,6 +218,10 @@ def test_last_is_the_newest_that_was_submitted_or_has_started(runs):
     rendered = create_run(folder, "rendered")
     write_json(rendered.record, RECORD)
     assert find_run("last", folder) == newer.path
+    checked = create_run(folder, "site_probe")  # as `toolkit site check` leaves it
+    write_json(checked.record, RECORD)
+    write_json(checked.path / "submitted-000.json", {"job_id": "4569"})
+    assert find_run("last", folder) == newer.path
     (newer.start(0) / "claim.json").unlink()
     newer.start(0).rmdir()
     write_json(newer.path / "submitted-000.json", {"job_id": "4568"})

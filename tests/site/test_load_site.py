@@ -54,7 +54,7 @@ def test_a_circle_is_named(sites, tmp_path):
         ),
         (
             "[partitions.p]\nmax_time = 'day'",
-            "s.toml:3:partitions.p.max_time: 'day' is not a valid Slurm time: expected ",
+            "s.toml:3:partitions.p.max_time: 'day' is not a valid Slurm time. Fix: use ",
         ),
         (
             "[partition.p]\nmax_nodes = 4",

@@ -100,7 +100,7 @@ def test_an_exit_code_above_128_that_is_no_signals_is_a_refusal(command, end, sa
         Slurm().call(["sbatch"])
     assert error.value.message == said
     assert not isinstance(error.value, NoAnswerError)
-    assert ("job.sbatch" in error.value.fix) == ("--" in said)
+    assert ("correct it in the script or in [job]" in error.value.fix) == ("--" in said)
 
 
 def test_a_command_that_hangs_is_given_up_on(command):

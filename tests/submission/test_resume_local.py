@@ -56,7 +56,7 @@ def test_shape_and_values_change_and_starts_count_up(toolkit, ended) -> None:
 def test_a_completed_script_says_how_it_is_resumed(toolkit, ended) -> None:
     said = toolkit("resume", "last", "--wait").err
     assert (
-        f"run {ended.run_id} had completed; it now starts from the beginning, because it has no checkpoint, in the same folder"
+        f"run {ended.run_id} had completed; it now starts again and must restore any state that it saved itself, in the same folder"
         in said
     )
     assert f"`toolkit rerun {ended.run_id}` repeats it" in said

@@ -266,3 +266,23 @@ def test_a_preemption_that_slurm_did_not_confirm_says_so(supervisor, sinfo, run_
     said = json.loads(attempt.exit_file.read_text())
     assert (said["cause"], said["next"]) == ("preempted", "await_slurm")
     assert said["reason"] == "ended on request (preempted); Slurm did not report why"
+
+
+def test_who_waits_is_told_of_a_checkpoint_that_is_damaged(run_directory):
+    (run_directory.checkpoints / "step-00000020.bad-0").mkdir(parents=True)
+    news = RestartNews(run_directory)
+    assert list(news.new()) == []
+    (run_directory.checkpoints / "step-00000040.bad-1").mkdir()
+    (line,) = news.new()
+    assert line.startswith("checkpoint step-00000040 is damaged; the run continues from an earlier one")
+    assert list(news.new()) == []
+
+
+def test_a_line_of_the_supervisor_begins_a_line_after_output_without_a_newline(tmp_path):
+    program = "from toolkit.supervise.log import say; say('attempt 0 ended'); say('next: end')"
+    for written, expected in (("loss 0.3", "loss 0.3\n"), ("loss 0.3\n", "loss 0.3\n"), ("", "")):
+        log = tmp_path / "slurm-7.out"
+        log.write_text(written)
+        with log.open("ab") as output:
+            subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
+        assert log.read_text() == f"{expected}toolkit: attempt 0 ended\ntoolkit: next: end\n"

@@ -326,6 +326,10 @@ class Checkpointer:
             self._in_use = frozenset({self._step_of_own(loaded.path)})
         return loaded
 
+    def release_loaded(self) -> None:
+        """Let the following save remove the checkpoint that was loaded, if no rule of retention keeps it."""
+        self._in_use = frozenset()
+
     def _step_of_own(self, folder: Path | None) -> int:
         """Return the step of a checkpoint folder of this run; -1 for None or a folder of another run."""
         step = step_of_any(folder) if folder is not None else None

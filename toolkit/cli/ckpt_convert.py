@@ -121,7 +121,7 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
     \b
     toolkit ckpt import model.safetensors checkpoints --under model
     """
-    from toolkit.checkpoint.convert.imports import format_of, import_checkpoint
+    from toolkit.checkpoint.convert.imports import format_of, import_checkpoint, omitted_files
 
     _refuse_unfit_import(step, under)
     _refuse_checkpoint_for_import(dest)
@@ -131,6 +131,8 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
     final, manifest, omitted = import_checkpoint(source, dest.absolute(), kind=kind, step=step, only=only, under=under)
     values = f" and {len(manifest.objects)} values" if manifest.objects else ""
     say(f"imported {len(manifest.tensors)} tensors{values} from {source}")
+    if kind in ("safetensors", "dcp") and (files := omitted_files(source)):
+        say(f"omitted these files of {source}: {', '.join(files)}")
     for key, name in omitted.items():
         say(f"omitted {key}: it contains {name}, which cannot be read without running code")
     click.echo(final)

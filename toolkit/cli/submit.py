@@ -89,7 +89,7 @@ def submit(request: JobRequest, wait: bool, parsable: bool, force: bool, dry_run
 @after_option
 @print_command_option
 def render(request: JobRequest) -> None:
-    """Print the script of JOB, ready for sbatch; toolkit creates its run directory.
+    """Print the script of JOB, ready for sbatch, and create its run directory (`submit --dry-run` creates none).
 
     \b
     toolkit render train_lm -N 2 -t 1:00:00 > job.sbatch

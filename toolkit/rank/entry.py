@@ -84,17 +84,32 @@ def record_error(error: BaseException, code: int, path: Path, rank: int, environ
     job = _job_of(environ)
     secrets = [environ[name] for name in (job.get("env") or {}).get("secrets") or () if name in environ]
     lines = [hide(line, secrets) for line in _lines_of(error)]
-    reason = error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
+    reason, fix = _reason_and_fix(error)
     is_expected = halves_again(job.get("restart") or {}, reason, int(environ.get("TOOLKIT_HALVINGS") or 0))
     _say("\n".join(lines[-1:] if is_expected else lines))
     try:
         write_json(
             path,
             {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": hide(reason, secrets),
-             "exit_code": code, "fix": hide(getattr(error, "fix", ""), secrets), "traceback": lines, "time": utc_now()},
+             "exit_code": code, "fix": hide(fix, secrets), "traceback": lines, "time": utc_now()},
         )  # fmt: skip
     except OSError as problem:  # the guard then tries to write a short error record
         _say(f"toolkit: cannot write {path}: {problem.strerror}")
+
+
+def _reason_and_fix(error: BaseException) -> tuple[str, str]:
+    """Return the message of an error, and the fix of an error of toolkit.
+
+    DCP raises an exception on all ranks whose message contains the traceback of the failed rank; its last line counts.
+    """
+    if isinstance(error, ToolkitError):
+        return error.message, error.fix
+    reason = traceback.format_exception_only(error)[-1].strip()
+    if "Traceback (most recent call last)" not in reason:
+        return reason, ""
+    last = reason.splitlines()[-1].strip()
+    cause, _, fix = last.partition(". Fix: ") if last.startswith("toolkit.errors.") else (last, "", "")
+    return f"{type(error).__name__}: {cause}", fix
 
 
 def _say(text: str) -> None:

@@ -64,6 +64,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+PROBE = "site_probe"  # the job of `toolkit site check`, which `last` does not mean
+
+
 def has_begun(run: RunDirectory) -> bool:
     """Return False if a run is only rendered, True if it has started or may have been submitted (`submitting-*`)."""
     return any(run.path.glob("submitt*-*.json")) or bool(run.start_numbers())
@@ -167,7 +170,7 @@ def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory 
     if name is None:
         return None
     if name.run == "last":
-        return next((entry for entry in known if has_begun(entry)), None)
+        return next((entry for entry in known if has_begun(entry) and entry.job_name != PROBE), None)
     return _of_job(name, known) if name.job_id else _of_id(name.run, known)
 
 

@@ -33,7 +33,7 @@ def parse_slurm_time(text: str) -> int | None:
         if third is not None:
             return int(first) * 3600 + int(second) * 60 + int(third)
         return int(first) * 60 + int(second or 0)
-    raise ValueError(f"{text!r} is not a valid Slurm time: expected {FORMS}")
+    raise ValueError(f"{text!r} is not a valid Slurm time")
 
 
 def printed_limit_s(text: str) -> int | None:

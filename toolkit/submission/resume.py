@@ -249,11 +249,11 @@ def _report_differences(run: RunDirectory, recorded: ResolvedJob, argv: Sequence
 def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
     """Report that the run had completed: a resume is seldom intended then, although its script may have more to do."""
     newest = source or next(iter(run.committed_checkpoints()[-1:]), None)
-    begins = (
-        f"continues from {newest.name}"
-        if newest is not None
-        else "starts from the beginning, because it has no checkpoint"
-    )
+    begins = "starts from the beginning, because it has no checkpoint"
+    if newest is not None:
+        begins = f"continues from {newest.name}"
+    elif is_unmanaged(recorded_job(run).job.entry):
+        begins = "starts again and must restore any state that it saved itself"
     say(
         f"run {run.run_id} had completed; it now {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as "
         "a new run"

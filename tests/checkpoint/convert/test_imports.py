@@ -49,6 +49,40 @@ def unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def test_a_checkpoint_of_deepspeed_is_recognized_and_its_converter_named(toolkit, tmp_path: Path) -> None:
+    step = tmp_path / "checkpoint-400" / "global_step400"
+    step.mkdir(parents=True)
+    torch.save({"x": torch.ones(1)}, step / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    for source in (step.parent, step):
+        said = toolkit("ckpt", "import", source, tmp_path / "out")
+        assert said.code == 2 and f"`python {source}/zero_to_fp32.py {source} OUT`" in said.err
+    (step.parent / "zero_to_fp32.py").touch()
+    said = toolkit("ckpt", "import", step, tmp_path / "out")
+    assert f"`python {step.parent}/zero_to_fp32.py {step.parent} OUT`" in said.err
+
+
+def test_a_save_of_dcp_that_never_ended_is_told_so(toolkit, tmp_path: Path) -> None:
+    dcp.save({"x": torch.ones(4)}, checkpoint_id=tmp_path / "killed")
+    (tmp_path / "killed" / ".metadata").unlink()
+    for options in ([], ["--format", "dcp"]):
+        said = toolkit("ckpt", "import", tmp_path / "killed", tmp_path / "out", *options)
+        assert said.code == 2 and "no .metadata, which is written last: this save never ended" in said.err
+
+
+def test_what_the_import_of_a_trainers_folder_omits_is_named(toolkit, tmp_path: Path) -> None:
+    source = tmp_path / "checkpoint-120"
+    source.mkdir()
+    save_file({"weight": torch.ones(2)}, source / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "config.json"):
+        (source / name).touch()
+    said = toolkit("ckpt", "import", source, tmp_path / "out")
+    assert said.code == 0
+    assert (
+        f"omitted these files of {source}: optimizer.pt, rng_state_0.pth, scheduler.pt, trainer_state.json\n"
+        in said.err
+    )
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "dcp"])
 def test_a_run_begins_from_what_was_imported_bit_by_bit(toolkit, tmp_path: Path, kind: str) -> None:
     model: dict[str, Any] = every_element(CODES if kind == "safetensors" else ELEMENTS)

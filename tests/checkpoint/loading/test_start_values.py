@@ -18,6 +18,7 @@ from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading import falling_back, planned
 from toolkit.checkpoint.loading.falling_back import MOST_BYTES, MOST_BYTES_EACH, StartValues
 from toolkit.checkpoint.loading.planned import LoadTarget
+from toolkit.checkpoint.loading.planner import refuse_differences
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.world.facts import World
 
@@ -262,3 +263,16 @@ def test_a_run_restarts_by_itself_and_goes_on_from_the_older_one(toolkit):
         ("crashed", "restart"), ("crashed", "restart"), ("completed", "end")
     ]  # fmt: skip
     assert "first may be partly overwritten by the damaged checkpoint step-00000002" in ends[1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted"), [("model._orig_mod.weight", "model.weight"), ("model.weight", "model._orig_mod.weight")]
+)
+def test_a_name_that_differs_only_by_torch_compile_is_named(saved, wanted):
+    with pytest.raises(ToolkitError) as error:
+        refuse_differences({wanted: torch.zeros(2)}, {saved: [2], "model.bias": [2]}, ())
+    assert (
+        error.value.message
+        == f"the checkpoint lacks {wanted}; it contains {saved}: torch.compile adds _orig_mod. to names"
+    )
+    assert error.value.fix.startswith("pass the state_dict of the compiled model")

@@ -214,6 +214,16 @@ def test_a_submission_that_broke_off_was_not_cancelled_in_the_queue(toolkit, slu
     assert "toolkit resume" in told["actions"][0]
 
 
+def test_the_log_of_a_run_is_read_although_its_cluster_is_gone(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    (run.path / "slurm-8.out").write_text(f"{OUT_OF_MEMORY}\n")
+    slurm(silent="squeue: error: Unable to contact slurm controller")
+    told = explain(toolkit, run.run_id)
+    assert (told["state"], told["symptom"]) == ("unknown", "no_answer")
+    assert told["why"].endswith("; its log reports that the job used more memory than was allocated to it")
+    assert {"source": "slurm-8.out", "line": OUT_OF_MEMORY} in told["evidence"]
+
+
 def test_an_array_of_which_slurm_says_nothing_does_not_run(toolkit, slurm):
     run = submitted(toolkit, "8", "-a", "0-1")
     slurm(silent="squeue: error: Unable to contact slurm controller")

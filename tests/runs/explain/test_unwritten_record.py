@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.explain.ended import _match_log
+from toolkit.runs.explain.ended import match_log
 from toolkit.supervise.symptoms import KILLED
 
 CAUSE = "toolkit: cannot write /runs/a/attempts/000/exit.json: No space left on device"
@@ -17,7 +17,7 @@ CAUSE = "toolkit: cannot write /runs/a/attempts/000/exit.json: No space left on 
 def test_the_record_is_cut_off_the_line_with_the_cause(tmp_path: Path, form: str) -> None:
     log = tmp_path / "slurm-7.out"
     log.write_text(f'{CAUSE}; {form}: {{"cause": "crashed"}}\n', encoding="utf-8")
-    seen, line = _match_log(log)
+    seen, line = match_log(log)
     assert seen is not None and seen.symptom.word == "disk_full"
     assert line == CAUSE
 
@@ -34,7 +34,7 @@ def test_advice_and_quotations_of_earlier_attempts_are_no_cause(tmp_path: Path) 
     ]
     log.write_text("\n".join(lines) + "\n", encoding="utf-8")
     run = RunDirectory(tmp_path)
-    seen, line = _match_log(log, run.attempt(1))
+    seen, line = match_log(log, run.attempt(1))
     assert seen is None and line == lines[-1]
-    seen, _ = _match_log(log, run.attempt(0))  # of the attempt itself, Slurm's line counts
+    seen, _ = match_log(log, run.attempt(0))  # of the attempt itself, Slurm's line counts
     assert seen is not None and seen.line == lines[0]

@@ -75,8 +75,8 @@ def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, wh
 @pytest.mark.parametrize(
     ("keys", "site", "where", "what", "fix"),
     [
-        ("ranks_per_node = 3\ncpus_per_rank = 4", "", "job.cpus_per_rank", "12 CPUs per node, but the largest node has 8", "cpus_per_rank = 2"),
-        ("ranks_per_node = 9", "", "job.cpus_per_rank", "9 CPUs per node, but the largest node has 8", "ranks_per_node = 8"),
+        ("ranks_per_node = 3\ncpus_per_rank = 4", "", "job.cpus_per_rank", "3 ranks x 4 CPUs = 12 CPUs per node, but the largest node has 8", "cpus_per_rank = 2"),
+        ("ranks_per_node = 9", "", "job.cpus_per_rank", "9 ranks x 1 CPU = 9 CPUs per node, but the largest node has 8", "ranks_per_node = 8"),
         ("mem_gb_per_node = 16", "", "job.mem_gb_per_node", "the job requests 16 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
         ("gpus_per_node = 5", "", "job.gpus_per_node", "5 GPUs per node, but no node has more than 4", "gpus_per_node = 4"),
         ("gpus_per_node = 2", TYPED, "gpu.request", "no node of the partition has GPUs of type h100: they have a100", "use a100 in --gres=gpu:h100:2"),

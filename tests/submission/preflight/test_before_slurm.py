@@ -35,6 +35,12 @@ def test_times_that_may_not_be_meant(resolved, time, what, fix):
     assert shape(resolved(f'time = "{time}"', "[restart]\nwarn_s = 1\n")) == [("warning", what, fix)]
 
 
+def test_the_time_of_a_script_is_in_the_form_of_sbatch(resolved):
+    job = resolved('time = "20:00"')
+    assert shape(job) != []
+    assert shape(job.model_copy(update={"job": job.job.model_copy(update={"once": True})})) == []
+
+
 @pytest.mark.parametrize("time", ["", "10", "90", "90:00", "0:24:00", "1:30:00", "2-00:00:00", "1-12", "UNLIMITED"])
 def test_times_that_are_plain(resolved, time):
     assert shape(resolved(f'time = "{time}"')) == []

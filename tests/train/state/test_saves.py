@@ -277,3 +277,14 @@ def test_a_run_that_saved_far_too_often_says_so_when_it_ends(tmp_path, capsys):
     run.step(last=True)
     assert capsys.readouterr().err.startswith("toolkit: save less often: about ")
     assert [why for _, why in saved(run_dir)] == ["every_steps"] * 5 + ["end"]
+
+
+def test_a_run_that_ends_keeps_no_checkpoint_for_its_begin(tmp_path):
+    first = Run(tmp_path, keep_last=1, every_steps=1)
+    first.step()
+    first.step(last=True)
+    second = Run(tmp_path, attempt=1, keep_last=1, every_steps=1)
+    second.step()
+    assert list(committed_steps(tmp_path / "checkpoints")) == [2, 3]  # it may have to begin again from step 2
+    second.step(last=True)
+    assert list(committed_steps(tmp_path / "checkpoints")) == [4]

@@ -22,6 +22,8 @@ from toolkit.rundir.layout import RunDirectory
 __all__ = ["format_of", "format_of_name", "import_checkpoint"]
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
+_CONVERTER = "zero_to_fp32.py"  # DeepSpeed writes it into each checkpoint
+_STATES_OF_TRAINERS = ("trainer_state.json", "latest")
 Record = TypeVar("Record", NewTensor, ObjectRecord)
 Contents = tuple[Mapping[str, NewTensor], Mapping[str, ObjectRecord]]
 
@@ -55,11 +57,43 @@ def _format_of_folder(source: Path) -> str:
         return "dcp"
     if any(".safetensors" in path.name for path in paths):
         return "safetensors"
+    refuse_unended(source)
+    if (script := _script_of_deepspeed(source)) is not None:
+        raise ToolkitError(
+            "is a checkpoint of DeepSpeed, in which each rank stored flat parts of the parameters", where=str(source),
+            fix=f"convert it first, with `python {script} {script.parent} OUT`, and import OUT",
+        )  # fmt: skip
     files = [path for path in paths if format_of_name(path) == "torch" and path.is_file()]
     raise ToolkitError(
         f"expected a folder with safetensors files, or with the {METADATA} file of dcp.save",
         where=str(source),
         fix=f"pass the file to import, such as {files[0]}" if files else "pass a file, or a folder with such files",
+    )
+
+
+def refuse_unended(source: Path) -> None:
+    """Raise a ToolkitError for a folder of dcp.save without the file that the save writes last."""
+    if any(source.glob("*.distcp")) and not (source / METADATA).is_file():
+        raise ToolkitError(
+            f"contains parts of dcp.save, but no {METADATA}, which is written last: this save never ended",
+            where=str(source), fix="import an earlier checkpoint",
+        )  # fmt: skip
+
+
+def _script_of_deepspeed(source: Path) -> Path | None:
+    """Return the path of DeepSpeed's converter for a checkpoint, or for its folder of one step; None for others."""
+    folders = (source, *source.glob("global_step*"))
+    if not (source / _CONVERTER).is_file() and not any(any(one.glob("*_optim_states.pt")) for one in folders):
+        return None
+    return (source.parent if (source.parent / _CONVERTER).is_file() else source) / _CONVERTER
+
+
+def omitted_files(source: Path) -> list[str]:
+    """Return the names of files in a folder that an import of its model omits, such as the state of an optimizer."""
+    if not source.is_dir():
+        return []
+    return sorted(
+        path.name for path in source.iterdir() if format_of_name(path) == "torch" or path.name in _STATES_OF_TRAINERS
     )
 
 
@@ -125,6 +159,7 @@ def _contents(source: Path, kind: str, only: str) -> Contents:
     if not stat.S_ISDIR(source.stat().st_mode):
         fix = f"pass the folder with {METADATA}, or omit --format"
         raise ToolkitError("expected a dcp.save folder, got a file", where=str(source), fix=fix)
+    refuse_unended(source)
     if not (source / METADATA).is_file():
         raise NotFoundError(f"contains no {METADATA}", where=str(source), fix="pass a dcp.save folder")
     return _below(only, source, *read_dcp(source))

@@ -70,9 +70,13 @@ def refuse_differences(
         both_shapes(name, saved[name], here[name]) for name in here if name in saved and saved[name] != here[name]
     ]
     if lacking or shapes:
+        plain = {other.replace(_COMPILED, ""): other for other in saved}
+        alike = next(filter(None, (plain.get(name.replace(_COMPILED, "")) for name in lacking)), "")
         raise ToolkitError(
-            f"the checkpoint {difference(lacking, shapes=shapes)}",
-            fix="load a checkpoint of this model"
+            f"the checkpoint {difference(lacking, shapes=shapes)}"
+            + (f"; it contains {alike}: torch.compile adds {_COMPILED} to names" if alike else ""),
+            fix=("pass the state_dict of the compiled model, or save that of the model itself" if alike else "")
+            or "load a checkpoint of this model"
             + (", or list the missing keys in `optional`" if lacking else "")
             + (", or build the model with the saved shapes" if shapes else ""),
         )
@@ -99,6 +103,7 @@ def is_optional(name: str, optional: tuple[str, ...]) -> bool:
     return any(name == key or name.startswith(f"{key}.") for key in optional)
 
 
+_COMPILED = "_orig_mod."  # what torch.compile adds to the names of parameters
 MOST_NAMED = 10  # the limit of names per kind of difference: in a wider model, thousands of tensors differ
 
 Shape = Sequence[int] | None  # None for a value other than a tensor

@@ -268,7 +268,7 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
         return left  # the log is from an earlier start of the job
-    seen, line, source = _match_log(file, log.errors, attempt=run.last_attempt())
+    seen, line, source = match_log(file, log.errors, attempt=run.last_attempt())
     if line and source is not None:
         evidence.append(quote_file(run, source, line))
     return replace(left, seen=seen.symptom if seen is not None else None)
@@ -365,11 +365,11 @@ def full_disk(path: Path) -> Evidence | None:
 def reason_in_log(run: RunDirectory, job_id: str) -> Evidence | None:
     """Return the line of a job's files that shows why it ended without a record; None if it left no files."""
     log = job_log(run, job_id)
-    _, line, source = _match_log(log.readable, log.errors)
+    _, line, source = match_log(log.readable, log.errors)
     return quote_file(run, source, line) if source is not None else None
 
 
-def _match_log(
+def match_log(
     *logs: Path | None, attempt: AttemptDirectory | None = None
 ) -> tuple[SymptomMatch | None, str, Path | None]:
     """Return the symptom in the files of a job, its line and that file; without one, the fatal or else the last line.

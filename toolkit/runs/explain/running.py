@@ -8,7 +8,9 @@ from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
 from toolkit.rundir.files import read_lines
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.runs.explain.ended import match_log
 from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
+from toolkit.runs.logs.job_log import job_log
 from toolkit.runs.record.job import recorded_job, uses_slurm
 from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.restarts import FOLLOWS
@@ -30,13 +32,25 @@ def explain_unfinished(run: RunDirectory, status: RunStatus) -> Explanation:
             actions=[f"`{shell} {shlex.quote(str(run.script(0)))}`"],
         )  # fmt: skip
     if status.state is RunState.UNKNOWN:
-        return Explanation("no_answer", status.reason, follows="unknown", actions=[_who_knows(run, status)])
+        return _unknown(run, status)
     if status.state is RunState.CANCELLING:
         return Explanation(
             "cancelling", "a cancel was requested; its ranks save and exit", evidence=[Evidence(status.source, status.reason)],
             follows="it ends by itself, at the latest when Slurm kills it", actions=[f"`toolkit wait {run.run_id}`"],
         )  # fmt: skip
     return _running(run)
+
+
+def _unknown(run: RunDirectory, status: RunStatus) -> Explanation:
+    """Explain a run whose state is unknown, with what the end of its log shows."""
+    log = job_log(run, status.job_id) if status.job_id else None
+    files = (log.readable, log.errors) if log is not None else ()
+    seen, line, source = match_log(*files, attempt=run.last_attempt())
+    why = f"{status.reason}; its log reports that {seen.symptom.means}" if seen is not None else status.reason
+    return Explanation(
+        "no_answer", why, follows="unknown", actions=[_who_knows(run, status)],
+        evidence=[quote_file(run, source, line)] if source is not None and line else [],
+    )  # fmt: skip
 
 
 def _who_knows(run: RunDirectory, status: RunStatus) -> str:

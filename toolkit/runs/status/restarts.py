@@ -19,21 +19,32 @@ FOLLOWS = {
 
 @dataclass
 class RestartNews:
-    """Reports once each attempt that ends without ending the run, from the creation of this object on."""
+    """Reports once each attempt that ends without ending the run, and each damaged checkpoint, from its creation on."""
 
     run: RunDirectory
     _told: set[int] = field(default_factory=set)
+    _skipped: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._told = {number for number, _ in self._ended()}
+        self._skipped = self._damaged()
 
     def new(self) -> Iterator[str]:
-        """Return a line for each attempt that ended since the last call and that another one follows."""
+        """Return a line for each attempt that ended since the last call and that another one follows.
+
+        Also for each checkpoint that an attempt renamed because it was damaged.
+        """
+        for name in sorted(self._damaged() - self._skipped):
+            self._skipped.add(name)
+            yield f"checkpoint {name.partition('.')[0]} is damaged; the run continues from an earlier one, and keeps it as {name}"
         for number, line in self._ended():
             if number not in self._told:
                 self._told.add(number)
                 if line:
                     yield line
+
+    def _damaged(self) -> set[str]:
+        return {path.name for path in self.run.checkpoints.glob("step-*.bad-*")}
 
     def _ended(self) -> Iterator[tuple[int, str]]:
         for number in self.run.attempt_numbers():

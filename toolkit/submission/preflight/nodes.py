@@ -139,9 +139,11 @@ def _memory(job: ResolvedJob, request: Request, cluster: Cluster, cpus: int) -> 
 def _cpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
     most = max(shape.cpus for shape in shapes)
     if request.cpus_per_node > most:
+        ranks = request.ranks_per_node
+        product = f"{counted(ranks, 'rank')} x {counted(request.cpus_per_node // ranks, 'CPU')} = " if ranks > 1 else ""
         yield about.refuse(
             "job.cpus_per_rank",
-            f"{counted(request.cpus_per_node, 'CPU')} per node, but the largest node has {most}",
+            f"{product}{counted(request.cpus_per_node, 'CPU')} per node, but the largest node has {most}",
             cpu_fix(request, most),
         )
 

@@ -25,7 +25,7 @@ _HOURS_OF_A_DAY = 24
 def check_shape(job: ResolvedJob, request: Request) -> Iterator[Finding]:
     """Return findings without a query to the cluster."""
     yield from _ranks_and_gpus(About(job, "ranks_per_gpu"), request)
-    if request.has_time:
+    if request.has_time and not job.job.once:  # a batch script has the form that sbatch reads
         yield from _walltime(About(job, "walltime"), job.job.time)
 
 

@@ -139,6 +139,7 @@ class Saves:
             self._settle()
         except ToolkitError as error:
             self._tell(str(error))
+        self._checkpointer.release_loaded()
         self._save(why, began_at, in_background=False)
         self._notes.close()
         if self._world.rank == 0 and self._world.run_dir is not None:
