@@ -370,6 +370,8 @@ class AttemptWatch:
         """Return what is known of the ranks' saves at a requested end, and what helps if they did not save."""
         killed_s = self._killed_after_s
         if self.is_unmanaged and not (self._last_beat and self._accepts_stops()):
+            if not self._asked_at:  # they ended before the request reached them
+                return "", ""
             if killed_s is not None:
                 return f"; killed {killed_s:.0f} s after the request", ""
             return f"; its processes exited {time.monotonic() - self._asked_at:.0f} s after the request", ""
