@@ -27,6 +27,7 @@ ON_CLUSTERS = [*PYTEST, "-n", "2", "--dist", "loadfile"]  # each process has its
 TORTURE = [*ON_CLUSTERS, "tests/torture", "-m", "cluster or evidence"]
 CHECKPOINT_TORTURE = [*PYTEST, "tests/checkpoint/torture"]
 REAL_FAULTS = [sys.executable, "benchmarks/real_faults.py"]
+GUESTS = ["--guests", str(ROOT / ".venv-guests/bin/python")] if (ROOT / ".venv-guests/pins.txt").exists() else []
 ACCOUNTING = {"TOOLKIT_TEST_ACCOUNTING": "1"}
 EVIDENCE = ROOT / "evidence"
 DEVCLUSTER = [str(BIN / "toolkit"), "devcluster", "--name", "evidence"]
@@ -66,6 +67,8 @@ CHECKS = (
     # Each fault in a run on two nodes: the verdict, its rank and cause, and the time to it; then ten runs without a fault.
     Check("real_faults", REAL_FAULTS, needs_slurm=True, on_devcluster=True),
     Check("clean_runs", [*REAL_FAULTS, "--only", *["nothing"] * 10], needs_slurm=True, on_devcluster=True),
+    # Kinds of scripts: what they save at a stop, a walltime and a requeue, compared to `scancel --signal`.
+    Check("stopped_scripts", [sys.executable, "benchmarks/stopped_scripts.py", *GUESTS], needs_slurm=True),
     # Kills, preemptions and lost nodes, ten times each, then once with accounting; then a table of the results.
     Check("torture_tests", TORTURE, {"TOOLKIT_TORTURE_REPEATS": "10"}, needs_slurm=True),
     Check("torture_tests_accounting", [*TORTURE, "-k", "not local and not torchrun"], ACCOUNTING, needs_slurm=True),
