@@ -175,3 +175,10 @@ def test_cpu_time_must_differ_more_while_ranks_wait_for_cpus() -> None:
 def test_a_node_is_not_slow_because_its_ranks_pause_a_little() -> None:
     changes = {rank: {WORK: 1.02 * WORK_S, WORK_CPU: 0.5 * STEP_S} for rank in (0, 1, 2, 3)}
     assert judge(changes, ranks=8, **CPU) == []
+
+
+def test_no_rank_or_node_is_named_for_neighbors_that_all_of_them_have() -> None:
+    busy = CPU | {WORK: 1.4 * WORK_S, CPU_WAIT: 0.3 * WORK_S}
+    more = {WORK: 1.6 * WORK_S, CPU_WAIT: 0.5 * WORK_S}
+    assert judge({1: more}, ranks=4, **busy) == []
+    assert judge(dict.fromkeys(range(4), more), ranks=8, **busy) == []

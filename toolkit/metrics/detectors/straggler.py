@@ -129,6 +129,8 @@ class StragglerDetector:
         compared = WORK if metric == _BLOCKED else metric  # neighbours disturb the excess in wall time
         excess = own[compared] / usual[compared] - 1 if usual[compared] else 0.0
         cause, explanation, change = _cause(own, usual, is_computing=WORK_CPU in counts)
+        if cause == "neighbours" and own[CPU_WAIT] < limit("imbalance.node") * usual[CPU_WAIT]:
+            return None  # processors are short on all nodes
         who = names_of_ranks(unit.ranks, unit.host) if kind is VerdictKind.STRAGGLER else f"node {unit.host}"
         peers = "the other" if len(others) == 1 else "the others"
         share = gain / block.step_s if block.step_s else 0.0
