@@ -104,11 +104,11 @@ def test_a_script_without_output_finds_its_log(here: Site) -> None:
     script = write(
         here,
         "job.sh",
-        f"#SBATCH -a 0-1 -t 5\nmkdir -p out; echo begun\ngrep begun {name} && mv {name} out/ && echo moved",
+        f"#SBATCH -a 0-1 -t 5\nmkdir -p out; echo begun\ngrep -q begun {name} && mv {name} out/ && echo moved",
     )
     assert here.toolkit("submit", script, "--wait").returncode == 0
     logs = sorted(here.folder.glob("out/slurm-*_*.out"))
-    assert [log.read_text() for log in logs] == ["begun\nbegun\nmoved\n"] * 2
+    assert [log.read_text() for log in logs] == ["begun\nmoved\n"] * 2
 
 
 def test_no_daemon_of_a_script_is_there_in_the_next_attempt(here: Site) -> None:

@@ -27,9 +27,7 @@ STEPS_NAMED = 3
 _STEP = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?\.(\d+)")
 _OPEN_STATES = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
 _NO_MEMORY = 137  # the code of a process that is killed for its memory
-_REQUESTED = frozenset(
-    {1, 2, 10, 12, 13, 15}
-)  # sent by a stop, a walltime or the script: HUP, INT, USR1, USR2, PIPE, TERM
+_REQUESTED = (1, 2, 10, 12, 13, 15)  # of a stop, a walltime or the script: HUP, INT, USR1, USR2, PIPE, TERM
 _SIGNALS = {
     "segmentation fault": 11, "memory fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "illegal instruction": 4,
     "floating point exception": 8, "trace/breakpoint trap": 5, "cpu time limit exceeded": 24, "file size limit exceeded": 25,
@@ -123,15 +121,9 @@ def _accounted(allocation: Allocation, began: float) -> list[_Step] | None:
     """Return each step since `began`; None without accounting."""
     if not allocation.in_slurm:
         return None
-    argv = [
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--format=JobID,Start,End,State,ExitCode,JobName",
-        f"--jobs={allocation.job_id}",
-    ]
+    options = f"--noheader --parsable2 --format=JobID,Start,End,State,ExitCode,JobName --jobs={allocation.job_id}"
     try:
-        text = Slurm(cluster=allocation.cluster, timeout_s=ANSWER_S).call(argv)
+        text = Slurm(cluster=allocation.cluster, timeout_s=ANSWER_S).call(["sacct", *options.split()])
     except (NotFoundError, SchedulerRefusedError):  # not every site has accounting; the log then names failed steps
         return None
     steps = []
@@ -145,13 +137,12 @@ def _accounted(allocation: Allocation, began: float) -> list[_Step] | None:
 
 def _code(step: _Step) -> int:
     """Return the exit code of a failed step; 0 if it succeeded, or if a stop or the script itself ended it."""
-    state = step.state
-    if state == "OUT_OF_MEMORY":
-        return _NO_MEMORY
     own, _, number = step.code.partition(":")
-    if state not in ("FAILED", "TIMEOUT", "NODE_FAIL") or not own.isdigit() or not number.isdigit():
+    if step.state == "OUT_OF_MEMORY":
+        return _NO_MEMORY
+    if step.state not in ("FAILED", "TIMEOUT", "NODE_FAIL") or not own.isdigit() or not number.isdigit():
         return 0
-    return _unless_requested(int(own) or 128 + int(number))
+    return _unless_requested(int(own) or (128 + int(number) if int(number) else 1))
 
 
 def _unless_requested(code: int) -> int:
