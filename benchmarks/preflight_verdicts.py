@@ -24,10 +24,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
+from toolkit.config.request import JobRequest
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
+from toolkit.errors import ToolkitError
+from toolkit.submission.create import preflight
 
 NAME = "verdicts"
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
@@ -147,7 +151,7 @@ class Site:
 
     layout: Layout
 
-    @property
+    @cached_property
     def environment(self) -> dict[str, str]:
         outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TOOLKIT_"))}
         shared = self.layout.shared
@@ -161,7 +165,13 @@ class Site:
     def call(self, *argv: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         words = [str(word) for word in argv]
         done = subprocess.run(
-            words, env=self.environment, cwd=self.layout.shared, capture_output=True, text=True, check=False
+            words,
+            env=self.environment,
+            cwd=self.layout.shared,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if check and done.returncode:
             sys.exit(f"{shlex.join(words)}: {done.stdout}{done.stderr}")
@@ -217,8 +227,7 @@ class Site:
         if request in SCRIPTS:
             path = self.layout.shared / f"script-{SCRIPTS.index(request)}.sh"
             path.write_text(script_with(request))
-            said = self.call(TOOLKIT, "preflight", path, "--json", check=False)
-            return _verdict_of(said), self._test(path.read_text()), path.read_text()
+            return _verdict_here(path), self._test(path.read_text()), path.read_text()
         words = shlex.split(request)
         said = self.call(TOOLKIT, "preflight", "job.toml", "--json", *words, check=False)
         ours = _verdict_of(said)
@@ -232,14 +241,26 @@ class Site:
 
     def _test(self, script: str) -> str:
         said = subprocess.run(
-            ["sbatch", "--test-only"], input=script, env=self.environment, capture_output=True, text=True, check=False
+            ["sbatch", "--test-only"],
+            input=script,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         return "starts" if "to start at" in said.stderr else "refuses"
 
     def truth(self, script: str) -> str:
         """Submit the script; return `good`, or `bad` with the reason."""
         sent = subprocess.run(
-            ["sbatch", "--parsable"], input=script, env=self.environment, capture_output=True, text=True, check=False
+            ["sbatch", "--parsable"],
+            input=script,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if sent.returncode:
             return "bad: sbatch " + sent.stderr.strip().splitlines()[-1].rpartition(": ")[2]
@@ -273,6 +294,15 @@ def _verdict_of(said: subprocess.CompletedProcess[str]) -> str:
     return "refuses" if "refusal" in found else "warns" if "warning" in found else "passes"
 
 
+def _verdict_here(path: Path) -> str:
+    """Return the verdict of preflight in this process, which has the environment of the site."""
+    try:
+        found = preflight(JobRequest(str(path)))
+    except ToolkitError:
+        return "refuses"
+    return "refuses" if found.refusals else "warns" if found.warnings else "passes"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="only requests that contain WORD")
@@ -286,6 +316,8 @@ def main() -> None:
     try:
         site = Site(layout)
         site.prepare()
+        os.environ.clear()
+        os.environ.update(site.environment)
         with ThreadPoolExecutor(max_workers=2) as pool:
             verdicts = list(pool.map(site.verdicts, requests))
         rows = []

@@ -65,7 +65,7 @@ class Site:
             **variables,
         }
         return subprocess.run(
-            argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            argv, cwd=self.folder, env=environment, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
         )  # fmt: skip
 
     def ok(self, *argv: object, **variables: str) -> str:

@@ -177,7 +177,11 @@ def test_a_request_reaches_the_steps_of_a_script_and_not_srun(here: Site, reques
 def test_explain_a_job_of_sbatch(here: Site) -> None:
     failing = write(here, "fails.sh", "echo begin; echo 'No space left on device' >&2; exit 3")
     sleeping = write(here, "sleeps.sh", "sleep 100")
+    fatal = write(
+        here, "fatal.sh", "echo 'srun: fatal: no configuration source' >&2; seq 9; echo 'Error: a job failed'; exit 1"
+    )
     failed, running, held = sbatch(here, failing), sbatch(here, sleeping), sbatch(here, "--hold", sleeping)
+    with_cause = sbatch(here, "-o", "fatal-%j.out", "-e", "fatal-%j.err", fatal)
 
     def explained(job: str) -> dict[str, Any]:
         return json.loads(here.ok("explain", job, "--json"))
@@ -185,6 +189,11 @@ def test_explain_a_job_of_sbatch(here: Site) -> None:
     wait_for(lambda: explained(failed)["state"] == "failed" and explained(running)["state"] == "running")
     assert explained(failed)["symptom"] == "disk_full"
     assert {"begin", "No space left on device"} <= {one["line"] for one in explained(failed)["evidence"]}
+    wait_for(lambda: explained(with_cause)["state"] == "failed")
+    told = explained(with_cause)
+    assert told["why"] == "its script exited with code 1: srun: fatal: no configuration source"
+    assert [one["line"] for one in told["evidence"][1:]] == ["srun: fatal: no configuration source"]
+    assert told["evidence"][1]["source"].endswith(f"fatal-{with_cause}.err")
     assert "`scancel" in explained(running)["actions"][-1]
     assert explained(held) == explained(held) | {"symptom": "pending_JobHeldUser", "run_id": "", "status": None}
     assert explained(held)["actions"] == [f"`scontrol release {held}`"]

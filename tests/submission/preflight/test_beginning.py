@@ -176,6 +176,38 @@ def test_each_task_of_a_sweep_is_looked_at(toolkit, dev_cluster_conf) -> None:
     )
 
 
+def test_a_model_folder_that_its_ranks_would_refuse_is_not_submitted(toolkit, tmp_path) -> None:
+    folder = tmp_path / "model"
+
+    def said(*settings: str) -> str:
+        words = [word for one in (f"args.model={folder}", *settings) for word in ("--set", one)]
+        answer = toolkit("preflight", "finetune_lora", "--site", "local", *words)
+        assert answer.code in (0, 2), answer
+        return answer.err.strip() if answer.code else ""
+
+    def write(name: str, **values: object) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(values))
+
+    key = f"--set args.model={folder}:args.model"
+    assert f"{key}: folder not found: {folder}. Fix: pass an absolute path" in said()
+    write("config.json", model_type="gpt2")
+    assert f"{key}: {folder}/tokenizer_config.json: cannot be read as JSON: No such file" in said()
+    write("tokenizer_config.json")
+    (folder / "pytorch_model.bin").touch()
+    assert "pytorch_model.bin is a pickle" in said()
+    (folder / "model.safetensors").touch()
+    assert "finetune_lora.toml" in said() and "args.packed: expected one of llama" in said()
+    assert "has no chat template. Fix: set args.model" in said("args.packed=false")
+    write("config.json", model_type="llama", max_position_embeddings=64)
+    write("tokenizer_config.json", chat_template="x")
+    assert "args.context: the model attends to 64 tokens, got 128. Fix: set it to 64" in said()
+    assert said("args.context=64") == ""
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").touch()
+    assert said("args.context=64") == ""
+
+
 @pytest.mark.parametrize("command", NEW_RUN)
 def test_a_codec_that_is_not_installed_is_refused_with_what_to_install(toolkit, monkeypatch, command: str) -> None:
     job = job_with(toolkit, 'compression = "zstd"')

@@ -7,6 +7,7 @@ from pathlib import Path
 from toolkit.config.document import leaves, read_document
 from toolkit.config.entry import files_of_entry
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.shipped import shipped_jobs
 from toolkit.config.table import nearest
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.supervise.launch import is_unmanaged
@@ -44,7 +45,8 @@ def check_set_arguments(job: ResolvedJob, swept: Mapping[str, str] | None = None
 def _declares(script: Path) -> bool:
     from toolkit.train.declared_arguments import declared_arguments
 
-    return declared_arguments(script) is not None  # `check_arguments` refuses unknown keys
+    # `check_arguments` and `check_bench` refuse unknown keys.
+    return declared_arguments(script) is not None or script.with_suffix(".toml") in shipped_jobs().values()
 
 
 def _names_in(script: Path) -> set[str]:

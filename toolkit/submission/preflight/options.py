@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import NotFoundError, SchedulerRefusedError, counted
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
 from toolkit.runs.record.job import slurm_of
-from toolkit.slurm.batch_script import Directive, long_option, read_batch_script
+from toolkit.slurm.batch_script import BatchScript, long_option, read_batch_script
 from toolkit.slurm.characters import described, instead_of, odd_character
 from toolkit.slurm.commands import NoAnswerError
 from toolkit.slurm.sbatch_table import LONG_OPTIONS
@@ -32,18 +32,22 @@ _MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 _KEYS = [key for key in LONG_OPTIONS if key.startswith("job.")]
 
 
-def is_script(job: ResolvedJob) -> bool:
-    """Return whether the job was submitted as a batch script, not as a job file that names one."""
-    return job.job.once and job.job_file == job.job_directory / str(job.job.entry) and job.job_file.is_file()
+def script_of(job: ResolvedJob) -> BatchScript | None:
+    """Return the batch script that was submitted as the job; None for a job file, and for a script that is no longer valid."""
+    if not job.job.once or job.job_file != job.job_directory / str(job.job.entry):
+        return None
+    try:
+        return read_batch_script(job.job_file)
+    except ToolkitError:  # edited since the submission of the run that a resume continues
+        return None
 
 
 class _Options:
     """The last value of each sbatch option of a component, with the place that an error names."""
 
     def __init__(self, job: ResolvedJob, extra: Sequence[str]) -> None:
-        lines: dict[str, Directive] = {}
-        if is_script(job):
-            lines = {one.name: one for part in read_batch_script(job.job_file).components for one in part}
+        script = script_of(job)
+        lines = {one.name: one for part in (script.components if script else ()) for one in part}
         self.found: dict[str, tuple[str, str]] = {}
         for words, key in ((job.scheduler.options, "scheduler.options"), (job.job.sbatch, "job.sbatch"), (extra, "")):
             for word in words:

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import counted
-from toolkit.slurm.batch_script import read_batch_script
 from toolkit.slurm.ignored_lines import commands_of, ignored_lines
 from toolkit.submission.preflight.finding import About, Finding
-from toolkit.submission.preflight.options import is_script
+from toolkit.submission.preflight.options import script_of
 
 __all__ = ["check_script"]
 
@@ -27,8 +26,8 @@ _TASKS = re.compile(r"\s(?:-n[\s\d]|--ntasks|-N[\s\d]|--nodes)")
 
 def check_script(job: ResolvedJob) -> Iterator[Finding]:
     """Yield warnings about lines that look like directives, but that sbatch ignores, and about torchrun."""
-    if is_script(job):
-        for error in ignored_lines(job.job_file, read_batch_script(job.job_file)):
+    if (script := script_of(job)) is not None:
+        for error in ignored_lines(job.job_file, script):
             yield About(job, "directives").warn(error.where, error.message, error.fix)
     yield from _torchrun(job)
 

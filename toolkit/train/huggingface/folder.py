@@ -8,7 +8,7 @@ from typing import Any
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 
-__all__ = ["FETCH", "check_fit", "read_folder"]
+__all__ = ["FETCH", "STYLED", "check_fit", "read_folder"]
 
 FETCH = "fetch the whole folder, for example with `hf download NAME --local-dir FOLDER`"
 # The values of `model_type` with a style for each layer; see `models`.

@@ -18,7 +18,7 @@ from toolkit.parallel.materialise import parameters_on_meta
 from toolkit.parallel.outline import Outline
 from toolkit.train.adapters.adapt import reader_of
 from toolkit.train.blocks import needed_blocks
-from toolkit.train.huggingface.folder import FETCH, check_fit, read_folder
+from toolkit.train.huggingface.folder import FETCH, STYLED, check_fit, read_folder
 
 __all__ = ["CausalModel", "library", "open_folder"]
 
@@ -29,7 +29,7 @@ _LLAMA = {
 }  # fmt: skip
 _QWEN3 = _LLAMA | {"self_attn.q_norm": "piece", "self_attn.k_norm": "piece"}
 # The styles of a layer by `model_type`. These models also accept positions and a mask, which packed rows need.
-_KNOWN = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
+_KNOWN = dict(zip(STYLED, (_LLAMA, _LLAMA, _LLAMA, _QWEN3), strict=True))
 
 
 def library() -> Any:
