@@ -176,7 +176,7 @@ def test_a_request_reaches_the_steps_of_a_script_and_not_srun(here: Site, reques
 
 def test_explain_a_job_of_sbatch(here: Site) -> None:
     failing = write(here, "fails.sh", "echo begin; echo 'No space left on device' >&2; exit 3")
-    sleeping = write(here, "sleeps.sh", "sleep 100")
+    sleeping = write(here, "sleeps.sh", "sleep 1000")
     fatal = write(
         here, "fatal.sh", "echo 'srun: fatal: no configuration source' >&2; seq 9; echo 'Error: a job failed'; exit 1"
     )
