@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,18 @@ from step_windows import NOW_S, STEP_S, window
 from toolkit.metrics.judge import Detectors, OpenVerdicts
 from toolkit.metrics.samples import GpuSample, LossSample, MemorySample, Sample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind, open_verdicts, raise_verdict
-from toolkit.metrics.windows import DEVICE, DEVICE_PEAK, EXPOSED, LOSS, NOT_FINITE_AFTER, WORK, Statistics, Window
+from toolkit.metrics.windows import (
+    CPU_WAIT,
+    DEVICE,
+    DEVICE_PEAK,
+    EXPOSED,
+    LOSS,
+    NOT_FINITE_AFTER,
+    WORK,
+    WORK_CPU,
+    Statistics,
+    Window,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,28 +88,36 @@ def test_ranks_that_join_and_leave_raise_nothing() -> None:
 
 
 def test_a_straggler_explains_the_waiting_which_is_cleared_and_not_raised_again() -> None:
-    def slots(number: int, *, slow: bool) -> list[Window]:
+    """Rank 5 computes longer from slot 10 on, while another rank is last in each slot."""
+
+    def slots(number: int) -> list[Window]:
         found = []
         for rank in range(8):
-            work_s = 0.12 + 0.01 * (rank == number * 7 % 8) + 0.06 * (slow and rank == 5)
-            found.append(
-                window(
-                    rank,
-                    number,
-                    **{
-                        WORK: Statistics(work_s, 0.08, 0.2, work_s, 0.19),
-                        EXPOSED: Statistics(0.19 - work_s, 0.004, 0.1, 0.06, 0.1),
-                    },
-                )
-            )
+            work_s = 0.12 + 0.01 * (rank == number * 7 % 8) + 0.006 * (rank == 5)
+            varies, cpu_s = Statistics(work_s, 0.08, 0.2, work_s, 0.19), 0.1 + 0.05 * (rank == 5 and number >= 10)
+            exposed = Statistics(0.19 - work_s, 0.004, 0.1, 0.06, 0.1)
+            found.append(window(rank, number, **{WORK: varies, WORK_CPU: cpu_s, EXPOSED: exposed, CPU_WAIT: 0.0}))
         return found
 
     detectors, lines = Detectors(1), []
     for number in range(40):
-        lines += detectors.observe(slots(number, slow=10 <= number < 25), now_s=NOW_S + 10 * number + 12)
-    kinds = [(one.kind.value, one.state) for one in lines]
-    assert kinds[:3] == [("load_imbalance", "raised"), ("straggler", "raised"), ("load_imbalance", "cleared")]
-    assert kinds[3] == ("straggler", "cleared")
+        lines += detectors.observe(slots(number), now_s=NOW_S + 10 * number + 12)
+    assert [(one.kind.value, one.state) for one in lines] == [
+        ("load_imbalance", "raised"), ("straggler", "raised"), ("load_imbalance", "cleared"),
+    ]  # fmt: skip
+
+
+def test_a_verdict_whose_rank_is_only_known_when_it_becomes_worse_replaces_the_first_one() -> None:
+    known: list[tuple[int, ...]] = [(3,), ()]
+    opened = OpenVerdicts(1, lambda verdict: replace(verdict, ranks=known.pop()))
+    lines = []
+    for severity in (Severity.WARNING, Severity.CRITICAL, None):
+        found = [raise_verdict(VerdictKind.STALL, severity, "", "", time_s=0)] if severity else []
+        lines += opened.update(found, 0)
+    assert [(one.ranks, one.state) for one in lines] == [
+        ((), "raised"), ((), "cleared"), ((3,), "raised"), ((3,), "cleared"),
+    ]  # fmt: skip
+    assert open_verdicts(lines, attempt=0) == []
 
 
 def test_a_slow_rank_that_leaves_is_cleared() -> None:
