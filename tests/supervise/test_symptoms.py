@@ -12,6 +12,7 @@ import toolkit
 from toolkit.rundir.states import ENDINGS
 from toolkit.runs.explain.foreign import _ENDS as ENDS_OF_FOREIGN_JOBS
 from toolkit.runs.explain.model import _ENDS
+from toolkit.slurm.refusals import _FIXES
 from toolkit.supervise.symptoms import SYMPTOMS, match_symptom, symptom_named
 
 # As they were printed on the dev cluster, or stand in the sources of those who print them.
@@ -91,9 +92,10 @@ def hints() -> Iterator[str]:
     yield from _ENDS.values()
     for _, why, change in ENDS_OF_FOREIGN_JOBS.values():
         yield from (why, change)
+    yield from (fix for _, fix in _FIXES)
     for path in sorted(Path(toolkit.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            is_named = isinstance(node, ast.Assign) and any("FIX" in ast.unparse(target) for target in node.targets)
+            is_named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("FIX")
             if is_named or (isinstance(node, ast.keyword) and node.arg == "fix"):
                 yield "".join(
                     part.value if isinstance(part.value, str) else "7"
