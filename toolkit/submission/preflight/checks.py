@@ -166,7 +166,7 @@ def look(
     found += [finding for one in job.components for finding in check_options(one, extra_sbatch_options)]
     costs: list[Cost] = []
     silent: list[str] = []
-    past_time = False
+    past_time = past_partition = False
     for one, request in requests:
         try:
             cluster, unanswered = _ask(one, request)
@@ -181,9 +181,11 @@ def look(
             found += _against_cluster(one, request, cluster)
             found += check_sums(job, [asked for _, asked in requests], cluster)
             past_time |= "PartitionTimeLimit" in cluster.limits_of(request).flags
+            past_partition |= any(flag.startswith("Partition") for flag in cluster.limits_of(request).flags)
     if site is not None:
         found += _of_site_file(job, site, found, past_time=past_time)
-    if with_sbatch and not job.component and not _is_judged(found):
+    # `sbatch --test-only` ignores that a QOS may override limits of its partition.
+    if with_sbatch and not job.component and not past_partition and not _is_judged(found):
         refusals, unanswered = according_to_sbatch(job, extra_sbatch_options)
         found += refusals
         silent += unanswered
