@@ -19,8 +19,8 @@ from toolkit.rundir.files import utc_of
 from toolkit.units import round_duration
 
 __all__ = [
-    "Severity", "Verdict", "VerdictKind", "VerdictLog", "line_of_verdict", "open_verdicts", "raise_verdict",
-    "read_verdicts",
+    "Severity", "Verdict", "VerdictKind", "VerdictLog", "line_of_verdict", "names_of_ranks", "open_verdicts",
+    "raise_verdict", "read_verdicts",
 ]  # fmt: skip
 
 _DIGITS = 6  # significant digits of numbers in the file

@@ -14,7 +14,7 @@ from toolkit.slurm.limits import PartitionLimits, blocks_of, cluster_settings, s
 from toolkit.slurm.records import NOTHING, Block, whole_number
 from toolkit.slurm.sbatch_options import gpus_of
 
-__all__ = ["ClusterFacts", "Node", "closed_by", "cluster_facts"]
+__all__ = ["ClusterFacts", "Node", "closed_by", "cluster_facts", "mpi_plugins_in"]
 
 _PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
 

@@ -6,7 +6,7 @@ The guards of ranks fork with this module loaded, so it imports almost nothing.
 import ctypes
 import signal
 
-__all__ = ["signal_on_parent_death"]
+__all__ = ["adopt_orphans", "signal_on_parent_death"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+__all__ = ["GRACE_S", "ProcessTree", "end_descendants", "handles"]
+
 GRACE_S = 5.0  # between SIGTERM and SIGKILL for remaining processes: srun needs some of it to end its step
 HANGING_S = 2.0  # a process that hangs in the kernel outlives even SIGKILL
 POLL_S = 0.2

@@ -19,7 +19,7 @@ from toolkit.checkpoint.format.manifest import Manifest, ObjectRecord
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 
-__all__ = ["format_of", "format_of_name", "import_checkpoint"]
+__all__ = ["format_of", "format_of_name", "import_checkpoint", "omitted_files"]
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 _CONVERTER = "zero_to_fp32.py"  # DeepSpeed writes it into each checkpoint
