@@ -17,9 +17,9 @@ CAUSE = "toolkit: cannot write /runs/a/attempts/000/exit.json: No space left on 
 def test_the_record_is_cut_off_the_line_with_the_cause(tmp_path: Path, form: str) -> None:
     log = tmp_path / "slurm-7.out"
     log.write_text(f'{CAUSE}; {form}: {{"cause": "crashed"}}\n', encoding="utf-8")
-    seen, line = match_log(log)
+    seen, line, source = match_log(log)
     assert seen is not None and seen.symptom.word == "disk_full"
-    assert line == CAUSE
+    assert (line, source) == (CAUSE, log)
 
 
 def test_advice_and_quotations_of_earlier_attempts_are_no_cause(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_advice_and_quotations_of_earlier_attempts_are_no_cause(tmp_path: Path) 
     ]
     log.write_text("\n".join(lines) + "\n", encoding="utf-8")
     run = RunDirectory(tmp_path)
-    seen, line = match_log(log, run.attempt(1))
+    seen, line, _ = match_log(log, attempt=run.attempt(1))
     assert seen is None and line == lines[-1]
-    seen, _ = match_log(log, run.attempt(0))  # of the attempt itself, Slurm's line counts
+    seen, _, _ = match_log(log, attempt=run.attempt(0))  # of the attempt itself, Slurm's line counts
     assert seen is not None and seen.line == lines[0]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 __all__ = ["fatal_line"]
 
-# What launchers print about a process that failed before, and messages that end no program.
+# What launchers and toolkit print about a process that failed before, and messages that end no program.
 _CONSEQUENCE = re.compile(
     r"(?i)slurmstepd(?:-\S+)?: error: \*\*\*|srun: error: .*: task.*: (?:exited with|terminated|killed|aborted)|job step aborted|"
-    r"\bignor(?:ed|ing)\b|\bwarn(?:ing)?\b|\b(?:0|no) errors?\b"
+    r"^toolkit: (?:attempt \d+|fix|next|    \|)[ :]|\bignor(?:ed|ing)\b|\bwarn(?:ing)?\b|\b(?:0|no) errors?\b"
 )
 # The first line of the first kind that a log has; an exception in a traceback counts as the second kind.
 _KINDS = tuple(
