@@ -76,8 +76,8 @@ grown_at = time.monotonic()
 for number in range(10**9):
     if rank == FAULTY and not fault and Path("fault").exists():
         fault, grown_at = Path("fault").read_text(), time.monotonic()
-        if fault in ("stopped", "neighbour"):
-            other = subprocess.Popen([sys.executable, "-c", STOP.format(os.getpid()) if fault == "stopped" else "while True: pass"])
+        if fault == "stopped":
+            other = subprocess.Popen([sys.executable, "-c", STOP.format(os.getpid())])
         Path("first").write_text(str(number))
     next_batch()
     work(0.04 if fault == "work" else 0.02)
@@ -127,7 +127,6 @@ FAULTS = {
     "work": Fault(("straggler",), ("own_work",)),
     "asleep": Fault(("straggler",), ("paused",)),
     "stopped": Fault(("straggler",), ("paused",)),
-    "neighbour": Fault(("straggler",), ("neighbours",)),
     "data": Fault(("straggler",), ("data",)),
     "stuck": Fault(("stall",), ("other_place", "late"), says="next_batch (work.py:"),
     "mismatched": Fault(("stall",), ("differs",), says="barrier"),
