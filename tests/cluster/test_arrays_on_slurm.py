@@ -78,7 +78,9 @@ def test_a_requeue_from_outside_repeats_no_completed_task(here: Site) -> None:
     job_id, run = here.submit(job, "-a", "0-1")
     wait_for(lambda: run.task(1).attempt_numbers() and here.status(run)["tasks"][0]["state"] == "completed")
     here.cluster.run("scontrol", "requeue", job_id)
-    wait_for(lambda: "task 0 has completed; nothing to do" in (run.path / f"slurm-{job_id}_0.out").read_text())
+    wait_for(
+        lambda: "has ended (completed), so there is nothing to do" in (run.path / f"slurm-{job_id}_0.out").read_text()
+    )
     gate.touch()
     assert here.wait(run).returncode == 0
     assert [len(run.task(number).start_numbers()) for number in range(2)] == [1, 2]

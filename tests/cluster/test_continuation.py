@@ -53,11 +53,12 @@ def test_where_nobody_can_requeue_a_follow_up_job_goes_on(here: Site) -> None:
 
 
 def test_a_task_of_an_array_requeues_itself_only(here: Site) -> None:
-    job, enough = here.stepping('array = "0-1"')
+    job, enough = here.stepping('array = "0-1"', time="0:10:00")
     job_id, run = here.submit(job)
     tasks = [run.task(0), run.task(1)]
     for task in tasks:
         wait_for(task.attempt(0).heartbeat.exists)
+    here.command(["scontrol", "update", f"JobId={job_id}_1", "TimeLimit=2"])  # so that the warning is not early
     # The last task's own number is the array's: a requeue by that number would take both.
     here.command(["scancel", "--signal=USR2", "--batch", f"{job_id}_1"])
     end = exit_of(tasks[1], 0)

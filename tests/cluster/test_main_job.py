@@ -164,10 +164,11 @@ def test_a_refused_submission_leaves_the_run_as_it_was(here: Site) -> None:
 
 
 def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
-    """USR2 with less than warn_s + 90 s left is the walltime's warning."""
+    """USR2 with less than warn_s left is the walltime's warning."""
     job, enough = here.stepping()
     job_id, run = here.submit(job)
     wait_for(is_stepping(run, 0))
+    here.command(["scontrol", "update", f"JobId={job_id}", "TimeLimit=2"])
     here.command(["scancel", "--signal=USR2", "--batch", job_id])
     wait_for(run.attempt(0).exit_file.exists)
     end = json.loads(run.attempt(0).exit_file.read_text())

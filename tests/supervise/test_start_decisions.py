@@ -92,6 +92,17 @@ def test_a_stop_gives_the_time_of_a_walltime_within_the_allocation(supervisor, w
     assert one.grace_s(Cause.STOPPED) == one.stop_grace_s
 
 
+def test_ranks_that_have_received_a_warning_are_not_left_without_its_cause(supervisor, slurm_says):
+    """The supervisor assumed a later end, so that it passed the warning on as that of a preemption."""
+    end = datetime.now() + timedelta(seconds=180)
+    slurm_says(f"echo {end:%Y-%m-%dT%H:%M:%S}")
+    one = supervisor(3600)
+    one.request.may_be_early = one.may_be_early
+    one.request.on_signal(signal.SIGUSR2, None)
+    assert one.request.came
+    assert one.why_warned() is Cause.WALLTIME
+
+
 def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_says, run_directory):
     end = datetime.now() + timedelta(seconds=100)
     slurm_says(f"echo {end:%Y-%m-%dT%H:%M:%S}")

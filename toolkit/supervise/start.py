@@ -56,11 +56,8 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         script = run.script(first_start) if run.script(first_start).exists() else script
     # Slurm may start again what has ended: `scontrol requeue ARRAYJOB` all tasks of an array, a handler of SIGUSR1 a stopped
     # run. Only a resume continues or repeats it.
-    end, over = (
-        end_since(run, first_start),
-        {RunState.STOPPED, *([RunState.COMPLETED] if allocation.task is not None else [])},
-    )
-    if end is not None and end.state in over:
+    over = (RunState.STOPPED,) if allocation.task is None else (RunState.STOPPED, RunState.COMPLETED)
+    if (end := end_since(run, first_start)) is not None and end.state in over:
         say(f"{run.run_id} has ended ({end.state}), so there is nothing to do; `toolkit resume` starts it again")
         return end.exit_code
     claim = claim_start(

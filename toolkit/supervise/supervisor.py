@@ -108,9 +108,12 @@ class Supervisor:
 
         None means that Slurm has sent the warning too early: the ranks continue until `restart.warn_s` before the end.
         """
+        have_ranks_received_it = self.request.came
         self.allocation.refresh_end()
+        if self._early_s <= 0 or (self.may_be_early() and have_ranks_received_it):
+            return Cause.WALLTIME
         if not self.may_be_early():
-            return Cause.WALLTIME if self._early_s <= 0 else Cause.PREEMPTED
+            return Cause.PREEMPTED
         if self.allocation.in_slurm and is_in_grace_time(self.allocation):
             return Cause.PREEMPTED
         self.request.hold(self._early_s)
