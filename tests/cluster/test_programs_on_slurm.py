@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,7 @@ def test_walltimes_of_a_program_that_requeues_its_job_count(here: Site) -> None:
         wait_for(run.attempt(attempt).exit_file.exists)
         if attempt < 2:
             wait_for(lambda: "PENDING" in here.cluster.run("squeue", "-h", "-o", "%T", "-j", job_id))
+            time.sleep(2)  # slurmd rejects a credential of the second in which it revoked the earlier one
             here.cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
     assert here.wait(run).returncode == 140
     wait_for(lambda: is_canceled(here, job_id))
