@@ -12,10 +12,11 @@ sys.path.insert(0, str(ROOT))
 
 from toolkit.devcluster.packages import PACKAGES  # noqa: E402
 
-# The tests use strace to interrupt processes that save checkpoints, mkfs.ext4 for small disks that become full, tmux
-# for shells of sessions, zsh and fish for shell completion, and Prometheus with its programs for `toolkit metrics`.
+# The tests use gcc for programs of MPI, strace to interrupt processes that save checkpoints, mkfs.ext4 for small disks
+# that become full, tmux for shells of sessions, zsh and fish for shell completion, and Prometheus with its programs for
+# `toolkit metrics`.
 NEEDED = (
-    *PACKAGES, "strace", "e2fsprogs", "tmux", "zsh", "fish", "prometheus", "prometheus-alertmanager",
+    *PACKAGES, "gcc", "libc6-dev", "strace", "e2fsprogs", "tmux", "zsh", "fish", "prometheus", "prometheus-alertmanager",
     "prometheus-pushgateway",
 )  # fmt: skip
 POLICY = Path("/usr/sbin/policy-rc.d")
