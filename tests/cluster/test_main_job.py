@@ -173,6 +173,8 @@ def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
     wait_for(run.attempt(0).exit_file.exists)
     end = json.loads(run.attempt(0).exit_file.read_text())
     assert (end["cause"], end["next"], end["final"]) == ("walltime", "requeue", False)
+    # The limit outlives the requeue, so that Slurm could warn the second start, too.
+    here.command(["scontrol", "update", f"JobId={job_id}", "TimeLimit=10"])
     assert "stopped at" in run.attempt(0).log_file(0).read_text()
     assert here.status(run)["state"] in ("pending", "running")
     wait_for(is_stepping(run, 1))
