@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from ring_rows import rows_of
@@ -121,11 +122,27 @@ def test_work_excludes_exposed_communication_and_saves(recorder, monkeypatch):
         def phases(self, log):
             return {FORWARD: PhaseSum(1, 10**9), COMMUNICATION: PhaseSum(3, 2 * 10**9), CHECKPOINT: PhaseSum(1, 5), "step": PhaseSum(1, 10**8)}  # fmt: skip
 
-    recorder.reader = Reader()
+    recorder.is_driven, recorder.reader = True, Reader()
     recorder.end(2, [("step", 1)])
     first, second = rows(recorder)
     assert (first[WORK], WORK_CPU in first) == (5.0, False)
     assert (second[WORK], second[EXPOSED], second[FORWARD_S]) == (pytest.approx(1.1), 2.0, 1.0)
+
+
+def test_the_waits_of_a_script_are_those_of_one_of_its_steps(recorder, monkeypatch):
+    """The log covers two steps, as only every second one is reported; a step without a wait is not known to be all work."""
+    now_ns = recorder._at_ns
+    monkeypatch.setattr(recorder_module, "perf_counter_ns", lambda: now_ns)
+    waits = {COMMUNICATION: PhaseSum(3, 4 * 10**9), "step": PhaseSum(1, 16 * 10**9)}
+    logs = iter([waits, {"step": PhaseSum(1, 20 * 10**9)}])
+    recorder.reader = SimpleNamespace(phases=lambda log: next(logs))
+    for number in (2, 4):
+        recorder.noted[recorder.columns[SAVE]] = 1.0
+        now_ns += 20 * 10**9
+        recorder.end(number, [("step", 1)])
+    first, second = rows(recorder)
+    assert (first[STEP], first[EXPOSED], first[WORK]) == (10.0, 2.0, 7.0)
+    assert FORWARD_S not in first and EXPOSED not in second and WORK not in second
 
 
 def test_a_step_whose_phases_come_late_keeps_the_order_and_a_missing_device_does_not_stop_the_ring(recorder):
@@ -135,7 +152,7 @@ def test_a_step_whose_phases_come_late_keeps_the_order_and_a_missing_device_does
         def phases(self, log):
             return {FORWARD: PhaseSum(1, 10**9)} if is_done else None
 
-    recorder.reader = Device()
+    recorder.is_driven, recorder.reader = True, Device()
     reader = RingReader(recorder._ring.path)
     recorder.end(1, [("step", 1)])
     recorder.end(2)

@@ -49,11 +49,3 @@ def after_backward(check: Callable[[], None]) -> None:
     """
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(check))
-
-
-def when_computed(callback: Callable[[], None]) -> None:
-    """Call `callback` when the current backward pass has computed its last gradient, before it waits for other ranks.
-
-    Call it in a hook of the loss, which runs first: DDP and FSDP2 register the callbacks in which they wait later.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from resource import RUSAGE_THREAD, getrusage
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Any, Protocol
@@ -25,9 +25,11 @@ __all__ = ["PhaseReader", "PhaseSampling", "Recorder"]
 PERIOD_NS = 500_000_000
 MEMORY_PERIOD_NS = 1_000_000_000
 MOST_LATE = 8  # steps that wait for the phases of an earlier step before it is recorded without them
-# The share of the time that phases may cost, and what they cost in one step, and for each start or end of a phase in it.
+# The share of the time that phases may cost, what they cost in one step, and for each start or end of a phase in it.
 PHASES_SHARE = 0.0005
 SAMPLE_S, ENTRY_S = 60e-6, 6e-6
+# For a script, in whose measured steps functions of torch are replaced (`benchmarks/script_waits_cost.py`).
+SCRIPT_SHARE, SCRIPT_SAMPLE_S = 0.001, 600e-6
 
 _AT = {name: column for column, name in enumerate(windows.COLUMNS)}
 _STEP, _EXPOSED, _SAVE, _WORK, _WORK_CPU, _CPU_WAIT, _SWITCHES, _FAULTS, _RSS, _DEVICE, _PEAK = (
@@ -44,7 +46,7 @@ _PHASES = {
     step_profile.BUBBLE: _AT[windows.BUBBLE],
     step_profile.OPTIMIZER: _AT[windows.OPTIMIZER],
 }
-_NO_WORK = (*step_profile.WAITS, step_profile.BUBBLE, step_profile.CHECKPOINT)
+_NO_WORK = {*step_profile.WAITS, step_profile.BUBBLE, step_profile.CHECKPOINT}
 _NOTHING = [ABSENT] * WIDTH
 
 Log = Sequence[tuple[str | None, Any]]  # of the phases of a step, from `Profile.take_step`
@@ -62,13 +64,14 @@ class Recorder:
     """Measures the steps of the thread that calls it. A step lasts from the end of the step before.
 
     `noted` has the values that the program reports of the current step, by column. `is_driven` is True if toolkit's training
-    loop records the steps, so that `toolkit.step` must not.
+    loop records the steps, so that `toolkit.step` must not. `end_reported` ends a step that the program reports.
     """
 
     def __init__(self, ring: Ring) -> None:
         self.is_driven = False
         self.columns = {name: column for column, name in enumerate(ring.names) if name not in windows.MEASURED}
         self.reader: PhaseReader | None = None
+        self.end_reported: Callable[[int], object] = self.end
         self._ring = ring
         self.noted: dict[int, float] = {}
         self._ended: deque[tuple[int, int, int, dict[int, float], Log]] = (
@@ -121,7 +124,7 @@ class Recorder:
             self._polls = _waits_in_mpi()
             self.begin(number)
         else:
-            self.end(number)
+            self.end_reported(number)
         self._reported = number
 
     def write(self, *, is_last: bool = False) -> None:
@@ -147,8 +150,10 @@ class Recorder:
             memory = {}
             scale = 1e-9 / max(1, number - self._number)
             values[_STEP] = (at_ns - self._at_ns) * scale
-            if phases or _EXPOSED in noted:
-                _add_work(values, phases)
+            if phases and self.is_driven:
+                _add_phases(values, phases)
+            elif _EXPOSED in noted or (phases and any(name in phases for name in step_profile.WAITS)):
+                _add_work(values, phases or {}, max(1, number - self._number))
             if has_cpu and _SAVE not in noted:  # saves use the processor, too
                 values[_WORK_CPU] = (cpu_ns - self._cpu_ns) * scale
             self._number, self._at_ns, self._cpu_ns = number, at_ns, cpu_ns
@@ -200,16 +205,28 @@ def _waits_in_mpi() -> bool:
     return any(value is mpi or type(value).__module__ == "mpi4py.MPI" for value in names)
 
 
-def _add_work(values: list[float], phases: Mapping[str, PhaseSum] | None) -> None:
-    """Add the phases of a step, and its work: the time that is neither exposed communication, nor the bubble of a pipeline, nor a save."""
-    if phases:
-        for name, column in _PHASES.items():
-            absent = ABSENT if name == step_profile.BUBBLE else 0.0  # only a pipeline has one
-            values[column] = phases[name].own_ns / 1e9 if name in phases else absent
-        values[_EXPOSED] = sum(phases[name].own_ns for name in step_profile.WAITS if name in phases) / 1e9
-        values[_WORK] = sum(phase.own_ns for name, phase in phases.items() if name not in _NO_WORK) / 1e9
-    else:  # a script recorded its exposed communication
-        values[_WORK] = values[_STEP] - values[_EXPOSED] - max(0.0, values[_AT[windows.BUBBLE]]) - values[_SAVE]
+def _seconds(phases: Mapping[str, PhaseSum], names: Iterable[str]) -> float:
+    return sum(phases[name].own_ns for name in names if name in phases) / 1e9
+
+
+def _add_phases(values: list[float], phases: Mapping[str, PhaseSum]) -> None:
+    """Add the phases of a step of toolkit's loop, and its work: what is neither exposed communication, nor bubble, nor save."""
+    for name, column in _PHASES.items():
+        absent = ABSENT if name == step_profile.BUBBLE else 0.0  # only a pipeline has one
+        values[column] = phases[name].own_ns / 1e9 if name in phases else absent
+    values[_EXPOSED] = _seconds(phases, step_profile.WAITS)
+    values[_WORK] = _seconds(phases, phases.keys() - _NO_WORK)
+
+
+def _add_work(values: list[float], phases: Mapping[str, PhaseSum], steps: int) -> None:
+    """Add the work of a step of another loop, as `_add_phases` does.
+
+    The program has recorded its exposed communication, or `phases` has its waits during this number of steps.
+    """
+    step_s = values[_STEP]
+    if phases:  # on a GPU, the host may be some steps ahead
+        values[_EXPOSED], step_s = _seconds(phases, step_profile.WAITS) / steps, _seconds(phases, phases) / steps
+    values[_WORK] = step_s - values[_EXPOSED] - max(0.0, values[_AT[windows.BUBBLE]]) - values[_SAVE]
 
 
 class PhaseSampling:
@@ -218,13 +235,14 @@ class PhaseSampling:
     The time between two such steps is random, since work that repeats every N steps would otherwise distort the phases.
     """
 
-    def __init__(self, mark_s: float) -> None:
+    def __init__(self, mark_s: float, *, of_script: bool = False) -> None:
         """`mark_s` is the cost of one reading of the clock."""
         self.due_ns = 0
+        self._share, self._sample_s = (SCRIPT_SHARE, SCRIPT_SAMPLE_S) if of_script else (PHASES_SHARE, SAMPLE_S)
         self._entry_s = mark_s + ENTRY_S
         self._random = random.Random(0)  # not the generator of the program, which training uses
 
     def measured(self, entries: int, at_ns: int) -> None:
         """Choose the next step, after one with this number of starts and ends of phases that ended at `at_ns`."""
-        pause_s = (SAMPLE_S + entries * self._entry_s) / PHASES_SHARE
+        pause_s = (self._sample_s + entries * self._entry_s) / self._share
         self.due_ns = at_ns + int(pause_s * self._random.uniform(0.5, 1.5) * 1e9)

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from toolkit.comm.waits import backward
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import FORWARD
+from toolkit.world.waits import backward
 
 __all__ = ["Heard", "MicroBatch", "PartOf", "PassesInTurn"]
 

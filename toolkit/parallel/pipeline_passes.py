@@ -26,13 +26,13 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 
-from toolkit.comm.waits import waits_as
 from toolkit.config.train import SEVERAL_STAGES, ParallelTable, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, BUBBLE, COMMUNICATION, FORWARD
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf
 from toolkit.parallel.sharded import reduce_sharded_parts
+from toolkit.world.waits import waits_as
 
 __all__ = ["PipelinePasses"]
 

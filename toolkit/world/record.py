@@ -15,6 +15,7 @@ from toolkit.metrics.windows import MEASURED, METRIC_NAME, MOST_USER_METRICS, de
 from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.terminal.talk import say_beside
+from toolkit.world.script_waits import ScriptWaits
 
 __all__ = ["record", "recorder_of_rank"]
 
@@ -85,6 +86,7 @@ def recorder_of_rank() -> Recorder | None:
         _say_once(f"cannot record the steps of this rank: {error.strerror}")
         return None
     recorder = Recorder(ring)
+    recorder.end_reported = ScriptWaits(recorder).end
     for name in declared:  # the other names of a program must not use up its column
         recorder.column(name)
     atexit.register(recorder.write, is_last=True)

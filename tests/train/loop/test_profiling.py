@@ -180,8 +180,8 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
 
 def wait_in_every_way(world: Any, config: Any) -> None:
     """Each kind of call that waits for another rank is communication, and only while a profile looks."""
-    from toolkit.comm.waits import waits_noted
     from toolkit.metrics.phases import Profile
+    from toolkit.world.waits import waits_noted
 
     profile, tensor = Profile(), torch.ones(4)
     calls = (

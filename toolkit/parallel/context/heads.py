@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from toolkit.comm.waits import waits_as
 from toolkit.metrics.step_profile import ALL_TO_ALL
 from toolkit.parallel.context.order import sequence_order
+from toolkit.world.waits import waits_as
 
 __all__ = ["heads_to_tokens", "tokens_to_heads"]
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from toolkit.comm.waits import waits_as
 from toolkit.metrics.step_profile import RING
 from toolkit.parallel.context.kernels import attend, attend_backward, merge
+from toolkit.world.waits import waits_as
 
 __all__ = ["RingAttention"]
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from toolkit.comm.waits import waits_as
 from toolkit.metrics.step_profile import ALL_TO_ALL
+from toolkit.world.waits import waits_as
 
 __all__ = ["Exchange", "exchange_tokens"]
 

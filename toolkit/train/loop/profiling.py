@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from toolkit.comm.waits import waits_noted
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import HostClock, Profile
 from toolkit.metrics.step_profile import (
@@ -33,6 +32,7 @@ from toolkit.rundir.files import utc_now
 from toolkit.terminal.talk import say
 from toolkit.train.loop.step import OptimizerStep
 from toolkit.world.facts import World
+from toolkit.world.waits import waits_noted
 
 
 class DeviceClock:

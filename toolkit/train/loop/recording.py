@@ -1,38 +1,23 @@
 """Record the steps of the training loop on this rank; the phases of some steps, on a GPU by events read some steps later."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from time import thread_time
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from toolkit.comm.sent_bytes import SentBytes
-from toolkit.comm.waits import waits_noted
-from toolkit.metrics.phases import HostClock, PhaseSum, Profile, sums_of
-from toolkit.metrics.recorder import PhaseSampling, Recorder
+from toolkit.metrics.phases import Profile
+from toolkit.metrics.recorder import Recorder
 from toolkit.metrics.windows import BYTES, COLUMNS, GRAD_NORM, LOSS, SAVE, TOKENS
 from toolkit.parallel.experts.balancing import ExpertLoad
 from toolkit.world.record import record, recorder_of_rank
+from toolkit.world.sampled_phases import SampledPhases
+from toolkit.world.waits import waits_noted
 
-_MARKS = 32
 _TOKENS, _LOSS, _GRAD_NORM, _SAVE, _BYTES = map(COLUMNS.index, (TOKENS, LOSS, GRAD_NORM, SAVE, BYTES))
 _STEPS_PER_COUNT = 2000  # a step is slower while its bytes are counted, about twice as slow if its operators are small
 _FIRST_COUNT = 3  # DDP still makes its buckets in the second step
 _NOT_COUNTING = nullcontext()
-
-
-class _EventClock:
-    """Measures time with CUDA events, like `DeviceClock`, but never waits for the device."""
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def nanoseconds(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
-        """Return the times since the first of these events, which the device must have reached."""
-        return [int(marks[0].elapsed_time(mark) * 1e6) for mark in marks]
 
 
 class RecordedSteps:
@@ -47,21 +32,15 @@ class RecordedSteps:
     """
 
     def __init__(self, device: str, profile: Profile, profiled: range, *, is_compiled: bool) -> None:
-        self._recorder, self._profile, self._profiled = recorder_of_rank(), profile, profiled
-        self._is_compiled = is_compiled
-        self._watching = ExitStack()
-        self._has_phases = False  # of the current step
+        self._recorder, self._profiled, self._is_compiled = recorder_of_rank(), profiled, is_compiled
         self._number: int | None = None
         self._steps = 0
         self._counting: SentBytes | None = None
         self._sent: int | None = None  # bytes
         self._exchanged = 0  # bytes, after this step
-        self._clock: _EventClock | HostClock = HostClock()
         if self._recorder is not None:
-            if torch.device(device).type == "cuda":
-                self._clock = _EventClock()
-            self._recorder.is_driven, self._recorder.reader = True, self
-            self._sampling = PhaseSampling(_seconds_of_mark(self._clock))
+            self._sampled = SampledPhases(self._recorder, profile, on_gpu=torch.device(device).type == "cuda")
+            self._recorder.is_driven = True
 
     def begin(self, number: int) -> None:
         """Start step `number`, which ends the previous one."""
@@ -70,16 +49,13 @@ class RecordedSteps:
             return
         if self._number is None:
             at_ns = recorder.begin(number - 1)
-        elif self._has_phases or self._counting is not None or self._exchanged:
+        elif self._sampled.is_on or self._counting is not None or self._exchanged:
             at_ns = self._end(recorder, self._number)
         else:  # most steps, at the lowest cost
             at_ns = recorder.end(self._number)
         self._number = number
-        if at_ns >= self._sampling.due_ns and number not in self._profiled:
-            self._has_phases = True
-            self._profile.use(self._clock, 0)
-            self._watching.enter_context(waits_noted(self._profile, functional=not self._is_compiled))
-            self._profile.begin_step(number)
+        if at_ns >= self._sampled.due_ns and number not in self._profiled:
+            self._sampled.begin(number, waits_noted(self._sampled.profile, functional=not self._is_compiled))
 
     def close(self) -> None:
         """End the last step, and write all steps."""
@@ -137,26 +113,4 @@ class RecordedSteps:
         if self._sent is not None:
             recorder.noted[_BYTES] = self._sent + self._exchanged
         self._exchanged = 0
-        if not self._has_phases:
-            return recorder.end(number)
-        self._has_phases = False
-        log = self._profile.take_step()
-        self._watching.close()
-        at_ns = recorder.end(number, log)
-        self._sampling.measured(len(log), at_ns)
-        return at_ns
-
-    def phases(self, log: Sequence[tuple[str | None, Any]]) -> Mapping[str, PhaseSum] | None:
-        """Return the phases of a step; None if the GPU has not reached its end."""
-        if not all(not isinstance(mark, torch.cuda.Event) or mark.query() for _, mark in reversed(log)):
-            return None
-        return sums_of(log, self._clock)
-
-
-def _seconds_of_mark(clock: _EventClock | HostClock) -> float:
-    """Return the processor time of one reading of the clock."""
-    clock.mark()
-    began = thread_time()
-    for _ in range(_MARKS):
-        clock.mark()
-    return (thread_time() - began) / _MARKS
+        return self._sampled.end(number)

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives
 
-from toolkit.comm.compat import when_computed
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, COMMUNICATION
 
-__all__ = ["backward", "waits_as", "waits_noted"]
+__all__ = ["backward", "backwards_noted", "waits_as", "waits_noted"]
 
 
 class _Waits(threading.local):
@@ -71,13 +71,42 @@ def backward(loss: Tensor, profile: Profile) -> None:
     if not profile.on:
         loss.backward()
         return
-    with profile.phase(BACKWARD), ExitStack() as end:
+    with profile.phase(BACKWARD):
+        _noted_after_gradients(loss, profile, loss.backward)
+
+
+@contextmanager
+def backwards_noted(profile: Profile) -> Iterator[None]:
+    """Within this context, count the part of a backward pass after its last gradient as phase "communication", as `backward` does.
+
+    It replaces the function that `Tensor.backward` calls, for a program whose loop is its own.
+    """
+    run = torch.autograd.backward
+
+    def noted(tensors: Any, *arguments: Any, **named: Any) -> None:
+        loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            _noted_after_gradients(loss, profile, lambda: run(tensors, *arguments, **named))
+        else:
+            run(tensors, *arguments, **named)
+
+    torch.autograd.backward = noted
+    try:
+        yield
+    finally:
+        torch.autograd.backward = run
+
+
+def _noted_after_gradients(loss: Tensor, profile: Profile, run: Callable[[], None]) -> None:
+    """Run a backward pass of `loss`, and count what follows its last gradient as communication."""
+    with ExitStack() as end:
 
         def computed() -> None:
             end.enter_context(profile.phase(COMMUNICATION))
 
         def begun(_: Tensor) -> None:
-            when_computed(computed)
+            # The hook of the loss runs first: DDP and FSDP2 register the callbacks in which they wait later.
+            torch.autograd.Variable._execution_engine.queue_callback(computed)
 
-        loss.register_hook(begun)
-        loss.backward()
+        with loss.register_hook(begun):
+            run()
