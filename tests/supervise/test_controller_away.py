@@ -65,3 +65,16 @@ def test_where_it_stays_away_until_the_walltime_is_near_the_next_start_goes_on(s
 def test_a_request_to_end_ends_the_wait(supervisor, run_directory):
     one = supervisor(srun=f"echo '{UNCONFIRMED}'; touch {run_directory.control}/stop; exit 1", squeue="sleep 100")
     assert one._attempt(claim_attempt(run_directory)).cause is Cause.STOPPED
+
+
+def test_the_steps_of_a_script_are_signaled_although_slurm_is_busy(supervisor, monkeypatch, tmp_path, capfd):
+    """After a query that timed out, others are skipped; without this signal, no rank would save."""
+    monkeypatch.setattr("toolkit.supervise.allocation.SIGNAL_PERIOD_S", 0.01)
+    one = supervisor(scancel=f"echo $* >> asked; [ $(wc -l < asked) = 3 ] || {{ echo '{AWAY}' >&2; exit 1; }}")
+    one.allocation._silent_until = time.monotonic() + 1000
+    one._terminate_steps(1, lambda: False)
+    assert (tmp_path / "asked").read_text() == "--signal=TERM 7\n" * 3
+    assert capfd.readouterr().out.count("cannot send TERM to the steps") == 1
+    one.request.terminated = True  # Slurm has sent TERM itself
+    one._terminate_steps(1, lambda: False)
+    assert (tmp_path / "asked").read_text().count("\n") == 3

@@ -79,6 +79,26 @@ def test_each_program_that_saves_is_asked_once_and_awaited(stop, body) -> None:
     assert stop(body) - {"a.termed"} == {"a.saved1"}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "trap 'mv a.saved1 kept.saved' EXIT\npython save.py a; touch b.next",
+        "copy() { mv a.saved1 kept.saved; }; trap copy EXIT\npython save.py a & wait; touch b.next",
+        'trap "mv a.saved1 kept.saved" 0  # at the end\nsrun a; touch b.next',
+        "trap 'mv a.saved1 kept.saved' SIGINT EXIT; timeout 60 python save.py a | tee a.log; touch b.next",
+        "bash -c 'trap \"mv a.saved1 kept.saved\" EXIT; python save.py a; true'",
+    ],
+)
+def test_a_trap_for_exit_runs_after_its_programs_have_saved(stop, body) -> None:
+    assert stop(body) == {"kept.saved"}
+
+
+def test_a_trap_for_term_runs_at_once_although_there_is_one_for_exit(stop) -> None:
+    assert stop("trap 'touch a.next' EXIT; trap 'touch a.termed; wait' TERM; python save.py a & wait") == {
+        "a.next", "a.termed", "a.saved1"
+    }  # fmt: skip
+
+
 def test_programs_in_the_background_all_save(stop) -> None:
     assert stop("python save.py a & python save.py b & wait", 2) == {"a.saved1", "b.saved1"}
 

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,6 +19,8 @@ from toolkit.supervise.process_tree import running_below
 
 ANSWER_S = 10.0  # timeout of one query to Slurm
 SILENCE_S = 30.0  # time without queries after one that timed out
+SIGNAL_S = 60.0  # timeout of the command that signals steps, whose repetition could send a second signal
+SIGNAL_PERIOD_S = 5.0
 END_SLACK_S = 45.0  # Slurm checks for exceeded time limits every 30 s
 _ENDED = {
     "CANCELLED": Cause.CANCELLED, "TIMEOUT": Cause.WALLTIME, "DEADLINE": Cause.WALLTIME,
@@ -207,21 +209,30 @@ def other_steps(allocation: Allocation, since: float) -> list[str]:
     return [f"{step} ({name})" for step, name, _ in steps]
 
 
-def terminate_steps(allocation: Allocation, script: int) -> None:
+def terminate_steps(allocation: Allocation, script: int, is_over: Callable[[], bool]) -> None:
     """Send SIGTERM to the processes of the steps that a batch script has started; its own processes receive none.
 
-    In an allocation of the user, only the steps are signaled whose srun is a descendant of the process `script`.
+    In an allocation of the user, only the steps are signaled whose srun is a descendant of the process `script`. Ranks that
+    receive no signal cannot save, so a refused command is repeated until `is_over`, also while other queries are skipped.
     """
-    steps = [allocation.job_id] if allocation.is_batch else _steps_below(allocation, script)
-    for step in steps:
-        allocation.query(["scancel", "--signal=TERM", step])
+    slurm, is_reported = Slurm(cluster=allocation.cluster, timeout_s=SIGNAL_S), False
+    while not is_over():
+        try:
+            for step in [allocation.job_id] if allocation.is_batch else _steps_below(slurm, allocation.job_id, script):
+                slurm.call(["scancel", "--signal=TERM", step])
+            return
+        except (NotFoundError, SchedulerRefusedError) as error:
+            if not is_reported:
+                say(f"cannot send TERM to the steps: {error}; retrying")
+            is_reported = True
+            time.sleep(SIGNAL_PERIOD_S)
 
 
-def _steps_below(allocation: Allocation, script: int) -> list[str]:
-    text = allocation.query(["scontrol", "show", "step", allocation.job_id])
-    below = {one.pid for one in running_below(script)}
-    found = re.findall(r"^StepId=(\S+)(?:.*\n)*?\s+SrunHost:Pid=\S+?:(\d+)", text, re.MULTILINE)
-    return [step for step, pid in found if int(pid) in below]
+def _steps_below(slurm: Slurm, job_id: str, script: int) -> list[str]:
+    text = slurm.call(["scontrol", "show", "step", job_id])
+    below = {process.pid for process in running_below(script)}
+    sruns = re.findall(r"^StepId=(\S+)(?:.*\n)*?\s+SrunHost:Pid=\S+?:(\d+)", text, re.MULTILINE)
+    return [step for step, pid in sruns if int(pid) in below]
 
 
 def stop_grace_s(allocation: Allocation) -> float:

@@ -4,7 +4,7 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,15 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.slurm.batch_script import signal_in
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_script, launch_srun
+from toolkit.supervise.launchers import (
+    Ranks,
+    TerminateSteps,
+    find_mpirun,
+    launch_local,
+    launch_mpirun,
+    launch_script,
+    launch_srun,
+)
 from toolkit.supervise.log import say
 from toolkit.supervise.mpi_family import family_of_program, mpi_of_program, mpirun_of
 from toolkit.supervise.shape import Shape
@@ -158,7 +166,7 @@ def choose_launcher(job: Mapping[str, Any], allocation: Allocation) -> str:
 def launch(
     kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory, *,
     python: str = sys.executable, nodes: Sequence[str] = (),
-    terminate_steps: Callable[[int], None] = lambda _guard: None,
+    terminate_steps: TerminateSteps = lambda _guard, _is_over: None,
 ) -> Ranks:  # fmt: skip
     """Start the ranks of one attempt, with `python` as interpreter if the job has no image.
 

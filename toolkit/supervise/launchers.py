@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from toolkit.supervise.rank_files import signal_guards_here
 from toolkit.supervise.shape import Component, Shape
 
 _DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
+TerminateSteps = Callable[[int, Callable[[], bool]], None]
 END_S = 5.0  # time for a process to exit after SIGTERM, and again after SIGKILL
 
 
@@ -175,11 +177,11 @@ class ScriptRanks(LocalRanks):
     """The guard of a batch script on this host; srun starts the steps of the script on any node.
 
     Attributes:
-        terminate_steps: sends SIGTERM to the steps of a guard.
+        terminate_steps: sends SIGTERM to the steps of a guard; its second argument tells whether the guard has exited.
         has_step_signal: whether the script requests a signal for its steps with --signal, which they receive first.
     """
 
-    terminate_steps: Callable[[int], None] = lambda _guard: None
+    terminate_steps: TerminateSteps = lambda _guard, _is_over: None
     has_step_signal: bool = False
 
     def terminate(self) -> None:
@@ -187,7 +189,9 @@ class ScriptRanks(LocalRanks):
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)  # the guard then signals the processes on this host
                 if not self.has_step_signal:
-                    self.terminate_steps(process.pid)  # srun would kill its step on SIGTERM
+                    # srun would kill its step on SIGTERM. Slurm may respond late, but a kill must not wait for that.
+                    arguments = process.pid, lambda process=process: process.poll() is not None
+                    threading.Thread(target=self.terminate_steps, args=arguments, daemon=True).start()
         self.has_step_signal = False
 
     def pass_signal(self, number: int) -> None:
@@ -219,7 +223,7 @@ def launch_script(
     guard_program: Sequence[str],
     *,
     copies_output: bool,
-    terminate_steps: Callable[[int], None],
+    terminate_steps: TerminateSteps,
     has_step_signal: bool,
 ) -> Ranks:
     """Start the guard of a batch script on this host, without the variables of a rank.

@@ -1,6 +1,7 @@
 """The processes that a rank or a batch script has started, and how they end. Standard library only."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -19,6 +20,8 @@ _LAUNCHERS = frozenset({
     "srun", "timeout", "mpirun", "mpiexec", "mpiexec.hydra", "mpirun.hydra", "hydra_pmi_proxy", "orterun", "prterun",
     "orted", "prted",
 })  # fmt: skip
+# The signals of a `trap ACTION SIGNAL...`.
+_TRAP = re.compile(r"""\btrap[ \t]+(?:--[ \t]+)?(?:'[^']*'|"(?:\\.|[^"\\])*"|[^\s'";]+)((?:[ \t]+\w+)+)""")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "ksh93", "mksh", "zsh", "csh", "tcsh", "fish", "busybox"})
 
 
@@ -57,8 +60,9 @@ class ProcessTree:
 
         A program with a handler passes the request to its own children, as torchrun does, or needs them to save, as it
         needs a data loader. A shell does neither, so its children receive SIGTERM, too. A parent without a handler exits,
-        so that it starts nothing further; its children run on. Other processes without a handler, such as the `tee` of a
-        pipeline, receive SIGTERM when the programs have saved.
+        so that it starts nothing further; its children run on. A shell with a trap for EXIT only would run it before its
+        programs have saved, although the trap may copy or delete what they save: it is stopped until then. Other processes
+        without a handler, such as the `tee` of a pipeline, receive SIGTERM when the programs have saved.
         """
         children = _children()
         pending = [process] if (process := _read(self.root)) is not None else []
@@ -67,6 +71,10 @@ class ProcessTree:
             pids = [pid for pid in children.get(one.pid, ()) if not _is_another_run(pid)]
             below = [child for pid in pids if (child := _read(pid)) is not None]
             if one.names & _LAUNCHERS:
+                pending += below
+            elif below and one.names & _SHELLS and _traps_only_exit(one.pid):
+                self._spared.add(one.pid)
+                _signal(one.pid, signal.SIGSTOP)
                 pending += below
             elif one.handles(signal.SIGTERM) or below:
                 self._send(one.pid)
@@ -89,6 +97,7 @@ class ProcessTree:
             time.sleep(POLL_S)
         for pid in self._spared & {one.pid for one in running_below(os.getpid())}:
             self._send(pid)
+            _signal(pid, signal.SIGCONT)
 
     def _is_saving(self, one: Process) -> bool:
         return "srun" in one.names or (one.pid in self.sent and not one.names & _SHELLS)
@@ -101,8 +110,25 @@ class ProcessTree:
     def _send(self, pid: int) -> None:
         if pid not in self.sent:
             self.sent.add(pid)
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGTERM)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _traps_only_exit(pid: int) -> bool:
+    """Return whether the text of a shell sets a trap for EXIT, and none for TERM, as far as it can be read."""
+    try:
+        _, *arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        texts = [argument for argument in arguments if "trap" in argument]
+        files = [path for name in arguments if name and (path := Path(f"/proc/{pid}/cwd", name)).is_file()]
+        texts += [path.read_text(encoding="utf-8", errors="replace") for path in files[:1]]
+    except OSError:  # it has exited, or belongs to another user
+        return False
+    traps = " ".join(_TRAP.findall("\n".join(texts)))
+    return bool(re.search(r"\b(EXIT|0)\b", traps, re.I)) and not re.search(r"\b((SIG)?TERM|15)\b", traps, re.I)
 
 
 def end_descendants(pid: int, *, grace_s: float = 0.0) -> None:

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -347,10 +347,10 @@ class Supervisor:
             observation.close()
             remove_left_behind(began)  # cleans up this node; on others, the rank guards of the next attempt do
 
-    def _terminate_steps(self, script: int) -> None:
+    def _terminate_steps(self, script: int, is_over: Callable[[], bool]) -> None:
         """Send TERM to the steps of a batch script, whose guard is the process `script`, unless Slurm has done so."""
-        if self.allocation.in_slurm and not self.request.terminated:
-            terminate_steps(self.allocation, script)
+        if self.allocation.in_slurm:
+            terminate_steps(self.allocation, script, lambda: self.request.terminated or is_over())
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:
         """Check the nodes before the first ranks of this start; return the end of the attempt if one is unfit."""
