@@ -18,7 +18,7 @@ from toolkit.metrics.detectors.nodes import ClockDetector, GpuDetector, LinkDete
 from toolkit.metrics.detectors.stall import StallDetector
 from toolkit.metrics.samples import ClockSample, DiskSample, GpuSample, LinkSample, LossSample, MemorySample
 from toolkit.metrics.verdicts import Severity, Verdict, VerdictKind
-from toolkit.metrics.windows import BYTES, CPU_WAIT, EXPOSED, SAVE, STEP, Statistics
+from toolkit.metrics.windows import BYTES, CPU_WAIT, EXPOSED, SAVE, STEP, WORK, Statistics
 
 GIB = 2**30
 
@@ -269,6 +269,10 @@ def test_communication_that_became_slow_for_the_same_data_is_a_slow_link_until_i
 
 def test_more_data_busy_processors_and_single_windows_are_no_slow_link() -> None:
     assert links(later(COMMUNICATION_S, 0.05), **{BYTES: later(1e6, 4e6)}) == []
+    assert links(later(COMMUNICATION_S, 0.05), **{WORK: later(0.1, 0.4)}) == [], (
+        "larger samples; bytes are not recorded"
+    )
+    assert links(later(COMMUNICATION_S, 0.05), **{WORK: later(0.1, 0.4), BYTES: later(1e6, 1e6)}) != []
     assert links(later(COMMUNICATION_S, 0.05), **{CPU_WAIT: later(0.001, 0.06)}) == []
     assert links(lambda number: 0.05 if number % 3 else COMMUNICATION_S) == []
     assert links(later(0.0001, 0.001)) == [], "a small part of the step"

@@ -137,6 +137,20 @@ def test_a_completed_run_has_its_critical_verdicts(toolkit):
     assert [row["verdicts"] for row in overview] == [["past critical: the loss is nan: look"]]
 
 
+def test_a_run_that_is_being_stopped_is_not_said_to_continue(toolkit, wait_until) -> None:
+    run = toolkit.submit(toolkit.job(f"trap : TERM; touch {toolkit.folder}/ready; while true; do sleep 0.1; done"))
+    wait_until(lambda: (toolkit.folder / "ready").exists())
+    toolkit.ok("stop", run.run_id)
+    wait_until(lambda: "stop_requested" in run.attempt(0).events.read_text())
+    told = explain(toolkit, run)
+    assert told["symptom"] == "stopping" and "asked to save and exit (stopped) at 20" in told["why"]
+    assert "are killed" in told["follows"] and "continues" not in told["follows"]
+    assert f"`toolkit stop {run.run_id}` again kills its ranks at once" in told["actions"]
+    toolkit.ok("stop", run.run_id)
+    toolkit("wait", run.run_id)
+    assert explain(toolkit, run)["symptom"] == "stopped"
+
+
 def test_a_running_run_with_an_open_stall_is_not_making_steps(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job("sleep 60"))
     wait_until(lambda: any(run.attempts.glob("*/ranks/rank-*.json")))

@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from toolkit.metrics.limits import limit
 from toolkit.metrics.verdicts import Verdict, VerdictKind, raise_verdict, severity_of
-from toolkit.metrics.windows import BYTES, CPU_WAIT, EXPOSED, STEP, Window
+from toolkit.metrics.windows import BYTES, CPU_WAIT, EXPOSED, STEP, WORK, Window
 
 __all__ = ["SlowLinkDetector"]
 
@@ -26,7 +26,8 @@ class _Communication:
     least_s: float
     step_s: float
     cpu_wait_s: float
-    sent: float
+    sent: float  # 0 if the program does not record it
+    work_s: float
 
 
 class SlowLinkDetector:
@@ -62,6 +63,7 @@ class SlowLinkDetector:
         now = _Communication(
             min(window.metrics[EXPOSED].minimum for window in windows), median(window.mean(STEP) for window in windows),
             fmean(window.mean(CPU_WAIT) for window in windows), fmean(window.mean(BYTES) for window in windows),
+            median(window.mean(WORK) for window in windows),
         )  # fmt: skip
         if len(self._usual) < limit("slow_link.fewest"):
             self._usual.append(now)
@@ -73,6 +75,8 @@ class SlowLinkDetector:
             and more_s > limit("slow_link.share") * now.step_s
             and now.cpu_wait_s - usual.cpu_wait_s < limit("straggler.explained") * more_s
             and now.sent <= limit("slow_link.bytes") * usual.sent
+            # Larger samples take longer to compute, too.
+            and (usual.sent > 0 or now.work_s <= limit("slow_link.bytes") * usual.work_s)
         )
         if not is_slow:
             self._usual.append(now)
@@ -86,7 +90,7 @@ class SlowLinkDetector:
             raise_verdict(
                 VerdictKind.SLOW_LINK, severity_of(share),
                 f"communication takes at least {1e3 * now.least_s:.4g} ms of each step instead of {1e3 * usual.least_s:.4g} ms "
-                "earlier in this attempt, for the same data: the network of a node is slow",
+                f"earlier in this attempt, for the same {'data' if usual.sent else 'work'}: the network of a node is slow",
                 "compare the nodes in pairs with `toolkit bench collectives`, and report the slow one to the site",
                 cause="network", time_s=max(window.began_s + window.seconds for window in windows),
                 steps=(min(window.first_step for window in windows), max(window.last_step for window in windows)),

@@ -2,12 +2,13 @@
 
 import shlex
 import time
+from datetime import datetime
 
 from toolkit.metrics.verdicts import VerdictKind
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
-from toolkit.rundir.files import read_lines
+from toolkit.rundir.files import read_lines, utc_of
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.states import RunState
+from toolkit.rundir.states import Cause, RunState
 from toolkit.runs.explain.ended import match_log
 from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.logs.job_log import job_log
@@ -70,6 +71,8 @@ def _running(run: RunDirectory) -> Explanation:
         return Explanation("starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1])
     if attempt.exit_file.exists():
         return between_attempts(run, attempt)
+    if (stopping := _stopping(run, attempt)) is not None:
+        return stopping
     before = _earlier_ends(run, attempt)
     begun = StartRecord.read(attempt)
     wanted = begun.ranks if begun is not None else 0
@@ -104,6 +107,24 @@ def _running(run: RunDirectory) -> Explanation:
         hang.symptom.word, f"{why}: {hang.symptom.means}", follows=follows, rank=hang.rank,
         evidence=[quote_file(run, attempt.path / hang.file, hang.line), *before],
         actions=[complete_fix(hang.symptom, attempt), *actions],
+    )  # fmt: skip
+
+
+def _stopping(run: RunDirectory, attempt: AttemptDirectory) -> Explanation | None:
+    """Explain an attempt whose ranks have been asked to stop and have not all exited; None for any other."""
+    requests = [line for line in read_lines(attempt.events) if line.get("event") == "stop_requested"]
+    if not requests:
+        return None
+    last = requests[-1]
+    killed_at = utc_of(datetime.fromisoformat(last["time"]).timestamp() + last["seconds"])
+    actions = [f"`toolkit logs {run.run_id} -f`"]
+    if last["cause"] == Cause.STOPPED:
+        actions.append(f"`toolkit stop {run.run_id}` again kills its ranks at once")
+    return Explanation(
+        "stopping", f"its ranks were asked to save and exit ({last['cause']}) at {last['time']}",
+        follows=f"it ends once they have exited; ranks that have not by {killed_at} are killed",
+        evidence=[quote_file(run, attempt.events, f"stop_requested: {last['cause']}, {last['seconds']} s")],
+        actions=actions,
     )  # fmt: skip
 
 
