@@ -98,6 +98,7 @@ def test_what_slurm_would_take_and_never_run(here: Site) -> None:
     assert [one["fix"] for one in preflight(here, "--time", "2-0")] == ['time = "1-00:00:00"']
     (finding,) = preflight(here, "--output", "/no/such/folder/%j.out")
     assert finding["fix"] == "mkdir -p /no/such/folder"
+    assert preflight(here, "-a", "0-3,10500") == []  # `submit` splits an array above MaxArraySize
     gres = ("--set", "job.sbatch=--gres=fpga:1")
     checks = {
         one["check"] for one in preflight(here, "-N", "9", "--set", "job.mem_gb_per_node=99", "-C", "gold", *gres)

@@ -164,6 +164,13 @@ def test_a_cluster_that_does_not_answer_is_said_and_gone_past(toolkit, slurm):
     assert "toolkit: could not check the cluster: scontrol: Unable to contact slurm controller" in said.err
 
 
+def test_an_array_that_submit_splits_is_not_refused_by_sbatch(toolkit, slurm, fake_slurm):
+    refusal = "sbatch: error: Batch job submission failed: Invalid job array specification"
+    fake_slurm.script("sbatch", f'case "$*" in *--array*) echo "{refusal}" >&2; exit 1; esac')
+    told = json.loads(call(toolkit, "preflight", "-a", "0-200", "--json").out)
+    assert (told["good"], told["not_answered"], [one["check"] for one in told["findings"]]) == (True, [], ["array"])
+
+
 def test_few_questions_are_asked(toolkit, fake_slurm, slurm):
     call(toolkit, "preflight")
     assert len(queries(fake_slurm)) == 3

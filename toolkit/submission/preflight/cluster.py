@@ -30,7 +30,7 @@ from toolkit.slurm.limits import (
     reservations,
 )
 
-__all__ = ["Accounting", "Cluster", "ask_cluster", "default_qos"]
+__all__ = ["PATIENCE_S", "Accounting", "Cluster", "ask_cluster", "default_qos"]
 
 T = TypeVar("T")
 PATIENCE_S = 5.0  # for each query, so that a busy cluster does not delay a submission

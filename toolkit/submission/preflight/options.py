@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
@@ -12,6 +13,7 @@ from toolkit.slurm.characters import described, instead_of, odd_character
 from toolkit.slurm.commands import NoAnswerError
 from toolkit.slurm.sbatch_table import LONG_OPTIONS
 from toolkit.slurm.times import FORMS, parse_slurm_time
+from toolkit.submission.preflight.cluster import PATIENCE_S
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.script import allocation_options
 
@@ -117,23 +119,18 @@ def _tasks(about: About, options: _Options) -> Iterator[Finding]:
 
 def according_to_sbatch(job: ResolvedJob, extra_sbatch_options: Sequence[str]) -> tuple[list[Finding], list[str]]:
     """Return what `sbatch --test-only` rejects, and why it could not be asked."""
-    options = [
-        *allocation_options(job),
-        *([f"--array={job.job.array}"] if job.job.array else []),
-        *extra_sbatch_options,
-    ]
+    # Without the array, which `submit` splits if Slurm would refuse it.
+    options = [*allocation_options(job), *extra_sbatch_options]
     argv = [part for one in options for part in ([one] if re.match(r"--[^\s=]+=", one) else _split(one))]
+    slurm = slurm_of(job)
+    slurm = replace(slurm, timeout_s=min(slurm.timeout_s, PATIENCE_S))
     try:
-        slurm_of(job).call(["sbatch", "--test-only", "--output=/dev/null", *argv, "--wrap=true"])
+        slurm.call(["sbatch", "--test-only", "--output=/dev/null", *argv, "--wrap=true"])
     except (NoAnswerError, NotFoundError) as error:
         return [], [f"the options with sbatch: {error.message}"]
     except SchedulerRefusedError as error:
-        message = error.message.removeprefix("sbatch: ")
-        return [
-            About(job, "options").refuse(
-                "sbatch --test-only", f"sbatch rejects the job: {message}", error.fix or "correct it"
-            )
-        ], []
+        what = f"sbatch rejects the job: {error.message.removeprefix('sbatch: ')}"
+        return [About(job, "options").refuse("sbatch --test-only", what, error.fix or "correct it")], []
     return [], []
 
 
