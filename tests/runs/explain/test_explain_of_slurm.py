@@ -150,8 +150,11 @@ def test_the_log_of_a_task_that_was_put_elsewhere(toolkit, slurm, tmp_path):
 SETUP_FAILED = "toolkit: this line of the job file failed: source missing/bin/activate"
 
 
-@pytest.mark.parametrize("places", [("%A_%a.out", "%A_%a.err"), ("", "e_%A_%a"), ("%x-%j.out", "%x-%j.err")])
+@pytest.mark.parametrize(
+    "places", [("%A_%a.out", "%A_%a.err"), ("", "e_%A_%a"), ("%x-%j.out", "%x-%j.err"), ("lg/%j", "lg/%j.err")]
+)
 def test_the_reason_that_all_tasks_share_in_their_files_of_errors(toolkit, slurm, tmp_path, places):
+    (tmp_path / "lg" / "7").mkdir(parents=True)  # not a log
     options = [f"--{name}={tmp_path / place}" for name, place in zip(("output", "error"), places, strict=True) if place]
     run = submitted(toolkit, "8", "-a", "0-1", "--set", f"job.sbatch={json.dumps(options)}")
     for task, number in enumerate(("8", "9")):

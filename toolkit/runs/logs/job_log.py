@@ -89,10 +89,10 @@ def _number_of_task(run: RunDirectory, start: int, place: str, job_id: str, name
     if pattern is None:
         return ""
     before, _, after = str(pattern).partition("\0")
-    folder = Path(before).parent
-    for path in folder.glob(f"{glob.escape(Path(before + 'x').name[:-1])}[0-9]*") if folder.is_dir() else ():
+    folder, start_of_name = Path(before + "x").parent, Path(before + "x").name[:-1]
+    for path in folder.glob(f"{glob.escape(start_of_name)}[0-9]*") if folder.is_dir() else ():
         number = re.match(r"[0-9]+", str(path).removeprefix(before))
-        if number and str(path) == f"{before}{number[0]}{after}".replace("\0", number[0]):
+        if number and str(path) == f"{before}{number[0]}{after}".replace("\0", number[0]) and path.is_file():
             with path.open(encoding="utf-8", errors="replace") as stream:
                 if f"toolkit: job {job_id} begins" in stream.read(1 << 16):
                     return number[0]
