@@ -180,7 +180,7 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
     return replace(cluster(settings=enforce, **partition), accounting=accounting)
 
 
-COUNT = ". A program that reads SLURM_ARRAY_TASK_COUNT also needs --set env.vars.SLURM_ARRAY_TASK_COUNT=10 now"
+COUNT = ". SLURM_ARRAY_TASK_COUNT is then 5: pass 10 as an argument to a program that divides its input by it"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_jobs_that_are_in_the_queue_count(resolved, cluster):
     mine = [QueuedJob("physics", "normal", "main")] * 9
     assert said('array = "0-2"', mine) == said('array = "0-9"', [QueuedJob("maths", "long", "main")] * 9) == []
     assert said('array = "0-9"', mine) == [
-        ("10 jobs in addition to 9 of yours, but account physics allows at most 12 in the queue", "submit with -a 0-2; when these have ended, `toolkit resume RUN --set job.array=3-9`" + COUNT)
+        ("10 jobs in addition to 9 of yours, but account physics allows at most 12 in the queue", "submit with -a 0-2; when these have ended, `toolkit resume RUN --set job.array=3-9`" + COUNT.replace("5", "3"))
     ]  # fmt: skip
     assert said("", mine[:1] * 12) == [
         ("1 job in addition to 12 of yours, but account physics allows at most 12 in the queue", "wait, or choose another account (-A) or QOS (-q)")

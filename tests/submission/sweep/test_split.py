@@ -1,6 +1,7 @@
 """Arrays that one Slurm array cannot hold: small programs stand for Slurm's commands."""
 
 import json
+import re
 
 import pytest
 
@@ -102,12 +103,21 @@ def test_a_refused_part_takes_the_others_back(toolkit, cluster):
 @pytest.mark.parametrize(
     ("association", "limit", "fits"), [("a|main", 9, False), ("a|", "", True), ("b|other", 2, True), ("a|", 10, True)]
 )
-def test_more_tasks_than_a_user_may_have_are_refused_with_those_that_fit(toolkit, cluster, association, limit, fits):
+def test_more_tasks_than_a_user_may_have_are_refused_with_those_that_fit(
+    toolkit, cluster, squeue, association, limit, fits
+):
     (cluster.folder / "limit").write_text(f"devcluster|{association}||||{limit}{7 * '|'}\n")
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-a", "0-9", "-p", "main")
     assert said.code == (0 if fits else 3), said
     if not fits:
-        assert "-a 0-8; when these have ended, `toolkit resume RUN --set job.array=9`" in said.err
+        now, later = re.search(
+            r"submit with -a (\S+); when these have ended, `toolkit resume RUN (.*?)`", said.err
+        ).groups()
+        (cluster.folder / "limit").unlink()  # these sbatch accepts
+        run = toolkit.submit(toolkit.job("true"), "--site", "devcluster", "-a", now, "-p", "main")
+        squeue(*((f"{21 + task // 4}_{task % 4}", "COMPLETED", "None") for task in range(9)))
+        toolkit.ok("resume", run.run_id, *later.split())
+        assert "--array=1" in submissions(cluster)[-1] and run.submitted(1).exists()  # task 9, below 4
 
 
 def test_a_submission_that_broke_off_finds_its_parts_again(toolkit, cluster, squeue):

@@ -94,8 +94,8 @@ def fix_of_room(tasks: Sequence[int], room: int) -> str:
         return "wait until your jobs have ended"
     now, later = write_array(tasks[:room]), write_array(tasks[room:])
     return (
-        f"submit with -a {now}; when these have ended, `toolkit resume RUN --set job.array={later}`. A program that reads "
-        f"SLURM_ARRAY_TASK_COUNT also needs --set env.vars.SLURM_ARRAY_TASK_COUNT={len(tasks)} now"
+        f"submit with -a {now}; when these have ended, `toolkit resume RUN --set job.array={later}`. SLURM_ARRAY_TASK_COUNT "
+        f"is then {room}: pass {len(tasks)} as an argument to a program that divides its input by it"
     )
 
 
