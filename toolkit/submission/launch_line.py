@@ -1,23 +1,28 @@
 """Translate the line of a script that starts its ranks: srun, torchrun, mpirun or python."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from toolkit.config.resolved import looks_secret, shown_arguments
 
-__all__ = ["WORD", "NoTranslationError", "expand", "is_secret", "keys_of_launch"]
+__all__ = [
+    "QUOTED", "TORCHRUN", "WORD", "NoTranslationError", "expand", "is_secret", "keys_of_launch", "torchrun_options",
+]  # fmt: skip
 
-# A word of a shell command, with its quotes and substitutions.
-WORD = re.compile(r"""(?:[^ \t\n"'`$\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\$)+""")
+# The strings and substitutions of a shell command, and one argument of it.
+QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$"""
+WORD = re.compile(rf"""(?:[^ \t\n"'`$\\]|{QUOTED})+""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
-_TORCHRUN = re.compile(r"(?:\S*/)?(?:torchrun|python[\d.]* -m torch\.distributed\.(?:run|launch)) ")
+TORCHRUN = re.compile(r"(?:\S*/)?(?:torchrun|python[\d.]* -m torch\.distributed\.(?:run|launch)) ")
 _OTHER_LAUNCHER = re.compile(r"(?:.*/)?(accelerate|deepspeed|torchrun)")
 # Options of torchrun that toolkit replaces; all others would be lost.
-_REPLACED = re.compile(r"--(nnodes|nproc-per-node|node-rank|master-(addr|port)|rdzv-\w+|max-restarts)")
-_SWITCHES = frozenset({"--standalone", "--use-env"})
+_REPLACED = re.compile(
+    r"--(nnodes|nproc-per-node|node-rank|master-(addr|port)|rdzv-\w+|max-restarts|standalone|use-env)"
+)
+_SWITCHES = frozenset({"--standalone", "--use-env", "--no-python", "--module", "-m", "--run-path"})
 # Options of srun that change what it prints or where it prints, but not the ranks.
 _SRUN_SWITCHES = frozenset({"-l", "--label", "-u", "--unbuffered", "-v", "--verbose", "-Q", "--quiet", "--exclusive"})
 _SRUN_OPTIONS = frozenset({"--mpi", "--kill-on-bad-exit", "--output", "--error", "--job-name"})
@@ -93,7 +98,7 @@ def keys_of_launch(
     starter = words[0] if words[0] in ("srun", "mpirun", "mpiexec") else ""
     if starter:
         words = _after_starter(words, counts, job, notes, where)
-    match = _TORCHRUN.match(" ".join(words) + " ")
+    match = TORCHRUN.match(" ".join(words) + " ")
     if not (starter or match or _PYTHON.fullmatch(words[0])):
         raise NoTranslationError(f"{where} has no translation: {command[:60]}")
     if not starter and nodes * tasks > 1:
@@ -187,13 +192,9 @@ def _after_torchrun(
 ) -> tuple[list[str], int]:
     """Return the script of torchrun with its arguments, and the ranks per node."""
     nodes, each = 1, 1
-    while words and words[0].startswith("-"):
-        typed, equals, raw = words.pop(0).partition("=")
-        option = typed.replace("_", "-")
-        if not _REPLACED.fullmatch(option) and option not in _SWITCHES:
+    for typed, option, raw in torchrun_options(words):
+        if not _REPLACED.fullmatch(option):
             raise NoTranslationError(f"{where}: {typed} has no key")
-        if option not in _SWITCHES and not equals:
-            raw = words.pop(0) if words else ""
         if option == "--nnodes":
             nodes = _count(raw, counts, typed, where)
         if option == "--nproc-per-node":
@@ -205,6 +206,14 @@ def _after_torchrun(
     if not words:
         raise NoTranslationError(f"{where} starts no Python file")
     return words, each
+
+
+def torchrun_options(words: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Remove the options of torchrun from the start of `words`; yield each as typed, its name and its value."""
+    while words and words[0].startswith("-"):
+        typed, equals, raw = words.pop(0).partition("=")
+        option = typed.replace("_", "-")
+        yield typed, option, words.pop(0) if words and not equals and option not in _SWITCHES else raw
 
 
 def _ranks_of_gpus(raw: str, job: Mapping[str, Any]) -> int:
