@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.slurm.characters import described, instead_of, odd_character
-from toolkit.slurm.sbatch_options import last_value_of
+from toolkit.slurm.sbatch_options import last_value_of, unquoted
 
 __all__ = [
     "OPTIONS", "BatchScript", "Directive", "is_batch_script", "long_option", "other_interpreter", "read_batch_script", "shell_signal",
@@ -219,11 +219,12 @@ def _column(line: str, part: str, character: str, where: str) -> str:
 
 
 def long_option(word: str) -> tuple[str, str]:
-    """Return the long name and the value of one option of a list, such as `--mem=2G`, `-n 4` or `-n4`."""
-    match = re.fullmatch(r"--([^=\s]*)(?:=|\s+|$)(.*)|-(.)\s*(.*)", word.strip(), re.DOTALL)
-    if match is None:
-        return word, ""
-    return (match[1], match[2]) if match[3] is None else (_LONG_OF.get(match[3], match[3]), match[4])
+    """Return the long name and the value of one option of a list, such as `--mem=2G`, `-n 4`, `-n4` or `-n "4"`."""
+    if match := re.fullmatch(r"--([^=\s]*)(=?)(.*)", word.strip(), re.DOTALL):
+        return match[1], match[3] if match[2] else unquoted(match[3])
+    match = _SHORT.fullmatch(word.strip())
+    letter = (match[2] or match[1][-1:]) if match else word
+    return _LONG_OF.get(letter, letter), unquoted(match[3] or "") if match else ""
 
 
 def _full_name(name: str, where: str) -> str:

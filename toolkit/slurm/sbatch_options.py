@@ -29,9 +29,9 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
     if option.startswith(f"--{name}="):
         return option.removeprefix(f"--{name}=").strip()
     if option.startswith(f"--{name} "):
-        return _unquoted(option.removeprefix(f"--{name} "))
+        return unquoted(option.removeprefix(f"--{name} "))
     if letter and option.startswith(f"-{letter}"):
-        return _unquoted(option.removeprefix(f"-{letter}"))
+        return unquoted(option.removeprefix(f"-{letter}"))
     return None
 
 
@@ -68,7 +68,7 @@ def excluded_nodes(own: str, options: Sequence[str], bad: Sequence[str]) -> str:
     return ",".join(dict.fromkeys(filter(None, [own, given, *bad])))
 
 
-def _unquoted(text: str) -> str:
+def unquoted(text: str) -> str:
     return " ".join(_words(text))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_tasks_that_do_not_fit_the_nodes(tmp_path, line, term, what, fix):
 )
 def test_tasks_that_fit(tmp_path, line):
     assert found(script(tmp_path, f"#SBATCH {line}")) == []
+
+
+@pytest.mark.parametrize("option", ["--tmp '2G'", '--time-min "10"', "--mincpus '5'", '--comment="a"'])
+def test_quoted_values_in_a_job_file(tmp_path, option):
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nentry = ["true"]\nsbatch = [{json.dumps(option)}]\n')
+    assert found(job) == []
+    job.write_text('[job]\nentry = ["true"]\n')
+    assert found(job, options=(option,)) == []
+
+
+def test_short_options_in_one_argument(tmp_path):
+    ((_, _, what, _),) = found(script(tmp_path, "#SBATCH -N2"), options=("-Hn1",))
+    assert what == "1 task on 2 nodes: Slurm allocates only 1 node"
 
 
 def test_a_flag_is_compared_with_the_script(tmp_path):
