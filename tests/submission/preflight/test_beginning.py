@@ -199,6 +199,8 @@ def test_a_model_folder_that_its_ranks_would_refuse_is_not_submitted(toolkit, tm
     (folder / "model.safetensors").touch()
     assert "finetune_lora.toml" in said() and "args.packed: expected one of llama" in said()
     assert "has no chat template. Fix: set args.model" in said("args.packed=false")
+    write("config.json", model_type="qwen2", max_position_embeddings=512, sliding_window=64, use_sliding_window=False)
+    assert "attends to" not in said("args.packed=false")
     write("config.json", model_type="llama", max_position_embeddings=64)
     write("tokenizer_config.json", chat_template="x")
     assert "args.context: the model attends to 64 tokens, got 128. Fix: set it to 64" in said()

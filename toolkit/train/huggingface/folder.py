@@ -42,7 +42,9 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def check_fit(settings: Mapping[str, Any], job: ResolvedJob, context: int, *, is_packed: bool) -> None:
     """Raise a ToolkitError for settings of the job that the model of a configuration cannot have."""
     kind = settings.get("model_type")
-    limits = [settings.get(name) for name in ("max_position_embeddings", "sliding_window")]
+    # Qwen2 has a window that only `use_sliding_window` enables.
+    names = ["max_position_embeddings", *(["sliding_window"] if settings.get("use_sliding_window", True) else [])]
+    limits = [settings.get(name) for name in names]
     most = min((limit for limit in limits if isinstance(limit, int) and limit), default=context)
     for where, is_wrong, message, fix in (
         ("parallel.pp", job.parallel.pp > 1, "models of transformers have no pipeline stages", "set pp = 1"),
