@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.options import RUN, echo_log, json_option, print_command_option, runs_option
-from toolkit.errors import InterruptedWaitError, ToolkitError
+from toolkit.errors import DamagedFileError, InterruptedWaitError, ToolkitError
 from toolkit.rundir.attempt_records import FAILED_INSIDE
 from toolkit.rundir.states import RunState
 from toolkit.runs.named_runs import find, folders_of_runs, for_each, refuse_at_last
@@ -134,14 +135,14 @@ def _print_verdicts(found: Sequence[RunStatus]) -> None:
 
 def _print_notes(found: Sequence[RunStatus]) -> None:
     """Print what rank 0 noted at its start, and what helps if steps failed inside a script."""
-    from toolkit.rundir.files import read_json_or_none
+    from toolkit.rundir.files import read_json
     from toolkit.rundir.layout import RunDirectory
 
     for one in found:
         attempt = RunDirectory(Path(one.path)).last_attempt() if one.path and one.tasks is None else None
-        started = read_json_or_none(attempt.rank_file(0)) if attempt is not None else None
-        if started is not None and "note" in started:
-            click.echo(f"{one.run_id}  {plain(started['note'])}")
+        with suppress(DamagedFileError, OSError):  # a run may lack the file, and its state does not need it
+            if attempt is not None and "note" in (started := read_json(attempt.rank_file(0))):
+                click.echo(f"{one.run_id}  {plain(str(started['note']))}")
         if one.state is RunState.COMPLETED and FAILED_INSIDE in one.reason:
             click.echo(f"{one.run_id}  fix: {STEP_FAILED.fix}")
 

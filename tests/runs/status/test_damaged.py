@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from queued_runs import claim, submitted
+from queued_runs import claim, end_attempt, submitted
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
@@ -40,6 +40,16 @@ def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, slurm, 
     assert told["reason"] == f"{damaged} is damaged: `toolkit status {run.run_id}` explains how to continue"
     assert f"({damaged} is damaged, so `scancel 44` was executed immediately)" in toolkit.ok("cancel", "44")
     assert slurm.calls("scancel") == ["scancel --full 44"] and run.is_asked("cancel")
+
+
+def test_a_damaged_note_hides_no_other_note(toolkit, slurm) -> None:
+    runs = [submitted(toolkit, job, f"noted{job}") for job in ("44", "45")]
+    for run, text in zip(runs, ("x{", json.dumps({"rank": 0, "host": "n1", "pid": 1, "note": "no GPU"})), strict=True):
+        claim(run)
+        end_attempt(run, state="completed")
+        run.attempt(0).rank_file(0).parent.mkdir()
+        run.attempt(0).rank_file(0).write_text(text)
+    assert f"{runs[1].run_id}  no GPU" in toolkit.ok("status", *(run.run_id for run in runs))
 
 
 def test_a_run_whose_cluster_is_gone_goes_on_elsewhere_when_its_user_says_so(toolkit, slurm) -> None:
