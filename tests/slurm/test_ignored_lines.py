@@ -21,17 +21,24 @@ def ignored(folder: Path, lines: str, first: str = "#!/bin/bash") -> list[str]:
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
-        ("set -e\n\n#SBATCH -N2\n#SBATCH -n4\n#SBATCH -t5\n", "4: lines 4 to 6 are ignored by sbatch, because line 2 is a command: set -e"),
-        ("#SBATCH -n2\nexport A=1\n#SBATCH -N2\nx\n#SBATCH -c2\n", "4: lines 4 and 6 are ignored by sbatch, because line 3 is a command: export A=1"),
+        ("set -e\n\n#SBATCH -N2\n#SBATCH -n4\n#SBATCH -t5\n", "4: lines 4-6 are ignored by sbatch, because line 2 is a command: set -e"),
+        ("#SBATCH -n2\nexport A=1\n#SBATCH -N2\nx\n#SBATCH -c2\n", "4: lines 4,6 are ignored by sbatch, because line 3 is a command: export A=1"),
         ("\u00a0\n#SBATCH -N2\n", "3: line 3 is ignored by sbatch, because line 2 is a command: '\\xa0'"),
         ("# don't\nset -e # it's\n#SBATCH -N2\n", "4: line 4 is ignored by sbatch, because line 3 is a command: set -e"),
         ("x=$((1<<n)) y='<<E'\n#SBATCH -N2\n", "3: line 3 is ignored by sbatch, because line 2 is a command: x=$((1<<n)) y='<<E'"),
         ("cat <<< word ${#a} $'it\\'s'\n#SBATCH -N2\n", "3: line 3 is ignored by sbatch, because line 2 is a command: cat <<< word ${#a} $'it\\'s'"),
         ("sbatch <<EOF | tee x\n#SBATCH -N2\nEOF\n#SBATCH -n1\n", "5: line 5 is ignored by sbatch, because line 2 is a command: sbatch <<EOF | tee x"),
         (" #SBATCH -N2\n", "2: sbatch ignores `#SBATCH` after white space"),
+        ("#SBATCH -n2\n\u00a0#SBATCH -N 2\n", "3: sbatch ignores `#SBATCH` after white space"),
+        ("\u200b#SBATCH -N 2\nhostname\n", "2: sbatch ignores `#SBATCH` after white space"),
+        ("#\u00a0SBATCH -N 2\n", "2: sbatch reads only lines with `#SBATCH`, got '#\\xa0SBATCH'"),
+        ("#\u200bSBATCH -N 2\n", "2: sbatch reads only lines with `#SBATCH`, got '#\\u200bSBATCH'"),
+        ("let x=1<<y\n#SBATCH -N2\n", "3: line 3 is ignored by sbatch, because line 2 is a command: let x=1<<y"),
+        ("x=$[1<<y]\n#SBATCH -N2\n", "3: line 3 is ignored by sbatch, because line 2 is a command: x=$[1<<y]"),
+        ("a[1<<y]=2\n#SBATCH -N2\n", "3: line 3 is ignored by sbatch, because line 2 is a command: a[1<<y]=2"),
         ("# SBATCH -N2\n", "2: sbatch reads only lines with `#SBATCH`, got '# SBATCH'"),
         ("#sbatch --nodes=2\n", "2: sbatch reads only lines with `#SBATCH`, got '#sbatch'"),
-        ("#PBS -l nodes=2\n", "2: sbatch may read #PBS lines, but toolkit does not"),
+        ("#PBS -l nodes=2\n", "2: toolkit ignores #PBS lines"),
     ],
 )  # fmt: skip
 def test_lines_that_sbatch_ignores(tmp_path: Path, lines: str, found: str) -> None:

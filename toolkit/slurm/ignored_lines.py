@@ -6,20 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.slurm.array import write_array
 from toolkit.slurm.batch_script import BatchScript
 
 __all__ = ["commands_of", "ignored_lines"]
 
 _DIRECTIVE = re.compile(r"#SBATCH\s*-")
-_INDENTED = re.compile(r"\s+#SBATCH\s+-")
-_ALMOST = re.compile(r"#[ \t]+SBATCH[ \t]+-|(?!#SBATCH)(?i:#SBATCH)[ \t]+-")
+_SPACE = "[\\s\u200b\ufeff]"  # also the characters without width that editors insert
+_INDENTED = re.compile(rf"{_SPACE}+#SBATCH{_SPACE}+-")
+_ALMOST = re.compile(rf"#{_SPACE}+SBATCH{_SPACE}+-|(?!#SBATCH)(?i:#SBATCH){_SPACE}+-")
 _OF_OTHERS = re.compile(r"#(?:PBS|BSUB)[ \t]+-")
-# `<<EOF`, `<<-'EOF'`; not `<<<`, and no shift of a number in $(( )).
+# `<<EOF`, `<<-'EOF'`; not `<<<`, and no shift of a number in $(( )), $[ ], a[ ]= and let.
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([A-Za-z_][\w.-]*))")
-_ARITHMETIC = re.compile(r"\(\((?:[^()]|\([^()]*\))*\)\)")
+_ARITHMETIC = re.compile(
+    r"\(\((?:[^()]|\([^()]*\))*\)\)|\$\[[^]\n]*\]|(?<![^\s;&|({])(?:\w+\[[^]\n]*\]\+?=|let[ \t][^;&|\n]*)"
+)
 # A string or an escaped character, a comment, or one other character.
 _TOKEN = re.compile(
-    r"\\.|\$'(?:\\.|[^'\\])*'|'[^']*(?P<single>'|$)|\"(?:\\.|[^\"\\])*(?P<double>\"|$)|(?<![^\s;&|()])(?P<comment>#[^\n]*)|.",
+    r"\\.|\$'(?:\\.|[^'\\])*'|'[^']*(?P<single>'|$)|\"(?:\\.|[^\"\\])*(?P<double>\"|$)|(?<![^ \t\n;&|()])(?P<comment>#[^\n]*)|.",
     re.DOTALL,
 )
 
@@ -74,11 +78,12 @@ def ignored_lines(path: Path, script: BatchScript) -> Iterator[ToolkitError]:
         first, command = shell.commands[0]
         shown = command[:60] if command.isprintable() else ascii(command[:60])
         yield ToolkitError(
-            f"{_lines(late)} {'are' if len(late) > 1 else 'is'} ignored by sbatch, because line {first} is a command: {shown}",
+            f"{'lines' if late[1:] else 'line'} {write_array(late)} {'are' if late[1:] else 'is'} ignored by sbatch, because "
+            f"line {first} is a command: {shown}",
             where=f"{path}:{late[0]}",
             fix=f"move line {first} and all other commands below line {late[-1]}",
         )
-    for number, line in script.head:
+    for number, line in [*script.head, *shell.commands]:  # for bash, other white space starts a command
         if _INDENTED.match(line):
             message = "sbatch ignores `#SBATCH` after white space"
             yield ToolkitError(message, where=f"{path}:{number}", fix="write `#SBATCH` at the start of the line")
@@ -88,18 +93,5 @@ def ignored_lines(path: Path, script: BatchScript) -> Iterator[ToolkitError]:
                 message, where=f"{path}:{number}", fix="write `#SBATCH`, or `##SBATCH` to disable the line"
             )
         elif match := _OF_OTHERS.match(line):
-            message = f"sbatch may read {match[0][:-2]} lines, but toolkit does not"
+            message = f"toolkit ignores {match[0].split()[0]} lines"
             yield ToolkitError(message, where=f"{path}:{number}", fix="write the options after `#SBATCH`")
-
-
-def _lines(numbers: Sequence[int]) -> str:
-    """Return line numbers as "line 4" or "lines 4 to 8 and 12"."""
-    groups: list[list[int]] = []
-    for number in numbers:
-        if groups and number == groups[-1][-1] + 1:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    words = [f"{one[0]} to {one[-1]}" if len(one) > 2 else " and ".join(map(str, one)) for one in groups]
-    listed = ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
-    return f"line{'s' if len(numbers) > 1 else ''} {listed}"
