@@ -54,6 +54,18 @@ def test_code_and_values_are_those_of_the_run(toolkit, made, repository: Path) -
     assert record_of(other)["job"]["job"]["ranks_per_node"] == 2
 
 
+def test_a_set_argument_is_compared_with_the_job_file_of_the_run(toolkit, made, repository: Path) -> None:
+    job = repository / "work.toml"
+    (repository / "train.py").write_text("def main(world, config):\n    pass\n")
+    job.write_text('[job]\nentry = "train.py:main"\n[args]\nrate = 0.1\n')
+    run = made("submit", job)
+    job.write_text(job.read_text().replace("rate = 0.1", "speed = 0.1"))
+    assert "args.rate" not in toolkit("rerun", run.run_id, "--set", "args.rate=1").err
+    assert "args.speed is neither in [args]" in toolkit("rerun", run.run_id, "--set", "args.speed=1").err
+    job.unlink()
+    assert "args.rat is neither in [args]" in toolkit("rerun", run.run_id, "--set", "args.rat=1").err
+
+
 def test_it_runs_and_keeps_its_code_when_it_is_resumed(toolkit, project: Path) -> None:
     (project / "work.toml").write_text('[job]\nentry = ["./train.sh"]\n')
     (project / "train.sh").write_text("#!/bin/sh\necho as submitted\n")

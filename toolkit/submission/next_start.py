@@ -120,7 +120,7 @@ def submit_next(prepared: NextStart, request: JobRequest, *, force: bool = False
     options = check_sbatch_options(request.sbatch_options, for_sbatch=uses_slurm(prepared.job))
     part, job = prepared.part, prepared.job
     try:
-        found = look(job, _runs_of(part), extra_sbatch_options=options, run=part)
+        found = look(job, _runs_of(part), extra_sbatch_options=options, run=part, recorded=part.whole.job_file)
         report_cost(require_good(found, instead=FORCED if force else ""))
         submitted = submit(part.whole, job, prepared.number)
     except (NoAnswerError, OwnFailureError):
@@ -140,7 +140,7 @@ def rerun(request: JobRequest, *, force: bool = False) -> Run:
     options = check_sbatch_options(request.sbatch_options, for_sbatch=uses_slurm(job))
     runs = _runs_of(before)
     sweep = sweep_to_repeat(before, job, site)
-    found = look(job, runs, site=site, extra_sbatch_options=options)
+    found = look(job, runs, site=site, extra_sbatch_options=options, recorded=before.whole.job_file)
     cost = require_good(found, instead=FORCED if force else "")
     repeated = make_run(job, runs, extra_sbatch_options=options, repeats=before, sweep=sweep)
     report_cost(cost)

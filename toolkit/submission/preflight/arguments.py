@@ -15,18 +15,22 @@ from toolkit.supervise.launch import is_unmanaged
 __all__ = ["check_set_arguments"]
 
 
-def check_set_arguments(job: ResolvedJob, swept: Mapping[str, str] | None = None) -> Iterator[Finding]:
+def check_set_arguments(
+    job: ResolvedJob, swept: Mapping[str, str] | None = None, recorded: Path | None = None
+) -> Iterator[Finding]:
     """Warn about keys that neither the job file nor its function contains; refuse them in a sweep.
 
     `swept` has the place of each swept key: with a key that the function does not read, all tasks compute the same.
+    `recorded` is the copy of the job file of an existing run.
     """
+    job_file = recorded or job.job_file
     swept, typed = swept or {}, ("flag", "TOOLKIT_*")
     places = {key: one.detail for key, one in job.origins.items() if one.layer in typed} | {**swept}
     given = {key: place for key, place in places.items() if key.startswith("args.")}
-    files = [job.job_directory / name for name in files_of_entry(job)]
-    if not given or is_unmanaged(job.job.entry) or not files or not job.job_file.is_file() or _declares(files[0]):
+    files = [job.code_folder / name for name in files_of_entry(job)]
+    if not given or is_unmanaged(job.job.entry) or not files or not job_file.is_file() or _declares(files[0]):
         return
-    paths = [path for path, _ in leaves(read_document(job.job_file).values.get("args", {}))]
+    paths = [path for path, _ in leaves(read_document(job_file).values.get("args", {}))]
     known = {".".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
     read = _names_in(files[0])
     for key, place in given.items():

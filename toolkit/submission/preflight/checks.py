@@ -145,6 +145,7 @@ def look(
     run: RunDirectory | None = None,
     with_sbatch: bool = False,
     swept: Mapping[str, str] | None = None,
+    recorded: Path | None = None,
 ) -> Preflight:
     """Check a job and, if it is submitted to Slurm, the cluster.
 
@@ -155,10 +156,15 @@ def look(
         run: the run that the job continues.
         with_sbatch: whether to query sbatch, too, if no check rejects the job. `submit` calls sbatch anyway.
         swept: the place of each swept key.
+        recorded: the copy of the job file of the run that the job continues or repeats.
     """
     requests = [(one, request_of(one, extra_sbatch_options)) for one in job.components]
     found = [finding for one, request in requests for finding in check_shape(one, request)]
-    found += [*check_script(job), *check_set_arguments(job, swept), *check_dependency(job, extra_sbatch_options)]
+    found += [
+        *check_script(job),
+        *check_set_arguments(job, swept, recorded),
+        *check_dependency(job, extra_sbatch_options),
+    ]
     if runs is not None:
         found += [*check_files(job, extra_sbatch_options), *check_room(job, runs, run)]
     if not uses_slurm(job):
