@@ -49,6 +49,7 @@ def test_values_that_sbatch_accepts(tmp_path, line):
     [
         ("-n1 -N1 --ntasks-per-node=2", "warning", "1 task, but 2 tasks per node on 1 node: Slurm starts only 1", "--ntasks=2, or remove --ntasks"),
         ("-n3 -N2 --tasks-per-node=2", "warning", "3 tasks, but 2 tasks per node on 2 nodes: Slurm starts only 3", "--ntasks=4, or remove --ntasks"),
+        ("-n2 -N1-4 --ntasks-per-node=4", "warning", "2 tasks, but 4 tasks per node on 1 node: Slurm starts only 2", "--ntasks=4, or remove --ntasks"),
         ("-n1 -N2", "warning", "1 task on 2 nodes: Slurm allocates only 1 node", "--ntasks=2, or --nodes=1"),
         ("-n5 -N2 --ntasks-per-node=2", "refusal", "5 tasks, but at most 2 tasks per node on 2 nodes", "--ntasks=4, or --nodes=3"),
     ],

@@ -105,8 +105,9 @@ def _tasks(about: About, options: _Options) -> Iterator[Finding]:
     tasks, each = options.number("ntasks"), options.number("ntasks-per-node") or options.number("tasks-per-node")
     nodes, least = options.number("nodes"), options.number("nodes", 0) or 1
     place = options.found["ntasks"][1] if tasks else ""
-    of_nodes = f"{counted(each, 'task')} per node on {counted(nodes or 1, 'node')}"
-    if tasks and each and nodes and tasks > nodes * each:
+    is_too_many = bool(tasks and each and nodes and tasks > nodes * each)
+    of_nodes = f"{counted(each, 'task')} per node on {counted(nodes if is_too_many else least, 'node')}"
+    if is_too_many:
         fix = f"--ntasks={nodes * each}, or --nodes={-(-tasks // each)}"
         yield about.refuse(place, f"{counted(tasks, 'task')}, but at most {of_nodes}", fix)
     elif tasks and each and tasks < least * each:
