@@ -36,6 +36,8 @@ MISTAKES = {
     "unknown partition": (JOB, "submit JOB --site devcluster -p debgu", 2, ["debgu", "'debug'"]),
     "unknown site": (JOB, "submit JOB --site devclutser", 4, ["devclutser", "'devcluster'"]),
     "no such site file": (JOB, "submit JOB --site ./none.toml", 4, ["none.toml"]),
+    "no time to stop within": (JOB, "stop last --within 0m", 2, ["--within", "'0m'", "1:30 (90 s)"]),
+    "a number without a unit": (JOB, "stop last --within 10", 2, ["--within", "'10'", "5m"]),
     "unknown run": (JOB, "status 20200101-000000-0000", 4, ["20200101", "history"]),
     "no form of a run": (JOB, "status 123:0", 4, ["123:0", "last", "123_4", "123;cluster"]),
     "cancel a step": (JOB, "cancel 123.0", 2, ["123.0", "one step of a job", "Fix: use 123\n"]),

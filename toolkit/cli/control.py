@@ -1,13 +1,24 @@
 """`save`, `stop` and `requeue`: requests to a running run."""
 
-from datetime import timedelta
+import re
 from pathlib import Path
 
 import click
 
 from toolkit.cli.options import RUN, print_command_option, runs_option
 from toolkit.runs.named_runs import find
-from toolkit.terminal.ages import Age
+from toolkit.slurm.times import parse_slurm_time
+from toolkit.units import parse_duration
+
+
+def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    """Return the seconds in a duration such as 90s or 5m, or a time of Slurm with a colon."""
+    if text is None:
+        return None
+    within_s = parse_slurm_time(text) if re.fullmatch(r"[0-9]+(?::[0-9]+){1,2}", text) else parse_duration(text)
+    if not within_s:
+        raise click.BadParameter(f"expected a duration such as 90s, 5m, 1h or 1:30 (90 s), got {text!r}")
+    return within_s
 
 
 @click.command()
@@ -28,10 +39,12 @@ def save(run: str, runs: Path | None) -> None:
 
 @click.command()
 @click.argument("run", type=RUN)
-@click.option("--within", type=Age(), metavar="TIME", help="Time for the save, such as 10m [warn_s, at least 60 s].")
+@click.option(
+    "--within", callback=_seconds, metavar="TIME", help="Time for the save, such as 10m [warn_s, at least 60 s]."
+)
 @runs_option
 @print_command_option
-def stop(run: str, within: timedelta | None, runs: Path | None) -> None:
+def stop(run: str, within: float | None, runs: Path | None) -> None:
     """Make RUN save a checkpoint and stop; `resume` continues it. A second `stop` kills its ranks.
 
     \b
@@ -40,8 +53,7 @@ def stop(run: str, within: timedelta | None, runs: Path | None) -> None:
     """
     from toolkit.runs.requests.control import stop_run
 
-    within_s = within.total_seconds() if within is not None else None
-    click.echo(stop_run(find(run, runs, to="stop"), within_s))
+    click.echo(stop_run(find(run, runs, to="stop"), within))
 
 
 @click.command()

@@ -309,7 +309,7 @@ def test_a_stop_gives_time_to_save_and_a_second_one_kills(toolkit, wait_until) -
 def test_a_second_stop_kills_at_once(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job(DEAF.format(folder=toolkit.folder)))
     wait_until(lambda: (toolkit.folder / "ready").exists())
-    assert "KILL after 3600 s" in toolkit.ok("stop", run.run_id, "--within", "1h")
+    assert "KILL after 3690 s" in toolkit.ok("stop", run.run_id, "--within", "1:01:30")
     refused = toolkit("stop", run.run_id, "--within", "2h")
     assert (refused.code, "--within cannot change its time now" in refused.err) == (1, True), refused
     assert "its ranks are killed" in toolkit.ok("stop", run.run_id)

@@ -42,6 +42,14 @@ def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, slurm, 
     assert slurm.calls("scancel") == ["scancel --full 44"] and run.is_asked("cancel")
 
 
+def test_a_pending_run_is_cancelled_not_stopped(toolkit, slurm) -> None:
+    run = submitted(toolkit, "44", "waits")
+    slurm.queue(("44", "PENDING", "Priority"))
+    said = toolkit("stop", run.run_id)
+    assert (said.code, f"Fix: `toolkit cancel {run.run_id}` ends it" in said.err) == (1, True), said
+    toolkit.ok(*said.err.partition("`toolkit ")[2].partition("`")[0].split())
+
+
 def test_a_damaged_note_hides_no_other_note(toolkit, slurm) -> None:
     runs = [submitted(toolkit, job, f"noted{job}") for job in ("44", "45")]
     for run, text in zip(runs, ("x{", json.dumps({"rank": 0, "host": "n1", "pid": 1, "note": "no GPU"})), strict=True):

@@ -184,6 +184,8 @@ def require_running(run: RunDirectory, so: str) -> RunStatus:
         raise CheckFailedError(
             f"run {run.run_id} {state_phrase(status.state)}, {so}",
             where=str(run.path),
-            fix="`toolkit status --live` lists the active runs",
+            fix=f"`toolkit cancel {run.run_id}` ends it"
+            if status.state is RunState.PENDING
+            else "`toolkit status --live` lists the active runs",
         )
     return status
