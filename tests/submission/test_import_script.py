@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -299,10 +300,20 @@ def test_notes_name_the_line(tmp_path: Path, directive: str, note: str) -> None:
     assert any(one.startswith(note) for one in notes) and tables["restart"] == {"crashes": 0, "walltimes": 0}
 
 
-@pytest.mark.parametrize("directive", ["--time=abc", "--nodes=two", "--ntasks=x", "--mem=10X", "--tasks-per-node=a"])
+@pytest.mark.parametrize(
+    "directive",
+    ["--time=abc", "--nodes=two", "--ntasks=x", "--mem=10X", "--tasks-per-node=a", "--nodes=2-1", "-M a,b", "-M all"],
+)
 def test_an_invalid_value_is_named(tmp_path: Path, directive: str) -> None:
-    _, notes = imported(tmp_path, f"#SBATCH {directive}\nsrun ./a.out")
-    assert "line 2: --" in notes[-1] and "has an invalid value" in notes[-1]
+    tables, notes = imported(tmp_path, f"#SBATCH {directive}\nsrun ./a.out")
+    value = re.split("[ =]", directive)[1]
+    assert value in notes[-2] and re.search(r"(^line |:)2:", notes[-2]) and tables["job"]["once"]
+    assert notes[-1] == "the script stays the entry of the job: it cannot be submitted"
+
+
+def test_a_directive_after_a_command_is_named_once(tmp_path: Path) -> None:
+    _, notes = imported(tmp_path, "set -e\n#SBATCH -N2\nsrun ./a.out")
+    assert notes[0].startswith("line 3 is ignored by sbatch, because line 2 is a command: set -e. Fix: move line 2")
 
 
 def test_what_is_not_a_script_or_a_place_for_a_file(toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import JobFile, looks_secret
 from toolkit.config.script_document import SAME, WITHOUT_EFFECT, document_of_script
 from toolkit.errors import ToolkitError
+from toolkit.metrics.verdicts import Severity
 from toolkit.slurm.batch_script import OPTIONS, other_interpreter, read_batch_script, signal_in
 from toolkit.slurm.sbatch_options import last_value_of, memory_mib
 from toolkit.submission.launch_line import WORD, NoTranslationError, expand, is_secret, keys_of_launch
+from toolkit.submission.preflight.finding import Finding
 from toolkit.submission.preflight.options import check_options
 from toolkit.submission.preflight.script_lines import check_script
 from toolkit.submission.script import KEPT
@@ -56,9 +58,6 @@ _OF_SLURM = re.compile(r"(SLURM|TOOLKIT|PMIX?)_\w*")
 # The variables that shells often export; an assignment without `export` then changes the environment.
 _OFTEN_EXPORTED = ("LD_LIBRARY_PATH", "PYTHONPATH")
 _CAT = re.compile(r'"?\$\(cat ([\w./~-]+)\)"?')
-# The values that sbatch accepts, except those of keys.
-_VALID = {"time": "", "nodes": r"[\d,:km-]+", "mem": r"(?i)\d+(\.\d+)?([kmgtp]b?)?"}
-_VALID |= dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task"), r"\d+")
 _OPERATORS = re.compile(r"[|&;<>()]")
 # The variables that toolkit sets for each rank.
 _OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"})
@@ -90,15 +89,12 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
         "job": values["job"] | {"entry": os.path.relpath(path, folder)},
         "env": {"secrets": {**body.env.get("secrets", {})}} if body.env else {},
     }
-    job_of_script = resolve(JobRequest(str(path)), None, environ={})
-    found = [*check_script(job_of_script), *check_options(job_of_script)]
-    prefix = f"{job_of_script.job_file}:"
-    warnings = {
-        one: f"line {one.where.removeprefix(prefix).partition(':')[0]}: {one.what}. Fix: {one.fix}" for one in found
-    }
-    body.notes += [note for one, note in warnings.items() if one.check != "torchrun"]
+    warnings, refused = _warnings(path)
+    body.notes += [note for one, note in warnings.items() if one.check != "torchrun"] + ([refused] if refused else [])
     notes = [*body.notes]
     try:
+        if refused or any(one.severity is Severity.CRITICAL for one in warnings):
+            raise NoTranslationError("it cannot be submitted")
         if "component" in values:
             raise NoTranslationError("a heterogeneous script has no translation")
         if other := other_interpreter(path):
@@ -116,6 +112,19 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
         notes += [note for one, note in warnings.items() if one.check == "torchrun"]  # else toolkit replaces torchrun
         notes.append(f"the script stays the entry of the job: {reason}")
     return tomlkit.dumps({name: table for name, table in tables.items() if table}), notes
+
+
+def _warnings(path: Path) -> tuple[dict[Finding, str], str]:
+    """Return the findings on a script, each as a note, and why toolkit refuses it as a job; "" if it does not."""
+    try:
+        job = resolve(JobRequest(str(path)), None, environ={})
+    except ToolkitError as error:
+        return {}, str(error)
+    notes = {}
+    for one in (*check_script(job), *check_options(job)):
+        line = f"line {one.where.removeprefix(f'{job.job_file}:').partition(':')[0]}: "
+        notes[one] = f"{'' if one.what.startswith('line') else line}{one.what}. Fix: {one.fix}"
+    return notes, ""
 
 
 def _check(tables: Mapping[str, Any]) -> None:
@@ -182,8 +191,6 @@ def _keys(table: dict[str, Any], places: Mapping[str, str], notes: list[str]) ->
     for option in options:
         typed, _, value = option.removeprefix("--").partition("=")
         name = SAME.get(typed, typed)
-        if name in _VALID and not re.fullmatch(_VALID[name], value):
-            raise NoTranslationError(f"{places[name]}: {option} has an invalid value")
         if name in ("cpus-per-gpu", "tres-per-task") or re.fullmatch("ntasks-per-(?!node).*", name):
             raise NoTranslationError(f"{places[name]}: {option} has no key")
         if name == "job-name":
