@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,7 @@ def with_outputs(request) -> Path:
         "sub/wandb/run-1/files/config.yaml", "sub/code.py", "hf/checkpoint-500/model.json", "checkpoint-tools.py",
         "checkpoint-9.json", "wandb/__init__.py", "old/exp/20260101-010101-abcd/record.json",
         "old/exp/20260101-010101-abcd/code/train.py", "old/.bad-nodes/site/n1.json", "lib/exp/util.py", "lib/empty.txt",
+        "checkpoint-tools/lib/conv.py", "checkpoint-tools/a.bin", "old/plot.py", "beside/20260101-010101-abcd/code/x.py", "beside/use.py",
     ):  # fmt: skip
         write(folder / name, name)
     return folder
@@ -178,16 +180,12 @@ def test_outputs_of_earlier_runs_are_links_and_nothing_is_missing(toolkit, with_
     code = rendered(toolkit, with_outputs).code(0)
     links = {
         "out/a.pt", "out/deep/b.pt", "models/last.ckpt", "lightning_logs", "sub/wandb", "hf/checkpoint-500",
-        "checkpoint-9.json", "old",
+        "checkpoint-9.json", "old/exp", "checkpoint-tools/a.bin", "beside/20260101-010101-abcd",
     }  # fmt: skip
     copies = {
-        "out/notes.md",
-        "models/model.py",
-        "sub/code.py",
-        "checkpoint-tools.py",
-        "wandb/__init__.py",
-        "lib/exp/util.py",
-    }
+        "out/notes.md", "models/model.py", "sub/code.py", "checkpoint-tools.py", "wandb/__init__.py", "lib/exp/util.py",
+        "checkpoint-tools/lib/conv.py", "old/plot.py", "beside/use.py",
+    }  # fmt: skip
     assert {name for name in links | copies if (code / name).is_symlink()} == links
     for path in with_outputs.rglob("*"):
         name = path.relative_to(with_outputs)
@@ -200,6 +198,22 @@ def test_outputs_of_earlier_runs_are_links_and_nothing_is_missing(toolkit, with_
     assert not (with_outputs / "out" / "new.pt").exists() and (with_outputs / "lightning_logs" / "version_1").exists()
     listed = json.loads(code.with_name("code.json").read_text())
     assert links <= {*listed["linked"]} and links.isdisjoint(listed["files"])
+
+
+def test_a_copy_is_private_before_it_has_its_mode(toolkit, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, chmod = [], Path.chmod
+
+    def note(path: Path, mode: int) -> None:
+        modes.extend([path.stat().st_mode & 0o777] if path.name == "helper.py" else [])
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", note)
+    before = os.umask(0)
+    try:
+        rendered(toolkit, project)
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
 
 
 def test_a_rerun_has_the_same_links_and_outputs_are_no_difference(toolkit, with_outputs: Path) -> None:

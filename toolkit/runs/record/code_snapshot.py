@@ -217,21 +217,32 @@ def _code_among(listed: Sequence[str], folder: Path, runs: Path, outputs: set[Pu
                 outputs.add(inside)
         return known[inside]
 
-    return (name for name in listed if not is_left_out(PurePosixPath(name).parent))
+    def is_code(path: PurePosixPath) -> bool:
+        return not is_left_out(path.parent) or (_is_source(path) and not outputs.isdisjoint(path.parents))
+
+    return (name for name in listed if is_code(PurePosixPath(name)))
 
 
 def _walk(folder: Path, runs: Path, outputs: set[PurePosixPath]) -> Iterator[str]:
     """Yield every file below a folder without a repository, except environments, caches, runs, outputs and hidden folders."""
     seen = 0
     for place, folders, files in os.walk(folder):
+        inside = PurePosixPath(Path(place).relative_to(folder))
         folders[:] = [name for name in sorted(folders) if name[0] != "." and not _is_no_code(Path(place, name), runs)]
-        found = [name for name in folders if _is_output_folder(Path(place, name))]
-        outputs |= {PurePosixPath(Path(place, name).relative_to(folder)) for name in found}
-        folders[:] = [name for name in folders if name not in found]
-        seen += len(files)
+        if is_output := not outputs.isdisjoint((inside, *inside.parents)):
+            folders[:] = [name for name in folders if not _RUN_ID.fullmatch(name)]
+        else:
+            outputs |= {inside / name for name in folders if _is_output_folder(Path(place, name))}
+        found = [inside / name for name in sorted(files) if not is_output or _is_source(inside / name)]
+        seen += len(found)
         if seen > MOST_FILES:
             raise _TooLargeError(f"has more than {MOST_FILES} files")
-        yield from (str(Path(place, name).relative_to(folder)) for name in sorted(files))
+        yield from map(str, found)
+
+
+def _is_source(path: PurePosixPath) -> bool:
+    """Return whether a file in a folder of outputs is code: a source of Python, but no copy in a run."""
+    return path.suffix == ".py" and not any(map(_RUN_ID.fullmatch, path.parts))
 
 
 def _is_no_code(folder: Path, runs: Path) -> bool:
@@ -312,6 +323,7 @@ def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str
             data, executable = source.read_bytes(), os.access(source, os.X_OK)
         except FileNotFoundError:  # the file was removed after it was listed
             return None
+        (target / name).touch(mode=0o600)  # never readable by others, whatever the umask
         (target / name).write_bytes(data)
         (target / name).chmod(mode & private_mode(source) | (0o700 if executable else 0o600))
         return CodeFile(hashlib.sha256(data).hexdigest(), len(data), executable)
