@@ -25,6 +25,11 @@ def resolved(folder: Path, text: str, *settings: str, defaults: str = "") -> Res
     [
         ('[alerts.rules.slow]\nwhen = "step_s => 2"\n', ":4:alerts.rules.slow.when", "'step_s => 2' is not a valid condition. Fix: use a condition such as"),
         ('[alerts.rules.slow]\nwhen = "verdict:slow"\n', ":4:alerts.rules.slow.when", "'verdict:slow' is not a valid condition"),
+        ('[alerts.rules.slow]\nwhen = "verdict:stal"\n', ":4:alerts.rules.slow.when", "expected stall, got 'stal'"),
+        ('[alerts.rules.slow]\nwhen = "verdict:stall >= critcal"\n', ":4:alerts.rules.slow.when", "expected critical, got 'critcal'"),
+        ('[observe]\nmetrics = ["acc:mean"]\n[alerts.rules.slow]\nwhen = "acc:mean > 0.5"\n', ":6:alerts.rules.slow.when", "write acc;"),
+        ('[alerts.rules.slow]\nwhen = "reward.p99 > 1"\n', ":4:alerts.rules.slow.when", "'reward.p99' not found. Fix: use reward, with .mean, .min, .max or .p95"),
+        ('[observe]\nmetrics = ["reward"]\n[alerts.rules.slow]\nwhen = "reward.median > 1"\n', ":6:alerts.rules.slow.when", "Fix: use reward, with .mean"),
         (RULE + 'for = "60"\n', ":5:alerts.rules.slow.for", "expected a duration such as"),
         (RULE + 'cooldown = "1 week"\n', ":5:alerts.rules.slow.cooldown", "got '1 week'"),
         (RULE + 'severity = "fatal"\n', ":5:alerts.rules.slow.severity", "'fatal'"),

@@ -1,5 +1,6 @@
 """Check a job against its site, and reject requests that Slurm would reject or leave pending forever."""
 
+import re
 from collections.abc import Iterator
 
 from toolkit.config.document import no_start, no_text, no_word
@@ -90,11 +91,14 @@ def check_alerts(resolved: ResolvedJob) -> None:
     for name, rule in resolved.alerts.rules.items():
         condition = parse_condition(rule.when)
         if condition.severity is None and (metric := condition.subject) not in series:
-            fix = f"use {' or '.join(nearest(metric, series) or [', '.join(series)])}"
-            own = f'for a metric of toolkit.record, add "{metric}" or "{metric}:mean" to observe.metrics'
-            errors.append(
-                refuse(resolved, f"alerts.rules.{name}.when", f"metric {metric!r} not found", f"{fix}; {own}")
-            )
+            base, _, statistic = metric.rpartition(".")
+            fix = f"use {base or metric}, with .mean, .min, .max or .p95"
+            if base not in series and not re.fullmatch(r"p\d+", statistic):
+                fix = (
+                    f"use {' or '.join(nearest(metric, series) or [', '.join(series)])}; for a metric of toolkit.record, "
+                    f'add "{metric}" or "{metric}:mean" to observe.metrics'
+                )
+            errors.append(refuse(resolved, f"alerts.rules.{name}.when", f"metric {metric!r} not found", fix))
         for channel in {*rule.channels} - known.keys():
             own = f"set notify.{channel}" if channel in ("mail", "webhook") else f"add {channel} to [notify.channels]"
             fix = f"use {' or '.join(nearest(channel, known) or known)}, or {own}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -91,12 +92,23 @@ def parse_condition(text: str) -> Condition:
     match = _METRIC.fullmatch(text.strip())
     window_s = parse_duration(match["window"]) if match and match["of"] else 0.0
     if match is None or window_s is None or (match["of"] and not window_s):
-        raise ValueError(f"{text!r} is not a valid condition")
+        raise ValueError(f"{text!r} is not a valid condition{_hint(text.strip())}")
     subject, statistic = match["of"] or match["name"], match["statistic"] or "mean"
     metric, _, other = subject.rpartition(".")
     if metric in COLUMNS:  # a program may record a metric `queue.count`
         raise ValueError(f"{text!r} is not a valid condition: expected .mean, .min, .max or .p95, got .{other}")
     return Condition(subject, statistic, match["operator"], float(match["limit"]), window_s)
+
+
+def _hint(text: str) -> str:
+    """Return what a condition should be if it resembles a valid one; else ""."""
+    if match := re.fullmatch(r"verdict:([^\s>]+)(?:\s*>=\s*(\S+))?", text):
+        for part, names in ((match[1], [*VerdictKind, "*"]), (match[2] or "info", [*Severity])):
+            if part not in names:
+                return f": expected {(get_close_matches(part, names, n=1) or [', '.join(names)])[0]}, got {part!r}"
+    if match := re.match(r"([^\s:]+):mean\b", text):
+        return f": write {match[1]}; only observe.metrics has `:mean`"
+    return ""
 
 
 def rules_of(job: Mapping[str, Any]) -> list[Rule]:
