@@ -187,12 +187,9 @@ def _table(shown: list[TensorDifference]) -> Table:
 
 def _columns(numbers: NumberDifference) -> list[str]:
     return [
-        f"{numbers.differing} of {numbers.elements}",
-        f"{numbers.largest:.3g}",
-        f"{numbers.largest_relative:.3g}",
-        f"{numbers.norm:.3g}",
-        f"{numbers.relative_norm:.3g}",
-    ]
+        f"{numbers.differing} of {numbers.elements}", f"{numbers.largest:.3g}", f"{numbers.largest_relative:.3g}",
+        f"{numbers.norm:.3g}", f"{numbers.relative_norm:.3g}",
+    ]  # fmt: skip
 
 
 def _remark(one: TensorDifference) -> str:

@@ -150,12 +150,9 @@ print_command_option = click.option(
 
 
 after_option = click.option(
-    "--after",
-    type=RUN,
-    multiple=True,
-    metavar="RUN[:ok|any]",
+    "--after", type=RUN, multiple=True, metavar="RUN[:ok|any]",
     help="Start after RUN has completed (ok, the default), or has ended in any way (any).",
-)
+)  # fmt: skip
 
 
 def request_of(job: str, values: Mapping[str, Any], **fields: Any) -> JobRequest:
@@ -174,12 +171,9 @@ def sweep_options(function: Command) -> Command:
         help="File with the values of the tasks: TOML, CSV or JSON lines.",
     )
     sweep = click.option(
-        "--sweep",
-        "sweeps",
-        multiple=True,
-        metavar="KEY=V1,V2",
+        "--sweep", "sweeps", multiple=True, metavar="KEY=V1,V2",
         help="One task per value; with several options, one task per combination.",
-    )
+    )  # fmt: skip
     return sweep(grid(function))
 
 

@@ -165,18 +165,12 @@ def _check_function(resolved: ResolvedJob) -> None:
     """Reject keys of [restart] that have no effect on the kind of the entry."""
     is_function = isinstance(resolved.job.entry, str) and ":" in resolved.job.entry
     if is_function and resolved.restart.blind_requeues != default_of(type(resolved.restart), "blind_requeues"):
-        raise refuse(
-            resolved, "restart.blind_requeues", "has no effect for a function, which reports its steps",
-            "remove blind_requeues",
-        )  # fmt: skip
+        what = "has no effect for a function, which reports its steps"
+        raise refuse(resolved, "restart.blind_requeues", what, "remove blind_requeues")
     key = "restart.steps_must_succeed"  # the user's own default applies to jobs of any kind
     if resolved.restart.steps_must_succeed and not resolved.job.once and resolved.origin(key).layer != "user":
-        raise refuse(
-            resolved,
-            key,
-            "has no effect without job.once: a rank that fails always fails the run",
-            "remove steps_must_succeed",
-        )
+        what = "has no effect without job.once: a rank that fails always fails the run"
+        raise refuse(resolved, key, what, "remove steps_must_succeed")
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:

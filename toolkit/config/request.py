@@ -226,13 +226,9 @@ def _join(
     for name, keys in PATHS.items():
         own[name] = own[name].model_copy(update=_lasting(own[name], name, keys, origins))
     return ResolvedJob(
-        job_file=job_file,
-        job_directory=job_file.parent,
-        argv=list(argv),
-        **own,
-        **values_of_site(site, environ),
+        job_file=job_file, job_directory=job_file.parent, argv=list(argv), **own, **values_of_site(site, environ),
         origins=origins | origins_of_site(site),
-    )
+    )  # fmt: skip
 
 
 def _lasting(table: BaseModel, name: str, keys: Sequence[str], origins: Mapping[str, Origin]) -> dict[str, str]:

@@ -347,12 +347,8 @@ _OF_PARTITION = {
 
 
 def _with_partition(
-    resolved: ResolvedJob,
-    job: Mapping[str, Any],
-    limits: PartitionTable | None,
-    origins: Mapping[str, Origin],
-    site: Site,
-) -> ResolvedJob:
+    resolved: ResolvedJob, job: Mapping[str, Any], limits: PartitionTable | None, origins: Mapping[str, Origin], site: Site
+) -> ResolvedJob:  # fmt: skip
     """Return the job with derived values, its partition, and the keys of the partition that replace keys of the site."""
     changed: dict[str, Any] = {
         "job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": {**origins},

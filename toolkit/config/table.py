@@ -103,12 +103,8 @@ def type_words(annotation: Any) -> str:
     if origin is dict:
         return f"a table of {_plural(arguments[1])}"
     names: dict[Any, str] = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-        Any: "any value",
-    }
+        bool: "true or false", int: "a whole number", float: "a number", str: "a string", Any: "any value",
+    }  # fmt: skip
     if annotation not in names:
         return "a table"
     return names[annotation]

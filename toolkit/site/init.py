@@ -191,12 +191,9 @@ def _launcher(cluster: ClusterFacts, host: Host) -> Table:
         _guess(table, "mpi", fitting, why, "toolkit site check")
     if host.mpi and host.mpi.library:
         _guess(
-            table,
-            "libmpi",
-            host.mpi.library,
-            f"next to the mpirun on PATH here: {host.mpi.called}",
+            table, "libmpi", host.mpi.library, f"next to the mpirun on PATH here: {host.mpi.called}",
             "toolkit site check",
-        )
+        )  # fmt: skip
     return table
 
 

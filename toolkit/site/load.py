@@ -274,13 +274,9 @@ def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
         sys.stderr.write("+ scontrol show config\n")
     try:
         answer = subprocess.run(
-            [scontrol, "show", "config"],
-            env=dict(environ),
-            capture_output=True,
-            text=True,
-            timeout=SCONTROL_TIMEOUT_S,
-            check=False,
-        )
+            [scontrol, "show", "config"], env=dict(environ), capture_output=True, text=True,
+            timeout=SCONTROL_TIMEOUT_S, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return ""  # slurmctld did not respond; other criteria may still match
     match = _CLUSTER_NAME.search(answer.stdout)

@@ -180,13 +180,10 @@ def _judge(request: JobRequest, site: Site, name: str) -> Candidate:
     asked = job.gpus_per_node if resolved.origin("job.gpus_per_node").layer not in ("site", "derived") else 0
     cpus = job.ranks_per_node * job.cpus_per_rank
     return Candidate(
-        name,
-        nodes=job.min_nodes,
-        idle_gpus=job.min_nodes * max(0, limits.gpus_per_node - asked),
-        idle_cpus=job.min_nodes * max(0, limits.cpus_per_node - cpus),
-        limit_s=limits.max_time_s,
+        name, nodes=job.min_nodes, idle_gpus=job.min_nodes * max(0, limits.gpus_per_node - asked),
+        idle_cpus=job.min_nodes * max(0, limits.cpus_per_node - cpus), limit_s=limits.max_time_s,
         time_given=bool(job.time),
-    )
+    )  # fmt: skip
 
 
 def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:

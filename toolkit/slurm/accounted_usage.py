@@ -11,17 +11,9 @@ from toolkit.slurm.sbatch_options import memory_mib, parse_tres
 __all__ = ["AccountedLife", "accounted_usage"]
 
 _COLUMNS = (
+    "JobID", "State", "ElapsedRaw", "TimelimitRaw", "NNodes", "AllocCPUS", "TotalCPU", "MaxRSS", "AllocTRES",
     "JobID",
-    "State",
-    "ElapsedRaw",
-    "TimelimitRaw",
-    "NNodes",
-    "AllocCPUS",
-    "TotalCPU",
-    "MaxRSS",
-    "AllocTRES",
-    "JobID",
-)
+)  # fmt: skip
 _JOB_OR_STEP = re.compile(r"[0-9]+(_[0-9]+|_\[[^\]]*\])?(\+[0-9]+)?(\.\w+)?", re.ASCII)
 _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9.]+)", re.ASCII)
 

@@ -104,18 +104,14 @@ def _ask(slurm: Slurm, query: Sequence[str], columns: Sequence[str]) -> list[dic
 
 def _limits(row: Mapping[str, str], *, jobs: Sequence[str], submitted: str) -> Limits:
     return Limits(
-        longest_s=printed_limit_s(row["MaxWall"]),
-        least_for_job=parse_tres(row.get("MinTRES", "")),
-        most_for_job=parse_tres(row["MaxTRES"]),
-        most_on_node=parse_tres(row["MaxTRESPerNode"]),
+        longest_s=printed_limit_s(row["MaxWall"]), least_for_job=parse_tres(row.get("MinTRES", "")),
+        most_for_job=parse_tres(row["MaxTRES"]), most_on_node=parse_tres(row["MaxTRESPerNode"]),
         most_for_job_minutes=parse_tres(row["MaxTRESMins"]),
-        most_of_user=parse_tres(row.get("MaxTRESPerUser", "")),
-        most_of_group=parse_tres(row["GrpTRES"]),
-        running_jobs=_least(row, jobs),
-        submitted_jobs=_least(row, [submitted]),
+        most_of_user=parse_tres(row.get("MaxTRESPerUser", "")), most_of_group=parse_tres(row["GrpTRES"]),
+        running_jobs=_least(row, jobs), submitted_jobs=_least(row, [submitted]),
         submitted_jobs_of_group=_least(row, ["GrpSubmitJobs"]),
         flags=frozenset(filter(None, row.get("Flags", "").split(","))),
-    )
+    )  # fmt: skip
 
 
 def _least(row: Mapping[str, str], names: Sequence[str]) -> int | None:

@@ -7,49 +7,15 @@ __all__ = ["described", "instead_of", "odd_character"]
 
 _ODD = re.compile(r"[^\t -~]")
 # The values that sbatch passes on unread, in which any character is valid (checked against 22.05).
-_FREE = frozenset(
-    [
-        "bb",
-        "bbf",
-        "chdir",
-        "comment",
-        "container",
-        "container-id",
-        "error",
-        "export",
-        "export-file",
-        "extra",
-        "input",
-        "job-name",
-        "mail-user",
-        "mcs-label",
-        "network",
-        "nodefile",
-        "output",
-        "wckey",
-        "wrap",
-    ]
-)
+_FREE = frozenset({
+    "bb", "bbf", "chdir", "comment", "container", "container-id", "error", "export", "export-file", "extra",
+    "input", "job-name", "mail-user", "mcs-label", "network", "nodefile", "output", "wckey", "wrap",
+})  # fmt: skip
 # Names that the cluster defines, which may contain letters of any alphabet.
-_NAMES = frozenset(
-    [
-        "account",
-        "cluster",
-        "clusters",
-        "constraint",
-        "exclude",
-        "gpus",
-        "gpus-per-node",
-        "gpus-per-task",
-        "gres",
-        "licenses",
-        "nodelist",
-        "partition",
-        "prefer",
-        "qos",
-        "reservation",
-    ]
-)
+_NAMES = frozenset({
+    "account", "cluster", "clusters", "constraint", "exclude", "gpus", "gpus-per-node", "gpus-per-task", "gres",
+    "licenses", "nodelist", "partition", "prefer", "qos", "reservation",
+})  # fmt: skip
 
 
 def odd_character(value: str, name: str = "") -> str:

@@ -54,17 +54,8 @@ _SCRUBBED = (
 _QUERY = {"SLURM_BITSTR_LEN": "0"}
 # Signals that do not kill a process by default; any other signal counts as the cause of an exit.
 _HARMLESS = (
-    "SIGCHLD",
-    "SIGCONT",
-    "SIGSTOP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGWINCH",
-    "SIGRTMIN",
-    "SIGRTMAX",
-)
+    "SIGCHLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGRTMIN", "SIGRTMAX",
+)  # fmt: skip
 _DEADLY = {sign.value: sign.name for sign in signal.Signals if sign.name not in _HARMLESS}
 _OF_SSH = 255
 # Messages of ssh when it exits with 255, in case a wrapper of the site runs Slurm commands on another host.

@@ -13,23 +13,9 @@ __all__ = ["JobFacts", "base_of", "base_state", "run_state"]
 
 # Fields of squeue --Format and of sacct --format, in the order of the columns.
 _QUEUE = (
-    "JobArrayID",
-    "State",
-    "Reason",
-    "NodeList",
-    "TimeLeft",
-    "StartTime",
-    "EligibleTime",
-    "RestartCnt",
-    "Comment",
-    "Partition",
-    "NumNodes",
-    "TimeLimit",
-    "EndTime",
-    "Dependency",
-    "ReqNodes",
-    "JobArrayID",
-)
+    "JobArrayID", "State", "Reason", "NodeList", "TimeLeft", "StartTime", "EligibleTime", "RestartCnt", "Comment",
+    "Partition", "NumNodes", "TimeLimit", "EndTime", "Dependency", "ReqNodes", "JobArrayID",
+)  # fmt: skip
 _ACCOUNTS = ("JobID", "State", "ExitCode", "NodeList", "Submit", "JobID")
 # squeue may print `5_*` for all pending tasks of array 5.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\]|_\*)?(\+[0-9]+)?", re.ASCII)

@@ -146,12 +146,9 @@ def blocks_of(text: str, first: str) -> list[Block]:
 def limits_of(block: Block) -> PartitionLimits:
     """Return the limits of a partition from its block in the output of `scontrol show partition`."""
     return PartitionLimits(
-        name=block.get("PartitionName") or "",
-        state=block.get("State") or "",
-        is_default=block.get("Default") == "YES",
-        total_nodes=whole_number(block.get("TotalNodes")) or 0,
-        min_nodes=whole_number(block.get("MinNodes")) or 0,
-        max_nodes=whole_number(block.get("MaxNodes")),
+        name=block.get("PartitionName") or "", state=block.get("State") or "",
+        is_default=block.get("Default") == "YES", total_nodes=whole_number(block.get("TotalNodes")) or 0,
+        min_nodes=whole_number(block.get("MinNodes")) or 0, max_nodes=whole_number(block.get("MaxNodes")),
         max_time_s=printed_limit_s(block.get("MaxTime") or ""),
         default_time_s=printed_limit_s(block.get("DefaultTime") or ""),
         max_cpus_per_node=whole_number(block.get("MaxCPUsPerNode")),
@@ -160,17 +157,12 @@ def limits_of(block: Block) -> PartitionLimits:
         default_memory_per_node_mib=memory_mib(_text(block, "DefMemPerNode")),
         gives_memory_by_gpu="DefMemPerGPU" in _text(block, "JobDefaults"),
         gives_whole_nodes=_text(block, "OverSubscribe").startswith("EXCLUSIVE"),
-        allow_accounts=_names(block, "AllowAccounts"),
-        deny_accounts=_names(block, "DenyAccounts"),
-        allow_qos=_names(block, "AllowQos"),
-        deny_qos=_names(block, "DenyQos"),
-        allow_groups=_names(block, "AllowGroups"),
-        qos="" if _text(block, "QoS") == "N/A" else _text(block, "QoS"),
-        billing_weights=parse_weights(_text(block, "TRESBillingWeights")),
-        nodes=_text(block, "Nodes"),
-        requires_reservation=_text(block, "ReqResv") == "YES",
-        root_only=block.get("RootOnly") == "YES",
-    )
+        allow_accounts=_names(block, "AllowAccounts"), deny_accounts=_names(block, "DenyAccounts"),
+        allow_qos=_names(block, "AllowQos"), deny_qos=_names(block, "DenyQos"),
+        allow_groups=_names(block, "AllowGroups"), qos="" if _text(block, "QoS") == "N/A" else _text(block, "QoS"),
+        billing_weights=parse_weights(_text(block, "TRESBillingWeights")), nodes=_text(block, "Nodes"),
+        requires_reservation=_text(block, "ReqResv") == "YES", root_only=block.get("RootOnly") == "YES",
+    )  # fmt: skip
 
 
 def _text(block: Block, key: str) -> str:

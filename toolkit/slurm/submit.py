@@ -31,12 +31,9 @@ _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
 # Errors that do not show whether Slurm accepted a request (slurm_errno.c, 22.05 to 26.05); `scontrol requeue` prints the
 # last one after a timeout.
 _UNSETTLED = (
-    "timed out",
-    "unable to contact slurm controller",
-    "zero bytes",
-    "connection reset",
+    "timed out", "unable to contact slurm controller", "zero bytes", "connection reset",
     "unexpected message received",
-)
+)  # fmt: skip
 # Prefixes of variables that belong to the current job. sbatch would pass them to the new job, where they would contradict
 # its own values ("SLURM_MEM_PER_CPU ... and SLURM_MEM_PER_NODE are mutually exclusive").
 _OF_A_JOB = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "PALS_")

@@ -253,19 +253,10 @@ def make_run(
         options, whole_array = [*extra_sbatch_options], _whole_array(job, repeats)
         if after:
             options += dependency_options(after, [*sbatch_words(job), *extra_sbatch_options])
-        write_text(
-            run.script(0),
-            render_script(
-                job,
-                run,
-                0,
-                excluded=excluded,
-                extra_sbatch_options=options,
-                task_overrides=task_overrides,
-                whole_array=whole_array,
-            ),
-            mode=0o700,
-        )
+        script = render_script(
+            job, run, 0, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides, whole_array=whole_array
+        )  # fmt: skip
+        write_text(run.script(0), script, mode=0o700)
         _copy_job_files(job, run, repeats)
         if sweep is not None:
             write_sweep(run, sweep.sweep)

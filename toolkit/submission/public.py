@@ -110,12 +110,9 @@ def resume(
 
     _require_absent(options, ("sweep", "grid"), f"toolkit.resume: {_name_of(run_name)}")
     return next_start.resume(
-        request_of(_name_of(run_name), options),
-        checkpoint=checkpoint,
-        same_code=same_code,
-        job_gone=job_gone,
+        request_of(_name_of(run_name), options), checkpoint=checkpoint, same_code=same_code, job_gone=job_gone,
         force=force,
-    )
+    )  # fmt: skip
 
 
 def list_runs(

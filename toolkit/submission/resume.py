@@ -126,14 +126,9 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
         excluded = nodes_to_exclude(job, runs_of(run.whole))
         options = [*changes.sbatch, *dependency_options(changes.after, [*sbatch_words(job), *changes.sbatch])]
         script = render_script(
-            job,
-            run.whole,
-            number,
-            excluded=excluded,
-            extra_sbatch_options=options,
-            task_overrides=task_overrides,
+            job, run.whole, number, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides,
             whole_array=array_of_first_start(run.whole),
-        )
+        )  # fmt: skip
         write_text(run.whole.script(number), script, mode=0o700)
     except (ToolkitError, OSError):
         undo_resume(prepared)

@@ -169,12 +169,9 @@ class Follower:
 def _marks(run: RunDirectory) -> tuple[int, ...]:
     """Return values that change when a start or an attempt of the run or a task starts or ends."""
     files = (
-        "submitted-*.json",
-        "starts/*/claim.json",
-        "starts/*/end.json",
-        "attempts/*/start.json",
+        "submitted-*.json", "starts/*/claim.json", "starts/*/end.json", "attempts/*/start.json",
         "attempts/*/exit.json",
-    )
+    )  # fmt: skip
     return tuple(sum(1 for _ in run.path.glob(below + name)) for below in ("", "tasks/*/") for name in files)
 
 

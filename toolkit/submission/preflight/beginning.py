@@ -185,8 +185,7 @@ def check_model_folder(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     script, given = _script_of(job), job.args.get("model")
     if (
         script is None
-        or not isinstance(given, str)
-        or not given
+        or not (isinstance(given, str) and given)
         or "open_folder" not in script.read_text(errors="replace")
     ):
         return

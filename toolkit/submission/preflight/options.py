@@ -79,11 +79,7 @@ def check_options(job: ResolvedJob, extra_sbatch_options: Sequence[str] = ()) ->
             yield about.refuse(place, f"expected {_FORMS[name][1]} for --{name}, got {value!r}", "correct the value")
         elif name in ("time", "time-min") and not _is_time(value):
             yield about.refuse(place, f"expected a time for --{name}, got {value!r}", f"write {FORMS}")
-    memory = [
-        (f"--{name}={options.found[name][0]}", options.found[name][1])
-        for name in _MEMORY_OPTIONS
-        if name in options.found
-    ]
+    memory = [(f"--{name}={options.found[name][0]}", options.found[name][1]) for name in _MEMORY_OPTIONS if name in options.found]  # fmt: skip
     if len(memory) > 1:
         given = " and ".join(f"{option} ({place})" for option, place in memory)
         yield About(job, "memory").refuse(
