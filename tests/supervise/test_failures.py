@@ -67,6 +67,34 @@ def test_the_reason_of_a_program_quotes_the_line_that_names_its_error(attempt, l
     assert why == "exit code 3" or end.evidence[0] == ("logs/rank-0.log", why.removeprefix("exit code 3: "))
 
 
+FRAMES = ["Traceback (most recent call last):", '  File "/job/ddp2.py", line 15, in main', "    x = batch['labels']"]
+LABELLED = [f"[rank1]: {line}" for line in (*FRAMES, "KeyError: 'labels'")]
+LOST = [
+    f"[rank{rank}]: {line}" for rank in (0, 2) for line in (*FRAMES, "RuntimeError: [gloo] Connection closed by peer")
+]
+KILLED = "srun: error: node1: task 1: Killed"
+WATCHDOG = "[rank0]:[E1128] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "why"),
+    [
+        ([*LOST, *LABELLED, *LOST], 1, "rank 1: KeyError: 'labels' at ddp2.py:15"),
+        ([*LABELLED, *LOST * 9], 1, "rank 1: KeyError: 'labels' at ddp2.py:15"),
+        ([*LABELLED, WATCHDOG, *LOST], 1, "rank 1: KeyError: 'labels' at ddp2.py:15"),
+        ([*LOST, KILLED], 137, f"rank 1: {KILLED}"),
+        (["step 3", "error: no data"], 3, "error: no data"),
+    ],
+)
+def test_a_script_is_not_a_rank_and_the_rank_that_failed_first_is_read_from_its_log(attempt, lines, code, why):
+    attempt.run.batch_script.write_text("#!/bin/bash\nsrun python3 ddp2.py\n")
+    fail(attempt, 0, f"exit code {code}", 1, kind="exit", code=code)
+    attempt.log_file(0).write_text("\n".join([*lines, ""]))
+    end = first_failure(attempt)
+    assert (end.reason, end.rank, end.host) == (f"the script: exit code {code}: {why}", None, None)
+    assert (end.symptom, end.exit_code) == ("exit_code", code)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
@@ -16,6 +15,7 @@ from toolkit.rundir.files import read_json, tail_text, why_unwritable
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
+from toolkit.supervise.error_lines import CHILD_DIED, CONSEQUENCE, ErrorLine, error_line, users_position
 from toolkit.supervise.node_state import samples_in
 from toolkit.supervise.rank_evidence import HANGS, LINES_SEARCHED, complete_fix, find_in_ranks
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
@@ -42,7 +42,7 @@ from toolkit.terminal.talk import clean
 
 LAST_LINES = 8
 LINES_MATCHED = 60  # at the end of a log; a long explanation may follow the error line
-LINE_CHARACTERS = 300  # of a log line in a reason
+LINES_OF_RANKS = 5000  # of a log in which all ranks of a program report their errors
 LATE_SHOWN = 3
 _LEADS = 2.0  # a rank that uses this multiple of the memory of any other one on its node filled it
 LATE_S = 0.5  # ranks that wait in the same collective time out within this time of each other
@@ -51,17 +51,6 @@ _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, 
 _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 # After such a line, Open MPI prints the native stack of a process that a signal kills.
 _NATIVE_STACK = re.compile(r"\*\*\* Process received signal \*\*\*")
-# Reasons of a rank whose own child process failed, and printed why.
-_CHILD_DIED = re.compile(r"exited unexpectedly|terminated abruptly|returned non-zero exit status|BrokenProcessPool")
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_LIBRARIES = re.compile(r"-packages/|/lib(?:64)?/python3\.\d+/|^<")
-_TOOLKIT = f"{Path(__file__).parents[1]}/"
-# Messages of a rank that lost its connection to a failed rank. This rank fails a moment later, and is not the culprit.
-_CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal|"
-    r"; rank \d+ did not (?:come|join)|came and gave up waiting|joined and timed out",  # the wording differs by release
-    re.IGNORECASE,
-)
 _AGREED = re.compile(r"(?:not saved|could not be loaded): rank (\d+): ")
 # How srun and Open MPI name a failed rank. Hydra always names the first process in its list.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
@@ -70,11 +59,6 @@ _SIGNAL = re.compile(r"signal (\d+)")
 _OUT_OF_MEMORY_ON = re.compile(
     r"slurmstepd-(?P<daemon>[\w.-]+?): .*(?:exceeded \S*\s?memory limit|oom[-_ ]kill)|srun: error: (?P<node>[\w.-]+): tasks? [\d,-]+: Out Of Memory",
     re.IGNORECASE,
-)
-# A line that names an error: `Error: ...`, `ERROR: LoadError: ...`, `prog: fatal error: ...`, `ValueError: ...`, not `error: 0.3`.
-_ERROR = re.compile(
-    r"^(?!srun:|slurmstepd)(?:\S+: |line \d+: |\[[^]]*\]:? |Fortran runtime |[\d:,.T/-]+ ){0,5}"
-    r"(?:[\w.]*(?:[Ee]rror|ERROR|Exception)|[Ff]atal|FATAL|panic)\b(?!\s*[:=]?\s*[-+\d.e]+\s*$)"
 )
 
 
@@ -118,16 +102,18 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         blamed = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
         if blamed is not None:
             return blamed
+    is_script = attempt.run.batch_script.exists()  # its only process is not a rank of the program
     end = AttemptEnd(
         cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
-        reason=clean(culprit["reason"]) + _users_position(culprit.get("traceback") or []),
+        reason="the script: " * is_script + clean(culprit["reason"]) + users_position(culprit.get("traceback") or []),
         exit_code=culprit["exit_code"],
         rank=culprit["rank"],
         host=culprit["host"],
         fix=culprit.get("fix", ""),
         last_lines=_last_lines(attempt, culprit["rank"]),
     )
-    return _with_symptom(end, culprit, attempt)
+    end = _with_symptom(end, culprit, attempt)
+    return replace(end, rank=None, host=None if end.host == culprit["host"] else end.host) if is_script else end
 
 
 def _errors(attempt: AttemptDirectory) -> list[dict[str, Any]]:
@@ -198,21 +184,24 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     """Add the symptom that the rank's messages show, or else the launcher's, with its evidence and fix."""
     kind, consequence = culprit["kind"], _is_consequence(culprit)
     rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
-    seen, named_error, log_file = [(rank_file, match_symptom([end.reason]))], "", ""
+    seen, error, log_file = [(rank_file, match_symptom([end.reason]))], None, ""
     lines: list[str] = []
     # An unmanaged program, a child process and native code report their errors only in the log.
-    if kind == "exit" or _CHILD_DIED.search(end.reason) or end.exit_code - 128 in _CRASH_SIGNALS:
+    if kind == "exit" or CHILD_DIED.search(end.reason) or end.exit_code - 128 in _CRASH_SIGNALS:
         log_file = f"logs/{find_log(attempt, culprit['rank']).name}"
         lines = _spoken(attempt, culprit["rank"])
-        named_error = _line_of_error(lines[-LINES_MATCHED:]) if kind == "exit" else ""
-        seen.append((log_file, match_symptom(lines[-LINES_MATCHED:], context=lines)))
+        error = _error_in(attempt, culprit["rank"], lines) if kind == "exit" else None
+        match = match_symptom(lines[-LINES_MATCHED:], context=lines)
+        # Other ranks of the program wait for the one that failed.
+        is_effect = error is not None and error.is_cause and match is not None and match.symptom is COLLECTIVE_TIMEOUT
+        seen.append((log_file, match_symptom([error.text]) if error is not None and is_effect else match))
     if kind in ("exit", "signal") or consequence:
         seen.append(("logs/launcher.log", match_symptom(_launcher_lines(attempt))))
     shown = next(((file, match) for file, match in seen if match is not None), None)
     if shown is None:
         symptom = _plain_symptom(kind, end, consequence)
-        evidence = [(log_file, named_error) if named_error else (rank_file, end.reason)]
-        end = replace(end, reason=f"{end.reason}: {named_error}") if named_error else end
+        evidence = [(log_file, error.text) if error is not None else (rank_file, end.reason)]
+        end = replace(end, reason=f"{end.reason}: {error}") if error is not None else end
         return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
     file, match = shown
     symptom, evidence = match.symptom, [(file, match.line)]
@@ -226,15 +215,12 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     return end
 
 
-def _line_of_error(lines: Sequence[str]) -> str:
-    """Return the last line that names an error, as R, Julia, Fortran, MATLAB or a shell print it; "" if there is none."""
-    at = next((at for at in range(len(lines) - 1, -1, -1) if _ERROR.search(lines[at])), None)
-    if at is None:
-        return ""
-    line = lines[at].strip()
-    if line.endswith(":") and at + 1 < len(lines):  # `Error in f(x) :`
-        line += f" {lines[at + 1].strip()}"
-    return line[:LINE_CHARACTERS]
+def _error_in(attempt: AttemptDirectory, rank: int, lines: Sequence[str]) -> ErrorLine | None:
+    """Return the line that names the error of a program; tracebacks of many ranks may follow the one with the cause."""
+    error = error_line(lines[-LINES_MATCHED:])
+    if error is None or error.is_cause:
+        return error
+    return error_line([clean(line) for line in tail_of(attempt, rank, LINES_OF_RANKS)])
 
 
 def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:
@@ -304,25 +290,18 @@ def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
 def _users_line(traceback: Sequence[str]) -> str:
     """Return the innermost frame outside of libraries, as ` at late.py:8: dist.all_reduce(x)`; "" if there is none."""
     for at in range(len(traceback) - 1, -1, -1):
-        if position := _users_position(traceback[at : at + 1]):
+        if position := users_position(traceback[at : at + 1]):
             code = traceback[at + 1].strip() if at + 1 < len(traceback) else ""
             return position + (f": {clean(code)}" if code else "")
     return ""
 
 
-def _users_position(traceback: Sequence[str]) -> str:
-    """Return the position of the innermost frame outside of libraries, as ` at late.py:8`; "" if there is none."""
-    frames = filter(None, map(_FRAME.match, reversed(traceback)))
-    own = (one for one in frames if not _LIBRARIES.search(one["file"]) and not one["file"].startswith(_TOOLKIT))
-    return next((f" at {one['file'].rpartition('/')[2]}:{one['line']}" for one in own), "")
-
-
 def _is_consequence(error: dict[str, Any]) -> bool:
     if error["kind"] == "signal":  # launchers send TERM to the remaining ranks
         return error["reason"] == "killed by SIGTERM" or (
-            error["said"] != error["reason"] and bool(_CONSEQUENCE.search(error["said"]))
+            error["said"] != error["reason"] and bool(CONSEQUENCE.search(error["said"]))
         )
-    return error["kind"] in ("exception", "failed") and bool(_CONSEQUENCE.search(error["said"]))
+    return error["kind"] in ("exception", "failed") and bool(CONSEQUENCE.search(error["said"]))
 
 
 def _is_caused(error: dict[str, Any], timed_out_ranks: Sequence[dict[str, Any]]) -> bool:

@@ -183,13 +183,13 @@ def _is_same_crash(last: AttemptRecord, end: AttemptEnd, *, tells_steps: bool) -
     seen, place = exception_of(end), _place_of(end.reason)
     is_named = end.symptom not in _UNNAMED or seen is not None
     if tells_steps and (is_named or last.rank == end.rank) and place == _place_of(last.reason):
-        return _alike([last.reason]) == _alike([end.reason])
+        return alike([last.reason]) == alike([end.reason])
     if _has_any_progress(last) or _has_any_progress(end):
         return False
     if seen is not None and seen[1]:
         return seen == exception_of(last)
-    lines = _alike(end.last_lines)
-    return bool(lines) and (lines, end.exit_code) == (_alike(last.last_lines), last.exit_code)
+    lines = alike(end.last_lines)
+    return bool(lines) and (lines, end.exit_code) == (alike(last.last_lines), last.exit_code)
 
 
 def _is_of_node(end: AttemptEnd | AttemptRecord) -> bool:
@@ -203,7 +203,7 @@ def _place_of(reason: str) -> str:
     return found[0] if found else ""
 
 
-def _alike(lines: Sequence[str]) -> list[str]:
+def alike(lines: Sequence[str]) -> list[str]:
     """Return lines without what varies between attempts, each only once, so that their number does not matter."""
     return list(dict.fromkeys(_VARYING.sub("#", line).strip() for line in lines if line.strip()))
 

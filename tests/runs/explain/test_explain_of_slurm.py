@@ -11,6 +11,9 @@ from toolkit.rundir.claims import claim_start, end_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.states import ENDINGS
+from toolkit.runs.explain.foreign import _explain
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.job_facts import JobFacts
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
@@ -185,6 +188,28 @@ def test_tasks_that_failed_for_different_reasons(toolkit, slurm):
         "all 3 failed for similar reasons, the first: OSError: cannot read /data/0.bin"
     )
     assert why("OSError: a", "OSError: a", "KeyError: b") == ""
+
+
+@pytest.mark.parametrize(("codes", "is_similar"), [((3, 3), True), ((3, 77), False)])
+def test_tasks_that_exit_with_different_codes_did_not_fail_alike(toolkit, slurm, codes, is_similar):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    for number, code in enumerate(codes):
+        task = make_task(run, number)
+        lived(task, job_id=f"8_{number}")
+        path = task.attempt(0).exit_file
+        end = {"state": "failed", "cause": "crashed", "exit_code": code, "reason": f"exit code {code}", "rank": None}
+        write_json(path, json.loads(path.read_text()) | end | {"symptom": "exit_code", "last_lines": ["error: 0.3"]})
+        end_start(task, 0, state="failed", exit_code=code)
+    slurm()
+    why = explain(toolkit, run.run_id)["why"]
+    assert ("all 2 failed for the same reason: exit code 3" in why) is is_similar and ("similar" not in why)
+
+
+def test_a_log_that_cannot_be_read_is_no_cause(tmp_path):
+    job = JobFacts("8", "FAILED", exit_code="1:0")
+    told = _explain(Slurm(), job, {"StdOut": str(tmp_path / "away" / "slurm-8.out"), "ExitCode": "1:0"})
+    assert told.why == "its script exited with code 1"
+    assert "this host cannot read it: No such file or directory" in told.evidence[-1].line
 
 
 def test_a_follow_up_job_of_a_task_is_explained_by_its_own_log(toolkit, slurm):

@@ -15,7 +15,6 @@ from toolkit.rundir.files import tail_text, why_full
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
-from toolkit.runs.explain.fatal_lines import fatal_line
 from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
@@ -23,6 +22,7 @@ from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_state
 from toolkit.slurm.limits import UnusableNode, unusable_nodes
+from toolkit.supervise.error_lines import error_line
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.rank_evidence import HANGS, complete_fix, find_in_ranks
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, match_symptom, symptom_named
@@ -85,7 +85,8 @@ def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, 
 
 def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: AttemptRecord, quoted: list[str]) -> list[Evidence]:
     """Return the last lines of the rank that caused the end, or of the launcher, without those in `quoted`."""
-    path = attempt.launcher_log if end.rank is None else find_log(attempt, end.rank)
+    is_of_launcher = end.rank is None and not attempt.run.batch_script.exists()
+    path = attempt.launcher_log if is_of_launcher else find_log(attempt, end.rank or 0)
     if end.cause is Cause.STALLED:
         path = attempt.errors  # the place of each rank, from its stack
     new = [line for line in end.last_lines if line.strip(" ^~") and not any(line.strip() in one for one in quoted)]
@@ -378,8 +379,8 @@ def match_log(
     """
     found = [(line, file) for file in logs if file is not None for line in _lines_since(file, attempt)]
     lines = [line for line, _ in found]
-    seen = match_symptom(lines)
-    line = seen.line if seen is not None else fatal_line(lines) or (lines[-1] if lines else "")
+    seen, error = match_symptom(lines), error_line(lines)
+    line = seen.line if seen is not None else error.line if error is not None else lines[-1] if lines else ""
     return seen, line, next((file for one, file in found if one.strip().startswith(line.strip())), None)
 
 

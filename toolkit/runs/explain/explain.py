@@ -1,6 +1,5 @@
 """Explain a run's state, what follows by itself, and what to do."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +12,6 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import Values, common_values, in_words
 from toolkit.runs.explain.ended import explain_ended, reason_in_log
-from toolkit.runs.explain.fatal_lines import fatal_line
 from toolkit.runs.explain.model import Evidence, Explanation, Waiting, cause_in_words, quote_file
 from toolkit.runs.explain.running import explain_unfinished
 from toolkit.runs.explain.waiting import explain_waiting
@@ -23,6 +21,7 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus, state_phrase
 from toolkit.runs.verdicts import verdict_lines
 from toolkit.slurm.reasons import CanStart
+from toolkit.supervise.progress import alike
 from toolkit.supervise.symptoms import STEP_FAILED
 from toolkit.terminal.talk import clean
 
@@ -79,11 +78,8 @@ def _what_failed_alike(status: RunStatus) -> str:
     return f"; all {len(failed)} failed tasks have {in_words(common)}, and no completed task has" if common else ""
 
 
-_OF_ONE_TASK = re.compile(r"/[^\s'\"]*|0x[0-9a-f]+|[0-9]+")  # paths and numbers
-
-
 def _same_reason(run: RunDirectory, failed: Sequence[TaskStatus]) -> str:
-    """Return the reason that all failed tasks share, apart from paths and numbers; "" if they differ or one has none."""
+    """Return the reason that all failed tasks share, apart from paths and numbers in it; "" if they differ or one has none."""
     failed = [task for task in failed if task.state is RunState.FAILED]
     ends = [_end_of(run, task) for task in failed]
     reasons = [
@@ -91,10 +87,11 @@ def _same_reason(run: RunDirectory, failed: Sequence[TaskStatus]) -> str:
         for end, task in zip(ends, failed, strict=True)
         if end
     ]
-    if len(reasons) < max(2, len(ends)) or len({_OF_ONE_TASK.sub("#", one) for one in reasons}) > 1:
+    kinds = {(task.exit_code, *alike([reason])) for task, reason in zip(failed, reasons, strict=False)}
+    if len(reasons) < max(2, len(ends)) or len(kinds) > 1:
         return ""
-    alike = "for the same reason" if len({*reasons}) == 1 else "for similar reasons, the first"
-    return f"; all {len(reasons)} failed {alike}: {reasons[0]}"
+    how = "for the same reason" if len({*reasons}) == 1 else "for similar reasons, the first"
+    return f"; all {len(reasons)} failed {how}: {reasons[0]}"
 
 
 def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]:
@@ -107,14 +104,13 @@ def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]
 
 
 def _end_of(run: RunDirectory, task: TaskStatus) -> Evidence | None:
-    """Quote how a task ended: its record, with the line of its log that states a cause, or else its files."""
+    """Quote how a task ended: its record, or else its files."""
     of_task = run.task(task.task)
     attempt = of_task.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     if attempt is None or end is None:
         return reason_in_log(of_task, task.job_id) if task.job_id else None
-    words, line = cause_in_words(attempt, end), fatal_line(end.last_lines)
-    words += f": {line}" if line and line not in words else ""
+    words = cause_in_words(attempt, end)
     return quote_file(run, attempt.exit_file, f"{in_words(task.values)}: {words}" if task.values else words)
 
 

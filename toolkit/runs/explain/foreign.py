@@ -14,7 +14,6 @@ from toolkit.rundir.states import RunState
 from toolkit.rundir.tail import last_lines
 from toolkit.runs.explain.ended import cancelled_by
 from toolkit.runs.explain.explain import body_of
-from toolkit.runs.explain.fatal_lines import fatal_line
 from toolkit.runs.explain.model import Evidence, Explanation
 from toolkit.runs.explain.waiting import explain_pending
 from toolkit.runs.status.state_table import state_phrase
@@ -22,6 +21,7 @@ from toolkit.runs.status.unknown_names import slurm_here
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_state, run_state
 from toolkit.slurm.records import named, show_fields, with_cluster_option
+from toolkit.supervise.error_lines import error_line
 from toolkit.supervise.symptoms import match_symptom
 from toolkit.terminal.talk import clean
 
@@ -109,30 +109,32 @@ def _shown(slurm: Slurm, job: JobFacts) -> dict[str, str]:
     return found | {"StdOut": f"{found.get('WorkDir', '')}/slurm-{job.job_id}.out"}
 
 
-def _lines_of(log: Path) -> list[str]:
-    """Return the last lines of a log that are not empty; none of a device or a pipe."""
+def _lines_of(log: Path) -> tuple[list[str], str]:
+    """Return the last lines of a log that are not empty, none of a device or a pipe; and why it cannot be read."""
     try:
         if not stat.S_ISREG(log.stat().st_mode):
-            return []
-        return [line for line in last_lines(log, LINES_READ, shown=str, unfinished=True).lines if line.strip()]
+            return [], ""
+        return [line for line in last_lines(log, LINES_READ, shown=str, unfinished=True).lines if line.strip()], ""
     except OSError as error:  # the log is on another file system, or Slurm has not created it
-        return [f"this host cannot read it: {error.strerror}"]
+        return [], f"this host cannot read it: {error.strerror}"
 
 
 def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
     state, log = base_state(job.state), Path(shown.get("StdOut") or os.devnull)  # jobs of srun and salloc have no log
-    lines, errors = _lines_of(log), Path(shown.get("StdErr") or log)
-    of_errors = [] if errors == log else _lines_of(errors)
+    errors = Path(shown.get("StdErr") or log)
+    lines, unread = _lines_of(log)
+    of_errors, errors_unread = ([], "") if errors == log else _lines_of(errors)
     lines += of_errors
-    match, cause = match_symptom(lines[-LAST_LINES:]), fatal_line(lines)
+    match, cause = match_symptom(lines[-LAST_LINES:]), error_line(lines)
     codes = f"ExitCode={shown.get('ExitCode', '?')}"
     evidence = [Evidence(job.source, " ".join(filter(None, [job.job_id, job.state, job.reason, codes])))]
     is_failure = (
         state not in ("COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED") and run_state(job.state).final
     )
-    told = [cause] if is_failure and cause and match is None else lines[-LINES_SHOWN:]
+    told = [cause.line] if is_failure and cause and match is None else lines[-LINES_SHOWN:]
     told = [match.line, *told] if match is not None and match.line not in map(str.strip, told) else told
     evidence += [Evidence(str(errors if line in of_errors else log), clean(line)) for line in told]
+    evidence += [Evidence(str(path), why) for path, why in ((log, unread), (errors, errors_unread)) if why]
     if not run_state(job.state).final:
         why = f"it runs on {job.nodes or 'its nodes'} for {shown.get('RunTime', '?')} of {job.time_limit or '?'}"
         follows = f"it ends at {job.end_time or 'an unknown time'} at the latest"
@@ -156,7 +158,7 @@ def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
     if match is not None and state not in ("COMPLETED", "CANCELLED", "TIMEOUT"):
         symptom, why = match.symptom.word, f"{match.symptom.means}: {match.line}"
     elif is_failure and cause:
-        why += f": {clean(cause)}"
+        why += f": {clean(str(cause))}"
     script = shown.get("Command", "")
     again = shlex.quote(script) if Path(script).is_file() else "SCRIPT"
     actions = [f"`toolkit submit {again}`" + (f" with {change}" if change else "") + " also restarts and explains it"]
