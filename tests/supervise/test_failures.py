@@ -226,6 +226,40 @@ def test_the_rank_that_did_not_join_is_named_when_the_others_time_out(attempt, l
     assert end.evidence == [("errors/rank-00000.json", TIMED_OUT)]
 
 
+def calls(line, code, function, error):
+    """A traceback of a rank in a collective of torch."""
+    torch = '  File "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 2806, in '
+    return ["Traceback (most recent call last):", f'  File "/job/ddp.py", line {line}, in main', f"    {code}",
+            f"{torch}{function}", "    work.wait()", error]  # fmt: skip
+
+
+REDUCE, BROADCAST = (21, "dist.all_reduce(x)", "all_reduce"), (25, "dist.broadcast(x, 0)", "broadcast")
+
+
+@pytest.mark.parametrize(
+    ("of_0", "of_1", "error", "where"),
+    [
+        (BROADCAST, REDUCE, TIMED_OUT, ": ranks 0, 2 at ddp.py:25: dist.broadcast(x, 0); rank 1 at ddp.py:21: dist.all_reduce(x)"),
+        (BROADCAST, REDUCE, CLOSED, ": ranks 0, 2 at ddp.py:25: dist.broadcast(x, 0); rank 1 at ddp.py:21: dist.all_reduce(x)"),
+        (REDUCE, REDUCE, TIMED_OUT, ": ranks 0, 1, 2 at ddp.py:21: dist.all_reduce(x)"),  # of different sizes
+        (REDUCE, (29, *REDUCE[1:]), CLOSED, ""),  # the same collective in another branch, but too late
+        (BROADCAST, (21, "dist.recv(x, 0)", "recv"), CLOSED, ""),
+    ],
+)  # fmt: skip
+def test_ranks_that_wait_in_different_collectives_are_no_late_ranks(attempt, of_0, of_1, error, where):
+    begin(attempt, 3)
+    for rank, call, reason, second in ((0, of_0, TIMED_OUT, 1), (1, of_1, error, 5), (2, of_0, TIMED_OUT, 1)):
+        fail(attempt, rank, reason, second)
+        path = attempt.error_file(rank)
+        write_json(path, {**read_json(path), "traceback": calls(*call, reason)})
+    end = first_failure(attempt)
+    if where:
+        assert (end.symptom, end.rank) == ("collective_mismatch", None)
+        assert end.reason.partition(" or types")[2] == where
+    else:
+        assert (end.symptom, end.rank) == ("collective_timeout", 1)
+
+
 LATE = "barrier number 3 did not finish in 60.0 s; rank 1 did not join (alive, last in barrier number 2); joined: 0, 2"
 DEAD = "barrier number 3 failed after 0.1 s; rank 1 did not join (no heartbeat, last in barrier number 2); joined: 0, 2"
 TOO_LATE = "barrier number 3 failed after 0.0 s; 0, 2 joined and timed out; joined: 0, 1, 2"

@@ -17,7 +17,7 @@ from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.error_lines import CHILD_DIED, CONSEQUENCE, ErrorLine, error_line, users_position
 from toolkit.supervise.node_state import samples_in
-from toolkit.supervise.rank_evidence import HANGS, LINES_SEARCHED, complete_fix, find_in_ranks
+from toolkit.supervise.rank_evidence import HANGS, LINES_SEARCHED, RankEvidence, complete_fix, find_in_ranks
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
 from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
@@ -55,6 +55,8 @@ _AGREED = re.compile(r"(?:not saved|could not be loaded): rank (\d+): ")
 # How srun and Open MPI name a failed rank. Hydra always names the first process in its list.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
+_FUNCTION = re.compile(r'\s*File "[^"]+", line \d+, in (\S+)')
+_POINT_TO_POINT = re.compile(r"send|recv")  # a rank may wait there for one that is elsewhere
 # How slurmstepd and srun name the node whose step exceeded its memory, or whose task the kernel killed for it.
 _OUT_OF_MEMORY_ON = re.compile(
     r"slurmstepd-(?P<daemon>[\w.-]+?): .*(?:exceeded \S*\s?memory limit|oom[-_ ]kill)|srun: error: (?P<node>[\w.-]+): tasks? [\d,-]+: Out Of Memory",
@@ -143,12 +145,27 @@ def _mismatch(
     found = find_in_ranks(attempt, [COLLECTIVE_MISMATCH])
     if found is None:
         return None
-    places = {error["rank"]: _users_line(error.get("traceback") or _spoken(attempt, error["rank"])) for error in errors}
-    at = "; ".join(f"rank {rank}{place}" for rank, place in sorted(places.items())[:LATE_SHOWN] if place)
-    return AttemptEnd(
-        Cause.CRASHED, f"{found.symptom.means}{at and ': '}{at}", culprit["exit_code"], fix=_fix(found.symptom, attempt),
-        symptom=found.symptom.word, evidence=[(found.file, found.line)],
-        last_lines=_last_lines(attempt, culprit["rank"] if found.rank is None else found.rank),
+    lines = _last_lines(attempt, culprit["rank"] if found.rank is None else found.rank)
+    end = AttemptEnd(
+        Cause.CRASHED, found.symptom.means + _calls(attempt, errors), culprit["exit_code"], last_lines=lines
+    )
+    return _shown_by(end, found, attempt)
+
+
+def _calls(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> str:
+    """Return the lines of the user's code at which ranks failed, as `: rank 0 at a.py:3: dist.barrier(); rank 1 at ...`."""
+    ranks: dict[str, list[int]] = {}
+    for error in sorted(errors, key=lambda error: int(error["rank"])):
+        if line := _users_line(error.get("traceback") or _spoken(attempt, error["rank"])):
+            ranks.setdefault(line, []).append(error["rank"])
+    return ": " * bool(ranks) + "; ".join(f"{named(ranks[line])}{line}" for line in list(ranks)[:LATE_SHOWN])
+
+
+def _shown_by(end: AttemptEnd, found: RankEvidence, attempt: AttemptDirectory) -> AttemptEnd:
+    """Return the end with the symptom that a file of a rank shows, and its fix."""
+    return replace(
+        end, symptom=found.symptom.word, evidence=[(found.file, found.line)], fix=_fix(found.symptom, attempt),
+        cannot_pass=found.symptom.lasting,
     )  # fmt: skip
 
 
@@ -157,11 +174,9 @@ def with_hang(end: AttemptEnd, attempt: AttemptDirectory) -> AttemptEnd:
     found = find_in_ranks(attempt, HANGS)
     if found is None:
         return end
-    return replace(
-        end, reason=f"{end.reason}: {found.symptom.means}", symptom=found.symptom.word, rank=found.rank,
-        host=host_of(attempt, found.rank) if found.rank is not None else None, evidence=[(found.file, found.line)],
-        fix=_fix(found.symptom, attempt), cannot_pass=found.symptom.lasting,
-    )  # fmt: skip
+    host = host_of(attempt, found.rank) if found.rank is not None else None
+    end = replace(end, reason=f"{end.reason}: {found.symptom.means}", rank=found.rank, host=host)
+    return _shown_by(end, found, attempt)
 
 
 def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
@@ -249,6 +264,11 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     ranks = begun.ranks if begun is not None else len(errors)
     failed = {error["rank"]: error for error in errors}
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
+    file = f"errors/{attempt.error_file(first['rank']).name}"
+    if not late and _is_mismatch(errors, waited):
+        reason = COLLECTIVE_MISMATCH.means + _calls(attempt, errors)
+        end = AttemptEnd(Cause.CRASHED, reason, int(first["exit_code"]), last_lines=_last_lines(attempt, first["rank"]))
+        return _shown_by(end, RankEvidence(COLLECTIVE_MISMATCH, None, file, clean(first["said"])), attempt)
     late = late or [error["rank"] for error in errors if _came_too_late(error, first)]
     culprit = late[0] if len(late) == 1 else None
     reason = f"{named(late)} did not join a collective; {named([error['rank'] for error in waited])} waited"
@@ -257,8 +277,26 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
         host_of(attempt, culprit) if culprit is not None else None,
         fix=_fix(COLLECTIVE_TIMEOUT, attempt), symptom=COLLECTIVE_TIMEOUT.word,
         last_lines=_last_lines(attempt, culprit) if culprit is not None else [],
-        evidence=[(f"errors/{attempt.error_file(first['rank']).name}", clean(first["said"])), *_stacks(attempt, late)],
+        evidence=[(file, clean(first["said"])), *_stacks(attempt, late)],
     )  # fmt: skip
+
+
+def _is_mismatch(errors: Sequence[dict[str, Any]], waited: Sequence[dict[str, Any]]) -> bool:
+    """Return whether all ranks waited for each other: in different collectives, or in one that they all have joined.
+
+    A rank that lost its connections in the same collective may only have joined it late.
+    """
+    called = {_called(error.get("traceback") or []) for error in errors if _is_consequence(error)} - {""}
+    is_possible = len(errors) > 1 and bool(called) and not any(map(_POINT_TO_POINT.search, called))
+    return is_possible and (len(called) > 1 or len(waited) == len(errors))
+
+
+def _called(traceback: Sequence[str]) -> str:
+    """Return the innermost function of a library, such as all_reduce, or the line of the user's code; "" if unknown."""
+    for line, code in zip(reversed(traceback[:-1]), reversed(traceback[1:]), strict=True):
+        if frame := _FUNCTION.match(line):
+            return code.strip() if users_position([line]) else frame[1]
+    return ""
 
 
 def _stacks(attempt: AttemptDirectory, ranks: Sequence[int]) -> list[tuple[str, str]]:
@@ -353,10 +391,7 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
     if match is not None:
         return _with_the_launchers_reason(end, match, attempt)
     if (found := find_in_ranks(attempt, [*HANGS, COLLECTIVE_MISMATCH])) is not None:
-        return replace(
-            end, reason=f"{found.symptom.means}; {end.reason}", symptom=found.symptom.word, fix=_fix(found.symptom, attempt),
-            evidence=[(found.file, found.line)], cannot_pass=found.symptom.lasting,
-        )  # fmt: skip
+        return _shown_by(replace(end, reason=f"{found.symptom.means}; {end.reason}"), found, attempt)
     if full := why_unwritable(attempt.errors):
         reason = f"{end.reason}: {full}, so no rank could record its error"
         return replace(end, reason=reason, symptom=DISK_FULL.word, fix=_fix(DISK_FULL, attempt))

@@ -15,7 +15,7 @@ from toolkit.rundir.rank_logs import labelled_rank
 from toolkit.supervise.symptoms import COMPILE_LOCK, MPI_IN_CHILD, RENDEZVOUS, Symptom, match_symptom
 from toolkit.terminal.talk import clean
 
-__all__ = ["HANGS", "complete_fix", "find_in_ranks"]
+__all__ = ["HANGS", "RankEvidence", "complete_fix", "find_in_ranks"]
 
 HANGS = (MPI_IN_CHILD, COMPILE_LOCK)  # a rank may wait forever, and then no rank reports an error
 LINES_SEARCHED = 200  # at the end of each log
