@@ -14,7 +14,7 @@ from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, with_hang
 from toolkit.supervise.launchers import find_mpirun
 from toolkit.supervise.rank_evidence import complete_fix, find_in_ranks
-from toolkit.supervise.symptoms import COLLECTIVE_MISMATCH, COMPILE_LOCK, MPI_IN_CHILD, RENDEZVOUS
+from toolkit.supervise.symptoms import COLLECTIVE_MISMATCH, COMPILE_LOCK, MPI_IN_CHILD, RENDEZVOUS, match_symptom
 
 MISMATCH = """
 import torch, torch.distributed as dist
@@ -137,6 +137,19 @@ def test_the_line_of_a_node_log_names_its_rank(attempt):
     found = find_in_ranks(attempt, [MPI_IN_CHILD])
     assert found is not None and (found.rank, found.file) == (70, "logs/node-n0.log")
     assert find_in_ranks(attempt, [COLLECTIVE_MISMATCH]) is None
+
+
+def test_only_logs_with_a_wanted_line_are_searched_line_by_line(attempt, monkeypatch):
+    """The supervisor handles no stop while it reads the logs of thousands of ranks."""
+    for rank in range(8):
+        attempt.log_file(rank).write_text("step 7 loss 0.3\nRuntimeError: CUDA out of memory\n" * 100)
+    attempt.log_file(5).write_text("step 7\n\x1b[31m*** An error occurred in MPI_Init_thread\x1b[0m\nstep 8\n")
+    searched = []
+    match = lambda lines: searched.append(len(lines)) or match_symptom(lines)  # noqa: E731
+    monkeypatch.setattr("toolkit.supervise.rank_evidence.match_symptom", match)
+    found = find_in_ranks(attempt, [COMPILE_LOCK, MPI_IN_CHILD])
+    assert found is not None and (found.rank, found.line) == (5, "*** An error occurred in MPI_Init_thread")
+    assert searched == [3]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.rundir.rank_logs import labelled_rank
-from toolkit.supervise.symptoms import COMPILE_LOCK, MPI_IN_CHILD, RENDEZVOUS, Symptom, match_symptom
+from toolkit.supervise.symptoms import COMPILE_LOCK, MPI_IN_CHILD, RENDEZVOUS, Symptom, match_symptom, pattern_of
 from toolkit.terminal.talk import clean
 
 __all__ = ["HANGS", "RankEvidence", "complete_fix", "find_in_ranks"]
@@ -36,8 +36,13 @@ class RankEvidence:
 
 def find_in_ranks(attempt: AttemptDirectory, symptoms: Sequence[Symptom]) -> RankEvidence | None:
     """Return the first of these symptoms in the ends of the logs and in the stacks of ranks; None if there is none."""
+    wanted = pattern_of(symptoms)
     for path in _files(attempt):
-        raw = [clean(line) for line in tail_text(path, LINES_SEARCHED)]
+        # Most logs of a large job have no such line; one search of the whole end is much faster than one per line.
+        tail = clean("\n".join(tail_text(path, LINES_SEARCHED)))
+        if not wanted.search(tail):
+            continue
+        raw = tail.split("\n")
         is_of_node = path.name.startswith("node-")
         lines = [line.partition("] ")[2] for line in raw] if is_of_node else raw
         match = match_symptom(lines)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "COLLECTIVE_MISMATCH", "COMPILE_LOCK", "GPU_OUT_OF_MEMORY", "KILLED", "MPI_IN_CHILD", "OUT_OF_MEMORY", "RENDEZVOUS",
-    "STEP_FAILED", "SYMPTOMS", "Symptom", "SymptomMatch", "match_symptom", "symptom_named",
+    "STEP_FAILED", "SYMPTOMS", "Symptom", "SymptomMatch", "match_symptom", "pattern_of", "symptom_named",
 ]  # fmt: skip
 
 
@@ -197,6 +197,12 @@ def match_symptom(lines: Sequence[str], *, context: Sequence[str] = ()) -> Sympt
         if line is not None and not (unless and any(map(unless.search, [*context, *lines]))):
             return SymptomMatch(symptom, line)
     return None
+
+
+def pattern_of(symptoms: Sequence[Symptom]) -> re.Pattern[str]:
+    """Return a pattern that finds any line of these symptoms in several lines, and few others."""
+    patterns = (pattern.pattern for symptom, pattern, _ in _PATTERNS if symptom in symptoms)
+    return re.compile("|".join(f"(?:{one})" for one in patterns), re.IGNORECASE | re.MULTILINE)
 
 
 def symptom_named(word: str) -> Symptom | None:
