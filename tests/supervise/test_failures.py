@@ -260,6 +260,25 @@ def test_ranks_that_wait_in_different_collectives_are_no_late_ranks(attempt, of_
         assert (end.symptom, end.rank) == ("collective_timeout", 1)
 
 
+@pytest.mark.parametrize("is_in_its_exit", [True, False])
+def test_a_rank_that_finished_before_the_others_is_named_as_such(attempt, is_in_its_exit):
+    begin(attempt, 3)
+    for rank in (0, 2):
+        fail(attempt, rank, TIMED_OUT, 1)
+        path = attempt.error_file(rank)
+        write_json(path, {**read_json(path), "traceback": calls(30, "dist.all_reduce(x)", "all_reduce", TIMED_OUT)})
+    if is_in_its_exit:
+        frame = '  File "/v/toolkit/rank/entry.py", line 137 in _leave_well'
+        attempt.stack_file(1).write_text(f"Thread 0x1 (most recent call first):\n{frame}\n")
+    else:
+        attempt.done_marker(1).write_text("done\n")
+    end = first_failure(attempt)
+    assert (end.symptom, end.rank) == ("collective_timeout", 1)
+    assert end.reason == (
+        "rank 1 has already finished (exit 0); ranks 0, 2 wait for it at ddp.py:30: dist.all_reduce(x)"
+    )
+
+
 LATE = "barrier number 3 did not finish in 60.0 s; rank 1 did not join (alive, last in barrier number 2); joined: 0, 2"
 DEAD = "barrier number 3 failed after 0.1 s; rank 1 did not join (no heartbeat, last in barrier number 2); joined: 0, 2"
 TOO_LATE = "barrier number 3 failed after 0.0 s; 0, 2 joined and timed out; joined: 0, 1, 2"

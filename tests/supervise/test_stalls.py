@@ -132,6 +132,28 @@ def test_a_stopped_rank_is_named_and_never_its_guard(run_directory):
     assert found.ranks == (2,) and "reported no stack in time" in found.sentence and "guard" not in found.sentence
 
 
+def test_stacks_that_are_not_visible_yet_blame_no_rank(run_directory):
+    attempt = claim_attempt(run_directory)
+    waits = stack(f"all_reduce {TORCH}:1")
+    program = "no response: process 7 is in state S (sleeping) and is not a Python script of the job\n"
+    assert culprit(attempt, *[waits] * 4, None, None, program, program).ranks == ()
+    found = culprit(attempt, *[waits] * 4, None, None, program, stack("load /x/t.py:3"))
+    assert found.ranks == (7,) and "load (t.py:3)" in found.sentence
+
+
+def test_a_rank_that_has_finished_is_named_as_such(run_directory):
+    attempt = claim_attempt(run_directory)
+    waits = stack(f"all_reduce {TORCH}:1", "main /x/ddp.py:30")
+    found = culprit(
+        attempt, waits, stack("_leave_well /v/toolkit/rank/entry.py:137", "main /v/toolkit/rank/entry.py:9"), waits
+    )
+    where = "all_reduce (distributed_c10d.py:1), from main (ddp.py:30)"
+    assert found.sentence == f"rank 1 on node n0 has already finished (exit 0); ranks 0, 2 wait for it: {where}"
+    attempt.stack_file(1).unlink()
+    attempt.done_marker(1).write_text("done\n")
+    assert culprit(attempt, waits, None, waits).sentence == found.sentence
+
+
 def test_programs_without_stacks_and_ranks_that_are_all_alike_name_no_rank(run_directory):
     attempt = claim_attempt(run_directory)
     program = "no response: process 7 is in state S (sleeping) and is not a Python script of the job\n"

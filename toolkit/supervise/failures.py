@@ -19,7 +19,7 @@ from toolkit.supervise.error_lines import CHILD_DIED, CONSEQUENCE, ErrorLine, er
 from toolkit.supervise.node_state import samples_in
 from toolkit.supervise.rank_evidence import HANGS, LINES_SEARCHED, RankEvidence, complete_fix, find_in_ranks
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
-from toolkit.supervise.stacks import innermost
+from toolkit.supervise.stacks import FINISHED, innermost
 from toolkit.supervise.symptoms import (
     COLLECTIVE_MISMATCH,
     COLLECTIVE_TIMEOUT,
@@ -265,13 +265,18 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     failed = {error["rank"]: error for error in errors}
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
     file = f"errors/{attempt.error_file(first['rank']).name}"
-    if not late and _is_mismatch(errors, waited):
+    if len(failed) == ranks and _is_mismatch(errors, waited):
         reason = COLLECTIVE_MISMATCH.means + _calls(attempt, errors)
         end = AttemptEnd(Cause.CRASHED, reason, int(first["exit_code"]), last_lines=_last_lines(attempt, first["rank"]))
         return _shown_by(end, RankEvidence(COLLECTIVE_MISMATCH, None, file, clean(first["said"])), attempt)
     late = late or [error["rank"] for error in errors if _came_too_late(error, first)]
+    finished = [rank for rank in late or range(ranks) if rank not in failed and _has_finished(attempt, rank)]
+    joined = named([error["rank"] for error in waited])
+    reason = f"{named(late)} did not join a collective; {joined} waited"
+    if finished and finished == (late or finished):
+        late, waits = finished, "waits" if len(waited) == 1 else "wait"
+        reason = f"{named(finished)} {FINISHED}; {joined} {waits} for {'it' if len(finished) == 1 else 'them'}"
     culprit = late[0] if len(late) == 1 else None
-    reason = f"{named(late)} did not join a collective; {named([error['rank'] for error in waited])} waited"
     return AttemptEnd(
         Cause.CRASHED, reason + _users_line(first.get("traceback") or []), int(first["exit_code"]), culprit,
         host_of(attempt, culprit) if culprit is not None else None,
@@ -297,6 +302,10 @@ def _called(traceback: Sequence[str]) -> str:
         if frame := _FUNCTION.match(line):
             return code.strip() if users_position([line]) else frame[1]
     return ""
+
+
+def _has_finished(attempt: AttemptDirectory, rank: int) -> bool:
+    return attempt.done_marker(rank).exists() or any(place == FINISHED for _, place in _stacks(attempt, [rank]))
 
 
 def _stacks(attempt: AttemptDirectory, ranks: Sequence[int]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.rank_files import host_of, named, signal_guards_here
 
-__all__ = ["NO_STACKS", "Culprit", "culprit_of", "differing_collectives", "main_thread", "ranks_by"]
+__all__ = ["FINISHED", "NO_STACKS", "Culprit", "culprit_of", "differing_collectives", "main_thread", "ranks_by"]
 
 PATIENCE_S = 5.0
 NO_STACKS = "this kind of entry has no stacks: only functions and Python scripts have"
@@ -27,7 +27,8 @@ _UNCHANGED = 3  # readings in a row, after which the files are complete
 # faulthandler prints the innermost frame first, and marks the interrupted thread as "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
-_NO_PYTHON = "is not a Python script of the job"
+FINISHED = "has already finished (exit 0)"
+_NO_STACK, _NO_PYTHON = "reported no stack in time", "is not a Python script of the job"
 _HELD = re.compile(r"in state (?:[TtDZX] |gone)")  # stopped, traced, hanging in the kernel or dead
 # The innermost function of a rank that waits for others, or what the line of the user's code calls: a collective of torch or
 # MPI, or the backward pass, in which DDP and FSDP wait.
@@ -83,7 +84,7 @@ def ranks_by(form: Callable[[str], str], attempt: AttemptDirectory, ranks: Seque
         try:
             place = form(attempt.stack_file(rank).read_text(encoding="utf-8", errors="replace"))
         except FileNotFoundError:
-            place = "has exited" if attempt.done_marker(rank).exists() else "reported no stack in time"
+            place = FINISHED if attempt.done_marker(rank).exists() else _NO_STACK
         found.setdefault(place, []).append(rank)
     return found
 
@@ -123,21 +124,28 @@ def culprit_of(attempt: AttemptDirectory, ranks: Sequence[int]) -> Culprit:
     places = ranks_by(_with_source, attempt, ranks)
     held = [rank for place, members in places.items() if _HELD.search(place) for rank in members]
     differing = next((one for one in _disagreements(attempt) if one.ranks), None)
-    waiting = {place: members for place, members in places.items() if _WAITING.search(place)}
-    others = sorted(rank for place, members in places.items() if place not in waiting for rank in members)
+    # A file system may not show every stack yet, so a missing one proves nothing, unless it is the only one.
+    absent = [rank for place, members in places.items() if place.endswith((_NO_STACK, _NO_PYTHON)) for rank in members]
+    shown = {place: members for place, members in places.items() if members[0] not in absent}
+    waiting = {place: members for place, members in shown.items() if _WAITING.search(place)}
+    others = sorted(rank for place, members in shown.items() if place not in waiting for rank in members)
     if held:
         return _culprit(attempt, "process_state", held, places)
     if differing is not None:
         return _culprit(attempt, differing.cause, differing.ranks, places, differing.line)
-    if waiting and others:
-        return _culprit(attempt, "elsewhere", others, places)
+    if waiting and (others or len(absent) == 1):
+        return _culprit(attempt, "elsewhere", others or absent, places)
     if places and all(place.endswith(_NO_PYTHON) for place in places):
         return Culprit(NO_STACKS)
-    fewest = min(places.values(), key=len, default=[])
-    if len(places) == 2 and 2 * len(fewest) < len(ranks):
+    fewest = min(shown.values(), key=len, default=[])
+    if len(shown) == 2 and 2 * len(fewest) < sum(map(len, shown.values())):
         return _culprit(attempt, "elsewhere", fewest, places)
-    shown = "; ".join(f"{named(members)}: {place}" for place, members in list(places.items())[:SHOWN_PLACES])
-    return Culprit(shown)
+    listed = list(places.items())[:SHOWN_PLACES]
+    return Culprit("; ".join(f"{named(members)}{_at(place)}" for place, members in listed))
+
+
+def _at(place: str) -> str:
+    return f" {place}" if place == FINISHED else f": {place}"
 
 
 def _culprit(
@@ -148,10 +156,11 @@ def _culprit(
     host = str(next(iter(hosts)) or "") if len(hosts) == 1 else ""
     own = [place for place, members in places.items() if set(ranks) & set(members)]
     rest = [(place, members) for place, members in places.items() if not set(ranks) & set(members)]
-    sentence = f"{names_of_ranks(ranks, host)}: {', '.join(own[:SHOWN_PLACES])}"
+    sentence = names_of_ranks(ranks, host) + _at(", ".join(own[:SHOWN_PLACES]))
     if rest:
         place, members = max(rest, key=lambda one: len(one[1]))
-        sentence += f"; {named(members)}: {place}"
+        waits = (" waits" if len(members) == 1 else " wait") + " for it" if own == [FINISHED] else ""
+        sentence += f"; {named(members)}{waits}{_at(place)}"
     return Culprit(f"{sentence}; {line}" if line else sentence, cause, tuple(ranks), host)
 
 
@@ -160,6 +169,8 @@ def innermost(text: str) -> str:
     frames, own = _frames(text)
     if not frames:
         return text.strip().splitlines()[0] if text.strip() else "reported nothing"
+    if any(frame["function"] == "_leave_well" for frame in frames):  # of toolkit.rank: only exit handlers still run
+        return FINISHED
     position = f"{frames[0]['function']} ({_short(frames[0])})"
     return position if own is None or own is frames[0] else f"{position}, from {own['function']} ({_short(own)})"
 
@@ -172,7 +183,7 @@ def _frames(text: str) -> tuple[list[re.Match[str]], re.Match[str] | None]:
 
 def _with_source(text: str) -> str:
     """Return the innermost frames with the line of the user's code, if this node can read it."""
-    _, own = _frames(text)
+    own = _frames(text)[1] if innermost(text) != FINISHED else None
     source = linecache.getline(own["file"], int(own["line"])).strip() if own else ""
     return f"{innermost(text)}: {source[:_SOURCE]}" if source else innermost(text)
 
