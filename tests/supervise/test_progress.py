@@ -8,6 +8,7 @@ import pytest
 from toolkit.rundir.attempt_records import AttemptRecord, MatchedFiles
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.states import Cause, Next, RunState
+from toolkit.runs.explain.explain import _matched_files
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.progress import (
     exception_of,
@@ -207,6 +208,38 @@ def test_names_that_no_earlier_attempt_had_are_new(run_directory, tmp_path, monk
     end = with_files(WALLTIME, attempt, "no/*.pt", {})
     assert end.files == f"restart.progress = 'no/*.pt' matched no file in {tmp_path}"
     assert "correct restart.progress" in progress_fix(end)
+
+
+def test_a_record_does_not_repeat_the_names_of_earlier_ones(run_directory, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in range(40):
+        (tmp_path / f"{name}.pt").write_text("before the run")
+    for _ in range(3):
+        attempt, before = claim_attempt(run_directory), state_of_files("*.pt", run_directory.path)
+        for name in (*range(8), f"new-{attempt.number}"):
+            (tmp_path / f"{name}.pt").write_text(f"{attempt.number}")
+        end = with_files(WALLTIME, attempt, "*.pt", before)
+    assert end.files.endswith(
+        "1 new (new-2.pt), 8 only rewritten (0.pt, 1.pt, 2.pt, ...), 34 unchanged (10.pt, 11.pt, 12.pt, ...)"
+    )
+    records = [MatchedFiles.read(run_directory.attempt(number)) for number in range(3)]
+    assert [(one.new, len(one.before)) for one in records] == [(["new-0.pt"], 40), (["new-1.pt"], 0), (["new-2.pt"], 0)]
+    assert max(len(names) for one in records for names in (one.rewritten, one.unchanged)) == 3
+
+
+@pytest.mark.parametrize("text", ['{"pattern": 3}', "[]", '{"pattern": "*', ""])
+def test_a_damaged_record_of_matched_files_stops_neither_the_run_nor_explain(
+    run_directory, tmp_path, monkeypatch, capsys, text
+):
+    monkeypatch.chdir(tmp_path)
+    claim_attempt(run_directory).matched_files.write_text(text)
+    damaged, attempt = run_directory.attempt(0).matched_files, claim_attempt(run_directory)
+    (tmp_path / "a.pt").touch()
+    assert with_files(WALLTIME, attempt, "*.pt", {}).new_files
+    assert capsys.readouterr().out.count(f"cannot read {damaged}: ") == 1
+    attempt.matched_files.unlink()
+    (quoted,) = _matched_files(run_directory)
+    assert "attempts/000/matched_files.json" in quoted.source and quoted.line
 
 
 def test_the_fix_names_what_shows_progress():

@@ -13,7 +13,7 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, Next, RunState
 
 __all__ = [
-    "FAILED_INSIDE", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "MatchedFiles", "StartRecord", "keep_room", "reason_of",
+    "FAILED_INSIDE", "FILES_NAMED", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "MatchedFiles", "StartRecord", "keep_room", "reason_of",
 ]  # fmt: skip
 
 # Reasons of a batch script that exited with 0; the second one is followed by the steps that failed inside it.
@@ -34,21 +34,27 @@ class MatchedFiles:
 
     `new` are names that no earlier attempt had. A file of an earlier attempt may only have been rewritten, by a program
     that does not continue from it, so it does not prove progress.
+
+    `before` are other names that were there when the attempt started, and that no earlier attempt lists: all of them for
+    the first one. Of files that are not new, only the first names are listed, so that the records do not grow.
     """
 
     pattern: str
     folder: str
     new: list[str]
+    before: list[str]
     rewritten: list[str]
+    rewritten_count: int
     unchanged: list[str]
-
-    @property
-    def names(self) -> set[str]:
-        return {*self.new, *self.rewritten, *self.unchanged}
+    unchanged_count: int
 
     @classmethod
     def read(cls, attempt: AttemptDirectory) -> MatchedFiles | None:
-        """Read the file of an attempt; None if it has not ended, or if the job has no such pattern."""
+        """Read the file of an attempt; None if it has not ended, or if the job has no such pattern.
+
+        Raises:
+            DamagedFileError: the file is damaged.
+        """
         value = read_json_or_none(attempt.matched_files)
         return cls(**{one.name: value[one.name] for one in fields(cls)}) if value is not None else None
 
@@ -57,15 +63,17 @@ class MatchedFiles:
         write_json(attempt.matched_files, asdict(self))
 
     def __str__(self) -> str:
-        said = f"restart.progress = {self.pattern!r} matched"
-        if not self.names:
-            return f"{said} no file in {self.folder}"
-        kinds = (("new", self.new), ("only rewritten", self.rewritten), ("unchanged", self.unchanged))
-        return f"{said} " + ", ".join(f"{len(names)} {kind} ({_named(names)})" for kind, names in kinds if names)
+        kinds = (
+            ("new", self.new, len(self.new)),
+            ("only rewritten", self.rewritten, self.rewritten_count),
+            ("unchanged", self.unchanged, self.unchanged_count),
+        )
+        matched = [f"{count} {kind} ({_named(names, count)})" for kind, names, count in kinds if count]
+        return f"restart.progress = {self.pattern!r} matched " + (", ".join(matched) or f"no file in {self.folder}")
 
 
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:FILES_NAMED]) + (", ..." if len(names) > FILES_NAMED else "")
+def _named(names: Sequence[str], count: int) -> str:
+    return ", ".join(names[:FILES_NAMED]) + (", ..." if count > FILES_NAMED else "")
 
 
 @dataclass(frozen=True)

@@ -309,6 +309,11 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
         {"cause": Cause, "next": Next, "final": bool, "state": RunState, "exit_code": int, "reason": str, "decision": str,
          "rank": int | None, "host": str | None, "fix": str, "last_lines": list[str], "step": int | None, "time": str},
     ),
+    (
+        re.compile(r"/attempts/\d+/matched_files\.json"),
+        {"pattern": str, "folder": str, **dict.fromkeys(("new", "before", "rewritten", "unchanged"), list[str]),
+         "rewritten_count": int, "unchanged_count": int},
+    ),
     (re.compile(r"/attempts/\d+/rehearsed\.json"), {"failure": str, "done": str, "time": str}),
     (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
     (re.compile(r"/attempts/\d+/mesh\.json"), {"stages": list[int]}),

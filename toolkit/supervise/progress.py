@@ -9,8 +9,8 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import last_record
-from toolkit.rundir.attempt_records import AttemptRecord, MatchedFiles
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.attempt_records import FILES_NAMED, AttemptRecord, MatchedFiles
+from toolkit.rundir.files import is_unwritable, read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd
@@ -91,20 +91,36 @@ def with_files(
     """Return the end of an attempt with what `restart.progress` matched, which `matched_files.json` then contains.
 
     `before` is the state of the files when the attempt started.
+
+    Raises:
+        OSError: the file system does not respond.
     """
     after, run = state_of_files(pattern, attempt.run.whole.path), attempt.run
-    earlier = (MatchedFiles.read(run.attempt(number)) for number in run.attempt_numbers() if number < attempt.number)
-    known = set(before).union(*(one.names for one in earlier if one is not None))
+    earlier = [_matched_by(run.attempt(number)) for number in run.attempt_numbers() if number < attempt.number]
+    listed = {name for one in earlier if one is not None for name in (*one.new, *one.before)}
+    known = listed.union(before)
     changed = sorted(name for name in after if after[name] != before.get(name))
+    rewritten, unchanged = [name for name in changed if name in known], sorted(after.keys() - set(changed))
     files = MatchedFiles(
-        pattern, str(Path.cwd()), new=[name for name in changed if name not in known],
-        rewritten=[name for name in changed if name in known], unchanged=sorted(after.keys() - set(changed)),
+        pattern, str(Path.cwd()), [name for name in changed if name not in known], sorted(before.keys() - listed),
+        rewritten[:FILES_NAMED], len(rewritten), unchanged[:FILES_NAMED], len(unchanged),
     )  # fmt: skip
     try:
         files.write(attempt)
     except OSError as error:  # a full disk must not hide the end of the attempt
+        if not is_unwritable(error):
+            raise
         say(f"cannot write {attempt.matched_files}: {error.strerror}")
     return replace(end, changed_files=bool(changed), new_files=bool(files.new), files=str(files))
+
+
+def _matched_by(attempt: AttemptDirectory) -> MatchedFiles | None:
+    """Return what an earlier attempt matched; None if that is unknown, so that its files count as new."""
+    try:
+        return MatchedFiles.read(attempt)
+    except ToolkitError as error:
+        say(f"cannot read {attempt.matched_files}: {error.message}")
+        return None
 
 
 def why_repeated(

@@ -306,7 +306,7 @@ class Supervisor:
                 return self.retry.wait_for(watch.end_before_launch) or out_of_time(end)
             attempt.launcher_log.unlink(missing_ok=True)  # the next launch must be judged by its own messages
             self.nodes_checked = False
-        return with_files(end, attempt, pattern, files) if pattern else end
+        return self.retry.wait_for(lambda: with_files(end, attempt, pattern, files)) if pattern else end
 
     def _await_controller(self, end: AttemptEnd) -> bool:
         """Wait for slurmctld to respond after a failed launch, but keep the time that ranks need to save."""

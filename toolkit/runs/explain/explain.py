@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from toolkit.errors import ToolkitError, counted
+from toolkit.errors import DamagedFileError, ToolkitError, counted
 from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord, MatchedFiles
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
@@ -145,7 +145,11 @@ def explain_run(run: RunDirectory) -> Explanation:
 def _matched_files(run: RunDirectory) -> list[Evidence]:
     """Return what `restart.progress` matched at the end of the last attempt that has ended."""
     for attempt in map(run.attempt, reversed(run.attempt_numbers())):
-        if (files := MatchedFiles.read(attempt)) is not None:
+        try:
+            files = MatchedFiles.read(attempt)
+        except DamagedFileError as error:
+            return [quote_file(run, attempt.matched_files, error.message)]
+        if files is not None:
             return [quote_file(run, attempt.matched_files, str(files))]
     return []
 
