@@ -141,6 +141,7 @@ SAVE = "checkpoint of step {0} was not saved: rank 0: No space left on device: '
         (crashed("ValueError: batch 7 at a.py:3"), crashed("ValueError: batch 9 at a.py:3", rank=5, symptom="exception"), True),
         (crashed("ValueError: batch 7 at a.py:3"), crashed("ValueError: batch 7 at a.py:4", symptom="exception"), False),
         (crashed("ValueError: x at a.py:3"), crashed("KeyError: x at a.py:3", symptom="exception"), False),
+        (crashed("exit code 3", code=3), crashed("exit code 5", code=5, symptom="exit_code"), False),
         (crashed("killed by SIGSEGV", code=139), crashed("killed by SIGSEGV", code=139, symptom="native_crash"), True),
         (crashed("killed by SIGSEGV", code=139), crashed("killed by SIGSEGV", code=139, rank=1, symptom="native_crash"), False),
         *((crashed(reason, symptom=symptom), crashed(reason, symptom=symptom), False) for reason, symptom in (
@@ -174,6 +175,15 @@ R_LINES = ["task 2 mean 0.{0}", "Error: no such column: w{0}", "Execution halted
 def test_a_program_that_exits_after_the_same_lines_ends_at_the_second_time(change, is_same):
     before = crashed("exit code 1", [line.format(17) for line in R_LINES])
     end = crashed("exit code 1", **{"lines": [line.format(4) for line in R_LINES], **change})
+    assert is_repeated(before, end, of_function=False) is is_same
+
+
+@pytest.mark.parametrize(
+    ("line", "is_same"),
+    [("epoch {0}/9 loss 0.{0}", False), ("validation error: 0.{0}", False), ("error: no file of epoch {0}", True), ("out of ideas", True)],
+)  # fmt: skip
+def test_steps_of_a_program_that_exits_are_not_the_same_failure(line, is_same):
+    before, end = (crashed("exit code 1", [f"epoch {n}/9", line.format(n)]) for n in (1, 7))
     assert is_repeated(before, end, of_function=False) is is_same
 
 

@@ -13,6 +13,7 @@ from toolkit.rundir.attempt_records import FILES_NAMED, AttemptRecord, MatchedFi
 from toolkit.rundir.files import is_unwritable, read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause
+from toolkit.supervise.error_lines import error_line
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.symptoms import (
@@ -194,7 +195,7 @@ def exception_of(end: AttemptEnd | AttemptRecord) -> tuple[str, str] | None:
 
 def _is_same_crash(last: AttemptRecord, end: AttemptEnd, *, tells_steps: bool) -> bool:
     """Return whether two crashes have the same cause in the program, even if numbers, paths or the failing rank differ."""
-    if _is_of_node(last) or _is_of_node(end):
+    if _is_of_node(last) or _is_of_node(end) or last.exit_code != end.exit_code:
         return False
     seen, place = exception_of(end), _place_of(end.reason)
     is_named = end.symptom not in _UNNAMED or seen is not None
@@ -204,8 +205,13 @@ def _is_same_crash(last: AttemptRecord, end: AttemptEnd, *, tells_steps: bool) -
         return False
     if seen is not None and seen[1]:
         return seen == exception_of(last)
-    lines = alike(end.last_lines)
-    return bool(lines) and (lines, end.exit_code) == (alike(last.last_lines), last.exit_code)
+    # The lines of a healthy loop are alike, too, apart from their numbers.
+    names_cause = error_line([end.reason, *end.last_lines]) is not None or any(map(_is_fixed, end.last_lines))
+    return names_cause and alike([end.reason, *end.last_lines]) == alike([last.reason, *last.last_lines])
+
+
+def _is_fixed(line: str) -> bool:
+    return bool(line.strip()) and _VARYING.search(line) is None
 
 
 def _is_of_node(end: AttemptEnd | AttemptRecord) -> bool:
