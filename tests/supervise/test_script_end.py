@@ -41,6 +41,7 @@ def without_prefix(end):
         ("job.sh: line 9: 12 Killed                  ./solve", "a command failed (137)"),
         ("Bus error (core dumped)", "a command failed (135)"),  # dash
         ("job.sh:5: abort      ./solve", "a command failed (134)"),  # zsh
+        ("job.sh:5: segmentation fault (core dumped)  ./solve", "a command failed (139)"),
         ("job.sh: line 3: 977: Memory fault", "a command failed (139)"),  # ksh
         ("srun: error: node1: tasks 0-1: Exited with exit code 7", "a step failed (7)"),
         ("srun: error: node1: task 1: Segmentation fault (core dumped)", "a step failed (139)"),
@@ -60,8 +61,11 @@ def without_prefix(end):
 def test_a_failure_in_the_log_is_reported_with_its_line_and_the_fix(attempt, line, said):
     end = end_with(attempt, f"begin\n{line}\nPipeline finished\n")
     assert without_prefix(end) == said
-    assert (end.cause, end.exit_code, end.symptom) == (Cause.COMPLETED, 0, "step_failed")
-    assert "set -eo pipefail" in end.fix and "steps_must_succeed" in end.fix
+    is_memory = any(part in line for part in ("memory limit", "Out Of Memory", "OOM Killed"))
+    assert (end.cause, end.exit_code) == (Cause.COMPLETED, 0)
+    assert end.symptom == ("out_of_memory" if is_memory else "step_failed")
+    fixes = ("mem_gb_per_node",) if is_memory else ("set -eo pipefail", "steps_must_succeed")
+    assert all(part in end.fix for part in fixes)
     ((file, quoted), *_) = end.evidence
     assert file == "logs/rank-0.log" and quoted in line
 
@@ -70,6 +74,7 @@ def test_a_failure_in_the_log_is_reported_with_its_line_and_the_fix(attempt, lin
     "log",
     [
         "", "loss 0.3\nAborted!\nKilled 3 idle workers\nepoch 3: killed\nno exit code: 3\n",
+        "aborted\nkilled\n12:30:01: killed\nupload.py:33: aborted\nAborted  the old upload\nStep 3: 12 Killed  x\n",
         "job.sh: line 9: 12 Terminated              ./server\n",  # the script or a stop ended it
         "srun: error: node1: task 0: Terminated\nsrun: error: node1: task 0: Exited with exit code 143\n",
         f"{CANCELLED}\nsrun: error: node1: task 0: Exited with exit code 1\nsrun: error: node1: task 0: Killed\n",
@@ -78,6 +83,58 @@ def test_a_failure_in_the_log_is_reported_with_its_line_and_the_fix(attempt, lin
 def test_what_a_stop_or_the_script_itself_ended_is_no_failure(attempt, log):
     end = end_with(attempt, log, must_succeed=True)
     assert (end.cause, end.reason, end.fix) == (Cause.COMPLETED, "the script exited with 0", "")
+
+
+SCRIPT = """#!/bin/bash
+./server & S=$!
+python train.py
+kill -9 $S; wait $S
+timeout -s KILL 2 ./probe
+./worker &
+wait
+$PROGRAM in.txt
+python evaluate.py \\
+  --fast
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_failure"),
+    [
+        ("job.sh: line 3:   71 Killed                  python train.py", True),
+        ("job.sh: line 8:   71 Killed                  $PROGRAM in.txt", True),
+        ("job.sh: line 10:   71 Killed                 python evaluate.py --fast", True),
+        ("job.sh: line 7:   71 Segmentation fault      ./worker", True),
+        ("job.sh: line 4:   71 Killed                  ./server", False),
+        ("job.sh: line 5:   71 Killed                  timeout -s KILL 2 ./probe", False),
+        ("job.sh: line 7:   71 Killed                  ./worker", False),  # its sender is unknown
+        ("Killed", False),  # of a program, because bash names the line
+        ("Segmentation fault", False),
+    ],
+)
+def test_processes_that_the_script_kills_are_no_failures(attempt, line, is_failure):
+    attempt.run.batch_script.write_text(SCRIPT)
+    end = end_with(attempt, f"begin\n{line}\nend\n", must_succeed=True)
+    assert (end.cause is Cause.CRASHED) is is_failure
+
+
+def test_the_fix_fits_a_script(fake_slurm, attempt):
+    attempt.run.batch_script.write_text("#!/bin/bash\nset -eo pipefail\nsrun ./solve || echo failed\n")
+    fix = end_with(attempt, "srun: error: node1: tasks 0-1: Exited with exit code 7\n").fix
+    assert "begin the script" not in fix and "steps_must_succeed" in fix
+    for log, answer in ((MEMORY, ""), ("", sacct(("7.0", 1, "OUT_OF_MEMORY|0:125|a")))):
+        fake_slurm.respond("sacct", answer)
+        end = end_with(attempt, log, in_slurm=True)
+        assert end.symptom == "out_of_memory" and "`--mem`" in end.fix and "train." not in end.fix
+        assert "bench batch" not in end.fix
+
+
+def test_accounting_is_not_queried_for_a_script_without_steps(fake_slurm, attempt):
+    fake_slurm.respond("sacct", sacct(("7.0", 1, "FAILED|3:0|a")))
+    attempt.run.batch_script.write_text("#!/bin/bash\npython train.py\n")
+    assert end_with(attempt, in_slurm=True).reason == "the script exited with 0"
+    attempt.run.batch_script.write_text("#!/bin/bash\nmpiexec ./solve\n")
+    assert without_prefix(end_with(attempt, in_slurm=True)) == "step 0 failed (3)"
 
 
 def test_a_script_whose_steps_must_succeed_fails_with_the_code_of_the_first(attempt):

@@ -12,7 +12,15 @@ from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.rundir.rank_logs import labelled_rank
-from toolkit.supervise.symptoms import COMPILE_LOCK, MPI_IN_CHILD, RENDEZVOUS, Symptom, match_symptom, pattern_of
+from toolkit.supervise.symptoms import (
+    COMPILE_LOCK,
+    MPI_IN_CHILD,
+    RENDEZVOUS,
+    STEP_FAILED,
+    Symptom,
+    match_symptom,
+    pattern_of,
+)
 from toolkit.terminal.talk import clean
 
 __all__ = ["HANGS", "RankEvidence", "complete_fix", "find_in_ranks"]
@@ -21,6 +29,7 @@ HANGS = (MPI_IN_CHILD, COMPILE_LOCK)  # a rank may wait forever, and then no ran
 LINES_SEARCHED = 200  # at the end of each log
 _LOCKS_SHOWN = 3
 _ENDPOINT = re.compile(r"""--(?:rdzv[-_]endpoint|master[-_]addr)[= ]+["']?([^\s"']+)""")
+_EXITS_AT_ERRORS = re.compile(r"^\s*set +-\w*e|^#!.* -\w*e", re.MULTILINE)
 _CONNECTING = re.compile(r"trying to connect to \((\S+), (\d+)\)")
 
 
@@ -61,7 +70,8 @@ def _files(attempt: AttemptDirectory) -> Iterator[Path]:
 
 def complete_fix(symptom: Symptom, attempt: AttemptDirectory, lines: Sequence[str] = ()) -> str:
     """Return the fix of a symptom, with the lock files, or the endpoint and the number of nodes, of this attempt."""
-    fix = symptom.fix.format(run=attempt.run.run_id)
+    is_other = _EXITS_AT_ERRORS.search(_script(attempt)) if symptom is STEP_FAILED else _is_program(attempt)
+    fix = ((is_other and symptom.script_fix) or symptom.fix).format(run=attempt.run.run_id)
     if symptom is COMPILE_LOCK:
         return f"{fix}: {', '.join(_locks(attempt)) or '`lock` in its folder below TORCH_EXTENSIONS_DIR'}"
     if symptom is RENDEZVOUS:
@@ -76,11 +86,21 @@ def _endpoint(attempt: AttemptDirectory, lines: Sequence[str]) -> str:
     """Return the endpoint of torchrun from its messages, else as the script or the entry has it; "" if unknown."""
     if tried := _CONNECTING.search("\n".join(lines)):
         return f"{tried[1]}:{tried[2]}"
-    script = attempt.run.batch_script
     entry = (_job(attempt).get("job") or {}).get("entry") or []
-    text = script.read_text("utf-8", "replace") if script.exists() else " ".join(entry)
-    given = _ENDPOINT.search(text)
+    given = _ENDPOINT.search(_script(attempt) or " ".join(entry))
     return given[1] if given else ""
+
+
+def _script(attempt: AttemptDirectory) -> str:
+    """Return the batch script of the run; "" if it has none."""
+    script = attempt.run.batch_script
+    return script.read_text("utf-8", "replace") if script.exists() else ""
+
+
+def _is_program(attempt: AttemptDirectory) -> bool:
+    """Return whether the program is a script or executable, without toolkit's training loop."""
+    entry = (_job(attempt).get("job") or {}).get("entry", "file.py:main")
+    return attempt.run.batch_script.exists() or not (isinstance(entry, str) and ":" in entry)
 
 
 def _locks(attempt: AttemptDirectory) -> list[str]:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
@@ -16,38 +16,45 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import base_state
 from toolkit.supervise.allocation import ANSWER_S, Allocation
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.symptoms import STEP_FAILED
+from toolkit.supervise.rank_evidence import complete_fix
+from toolkit.supervise.symptoms import OUT_OF_MEMORY, STEP_FAILED
 from toolkit.terminal.talk import clean
 
 ACCOUNTING_S = 5.0  # time for the ends of the last steps to reach the accounting database
 POLL_S = 0.5
 SKEW_S = 2.0  # between the clocks of this node and of slurmctld
-SEARCHED_BYTES = 64 << 20  # of the end of the log
+SEARCHED_BYTES = 4 << 20  # of the end of the log
 STEPS_NAMED = 3
 _STEP = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?\.(\d+)")
 _OPEN_STATES = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
 _NO_MEMORY = 137  # the code of a process that is killed for its memory
 _REQUESTED = (1, 2, 10, 12, 13, 15)  # of a stop, a walltime or the script: HUP, INT, USR1, USR2, PIPE, TERM
 _SIGNALS = {
-    "segmentation fault": 11, "memory fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "illegal instruction": 4,
-    "floating point exception": 8, "trace/breakpoint trap": 5, "cpu time limit exceeded": 24, "file size limit exceeded": 25,
-    "bad system call": 31,
+    "Segmentation fault": 11, "Memory fault": 11, "Killed": 9, "Aborted": 6, "Abort": 6, "Bus error": 7, "Illegal instruction": 4,
+    "Floating point exception": 8, "Trace/breakpoint trap": 5, "CPU time limit exceeded": 24, "File size limit exceeded": 25,
+    "Bad system call": 31,
 }  # fmt: skip
+_OF_ZSH = {"segmentation fault": 11, "killed": 9, "abort": 6, "bus error": 7, "illegal hardware instruction": 4}
 _SIGNAL = "|".join(_SIGNALS)
 _OF_SRUN, _OF_MEMORY, _OF_SHELL = "a step", "memory", "a command"
 _PATTERNS = tuple(
-    (name, re.compile(pattern.encode(), re.IGNORECASE | re.MULTILINE))
+    (name, re.compile(pattern.encode(), re.MULTILINE))
     for name, pattern in (
         (_OF_SRUN, rf"^srun: error: \S+ tasks? [\d,-]+: (?:Exited with exit code (?P<code>\d+)|(?P<signal>{_SIGNAL})\b).*$"),
         (_OF_SRUN, r"^srun: error: Unable to (?:create step|confirm allocation) for job .*$"),
-        (_OF_MEMORY, r"^(?:slurmstepd\S*: error: .*(?:exceeded (?:job |step )?memory limit|oom[-_ ]kill)|srun: error: \S+ task.*: Out Of Memory).*$"),
-        # bash, ksh and zsh name the line of the script; dash prints only the signal.
-        (_OF_SHELL, rf"^(?:\S.*: (?:line )?\d+: +(?:\d+:? )?|\S+:\d+: )?(?P<signal>{_SIGNAL})(?: \(core dumped\))?(?:  .*)?$"),
+        (_OF_MEMORY, r"^(?:slurmstepd\S*: error: .*(?i:exceeded (?:job |step )?memory limit|oom[-_ ]kill)|srun: error: \S+ task.*: Out Of Memory).*$"),
+        # bash and ksh name the line of the script, zsh also the command; dash prints only the signal.
+        (_OF_SHELL, rf"^(?P<script>\S.*): line (?P<at>\d+): +(?:\d+:? )?(?P<signal>{_SIGNAL})(?: \(core dumped\))?(?: +(?P<command>\S.*))?$"),
+        (_OF_SHELL, rf"^\S+:\d+: (?P<zsh>{'|'.join(_OF_ZSH)})(?: \(core dumped\))?  +\S.*$"),
+        (_OF_SHELL, rf"^(?P<signal>{_SIGNAL})(?: \(core dumped\))?$"),
         ("mpirun", r"^(?:  Exit code: +|=   EXIT CODE: )(?P<code>\d+)$"),
         ("mpirun", r"^mpirun noticed that process rank .* exited on signal (?P<number>\d+).*$"),
         ("torchrun", r"^ +exitcode +: (?P<code>\d+) .*$"),
     )
 )  # fmt: skip
+_SIGKILL = 9
+_KILLS = re.compile(r"\b(?:p?kill|killall|timeout)\b|(?<![&>])&(?![&>])")  # or starts a background job
+_STARTS_STEPS = re.compile(rb"srun|mpirun|mpiexec")
 _STEP_ID = re.compile(r"step(?:id=| )\d+(?:_\d+)?(?:\+\d+)?\.(\d+)", re.IGNORECASE)
 _CANCELLED_STEP = re.compile(rb"^(?:slurmstepd\S*|srun): error: \*\*\* STEP \S+ ON \S+ CANCELLED AT ", re.MULTILINE)
 
@@ -71,6 +78,7 @@ class FailedStep:
     source: str
     line: str
     is_step: bool = True
+    is_of_memory: bool = False
 
 
 def end_of_script(
@@ -83,29 +91,41 @@ def end_of_script(
     failed = _failed_steps(attempt, allocation, began)
     if not failed:
         return replace(end, reason=SCRIPT_DONE)
+    symptom = OUT_OF_MEMORY if any(one.is_of_memory for one in failed) else STEP_FAILED
     named = [f"{one.name} failed ({one.code})" for one in failed[:STEPS_NAMED]]
     named += [f"{len(failed) - STEPS_NAMED} more"] * (len(failed) > STEPS_NAMED)
     end = replace(
         end, reason=FAILED_INSIDE + (", ".join(named[:-1]) + " and " + named[-1] if named[1:] else named[0]),
-        symptom=STEP_FAILED.word, evidence=[(one.source, one.line) for one in failed[:STEPS_NAMED]],
+        symptom=symptom.word, evidence=[(one.source, one.line) for one in failed[:STEPS_NAMED]],
     )  # fmt: skip
+    fix = complete_fix(symptom, attempt)
     if must_succeed:
-        return replace(end, cause=Cause.CRASHED, exit_code=failed[0].code)
-    return replace(end, fix=STEP_FAILED.fix)
+        fix = fix if symptom is OUT_OF_MEMORY else ""
+        return replace(end, cause=Cause.CRASHED, exit_code=failed[0].code, fix=fix)
+    return replace(end, fix=fix)
 
 
 def _failed_steps(attempt: AttemptDirectory, allocation: Allocation, began: float) -> list[FailedStep]:
     """Return failed steps by the time at which they ended, then a failed command. The log does not number every step."""
     lines = list(_lines(attempt))
     of_srun = [one for one in lines if one.name == _OF_SRUN]
-    steps, deadline = _accounted(allocation, began), time.monotonic() + ACCOUNTING_S
+    has_steps = (
+        not (script := _script_of(attempt)) or _STARTS_STEPS.search(script) or _STARTS_STEPS.search(_text_of(attempt))
+    )
+    steps, deadline = _accounted(allocation, began) if has_steps else None, time.monotonic() + ACCOUNTING_S
     while steps is not None and time.monotonic() < deadline:
         if all(step.state not in _OPEN_STATES for step in steps) and (any(map(_code, steps)) or not of_srun):
             break
         time.sleep(POLL_S)
         steps = _accounted(allocation, began)
     named = {
-        name: FailedStep(name, code, "sacct", f"{allocation.job_id}.{step.number} {step.name} {step.state} {step.code}")
+        name: FailedStep(
+            name,
+            code,
+            "sacct",
+            f"{allocation.job_id}.{step.number} {step.name} {step.state} {step.code}",
+            is_of_memory=step.state == "OUT_OF_MEMORY",
+        )
         for step in sorted(steps or (), reverse=True)
         if (code := _code(step)) and (name := f"step {step.number}")
     }
@@ -151,12 +171,7 @@ def _unless_requested(code: int) -> int:
 
 def _lines(attempt: AttemptDirectory) -> Iterator[FailedStep]:
     """Yield the failures that the log of the script shows, in the order of `_PATTERNS`."""
-    log = find_log(attempt, 0)
-    if not log.exists():
-        return
-    with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, 2) - SEARCHED_BYTES))
-        text = stream.read()
+    log, text, script = f"logs/{find_log(attempt, 0).name}", _text_of(attempt), _script_of(attempt)
     is_cancelled = _CANCELLED_STEP.search(text) is not None  # the ends of its tasks follow from that
     for name, pattern in _PATTERNS:
         for match in pattern.finditer(text):
@@ -164,10 +179,47 @@ def _lines(attempt: AttemptDirectory) -> Iterator[FailedStep]:
             if name == _OF_MEMORY:
                 step = _STEP_ID.search(line)
                 known = f"step {step[1]}" if step else _OF_SRUN if line.startswith("srun") else _OF_SHELL
-                yield FailedStep(known, _NO_MEMORY, f"logs/{log.name}", line, known != _OF_SHELL)
+                yield FailedStep(known, _NO_MEMORY, log, line, known != _OF_SHELL, is_of_memory=True)
                 continue
-            groups = {group: value.decode() for group, value in match.groupdict().items() if value}
-            number = int(groups.get("number") or _SIGNALS.get(groups.get("signal", "").lower(), 0))
+            groups = {group: value.decode(errors="replace") for group, value in match.groupdict().items() if value}
+            number = int(
+                groups.get("number") or _SIGNALS.get(groups.get("signal", "")) or _OF_ZSH.get(groups.get("zsh", ""), 0)
+            )
             code = int(groups.get("code") or (128 + number if number else 1))
-            if _unless_requested(code) and not (is_cancelled and name == _OF_SRUN):
-                yield FailedStep(name, code, f"logs/{log.name}", line, name == _OF_SRUN)
+            is_own = name == _OF_SHELL and _is_ended_by_script(script.decode(errors="replace"), number, groups)
+            if _unless_requested(code) and not is_own and not (is_cancelled and name == _OF_SRUN):
+                yield FailedStep(name, code, log, line, name == _OF_SRUN)
+
+
+def _text_of(attempt: AttemptDirectory) -> bytes:
+    """Return the end of the log of the script."""
+    log = find_log(attempt, 0)
+    if not log.exists():
+        return b""
+    with log.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, 2) - SEARCHED_BYTES))
+        return stream.read()
+
+
+def _script_of(attempt: AttemptDirectory) -> bytes:
+    script = attempt.run.batch_script
+    return script.read_bytes() if script.exists() else b""
+
+
+def _is_ended_by_script(script: str, number: int, groups: Mapping[str, str]) -> bool:
+    """Return whether a line of the shell only looks like a failed command, or reports a kill by the script itself.
+
+    Shells print the same line for a background job. That of bash has the number of the line of a foreground command, or
+    of the `wait` for a background one. Which process killed that one is unknown, so it is not a failure.
+    """
+    lines = script.splitlines()
+    if "signal" in groups and "at" not in groups and "bash" in "".join(lines[:1]):
+        return True  # bash names the line of the script: this is output of a program
+    if number != _SIGKILL or not lines:
+        return False
+    if "at" not in groups:
+        return _KILLS.search(script) is not None
+    at = int(groups["at"])  # the last line of a command with continuations
+    begin = next((one for one in range(at - 1, 0, -1) if not "".join(lines[one - 1 : one]).endswith("\\")), 0)
+    line = " ".join(lines[begin:at])
+    return _KILLS.search(line) is not None or not all(part in line for part in groups.get("command", "").split()[:1])

@@ -19,7 +19,7 @@ class Symptom:
     """A kind of failure. `fix` may contain {run}; "" if only the author of the program can know one.
 
     `plain`: the meaning adds nothing to the message of the rank or the supervisor. `lasting`: every launch fails until
-    the user fixes the cause.
+    the user fixes the cause. `script_fix` is that of a program without toolkit's training loop, if it differs.
     """
 
     word: str
@@ -27,6 +27,7 @@ class Symptom:
     fix: str = ""
     plain: bool = False
     lasting: bool = False
+    script_fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class SymptomMatch:
 EXCEPTION = Symptom("exception", "the program raised an exception", "fix the program", plain=True)
 EXIT_CODE = Symptom("exit_code", "the program exited with its own exit code", plain=True)
 KILLED = Symptom(
-    "killed", "a signal killed the process; the program did not send it",
+    "killed", "a signal killed the process; its sender is unknown",
     "`dmesg -T` on the node shows whether the kernel's OOM killer sent the signal",
 )  # fmt: skip
 NATIVE_CRASH = Symptom(
@@ -50,11 +51,13 @@ OUT_OF_MEMORY = Symptom(
     "out_of_memory", "the job used more memory than was allocated to it",
     "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with a larger value, or without Slurm a larger `ulimit -d`; use fewer "
     "ranks per node, a smaller train.micro_batch (`toolkit bench batch` finds one), or train.offload",
+    script_fix="request more memory: `--mem` of a batch script, or `toolkit resume {run} --set job.mem_gb_per_node=GIB`; without Slurm "
+    "a larger `ulimit -d`",
 )  # fmt: skip
 GPU_OUT_OF_MEMORY = Symptom(
     "gpu_out_of_memory", "the memory of a GPU was not sufficient",
     'use a smaller train.micro_batch (restart.out_of_memory = "smaller_micro_batch" halves it); a larger parallel.shard; train.offload; '
-    "or larger GPUs",
+    "or larger GPUs", script_fix="use a smaller batch in the program, or larger GPUs",
 )  # fmt: skip
 DISK_FULL = Symptom(
     "disk_full", "a file system is full, or a quota is reached",
@@ -89,6 +92,8 @@ STEP_FAILED = Symptom(
     "step_failed", "a step failed, although the script exited with 0",
     "begin the script with `set -eo pipefail` and wait for each background step with `wait PID`; with "
     "restart.steps_must_succeed = true the run fails", plain=True,
+    script_fix="`|| ...`, a pipeline or a background step without `wait PID` hides it from `set -e`; with "
+    "restart.steps_must_succeed = true the run fails",
 )  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 CONTROLLER_AWAY = Symptom(
