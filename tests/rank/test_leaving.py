@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from sampling import sampled
 
+from toolkit.rank import entry
 from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import read_json
 
 HELD_BACK = """
 import os, sys, threading, time
@@ -23,16 +25,17 @@ run_rank(os.environ, 0)
 
 
 @pytest.mark.parametrize(
-    ("entry", "code"), sampled([(["/nowhere/program"], 2), ("leave.py", 7), ("talk.py", 1)], lambda case: case[1] != 1)
+    ("started", "code"),
+    sampled([(["/nowhere/program"], 2), ("leave.py", 7), ("talk.py", 1)], lambda case: case[1] != 1),
 )
-def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
+def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, started, code):
     attempt = claim_attempt(run_directory)
     attempt.errors.rmdir()
     attempt.errors.write_text("")  # nothing can be written below it
     (tmp_path / "leave.py").write_text("raise SystemExit(7)")
     (tmp_path / "talk.py").write_text("raise SystemExit('no such data')")
     job = tmp_path / "job.json"
-    job.write_text(json.dumps({"job": {"entry": entry}, "job_directory": str(tmp_path)}))
+    job.write_text(json.dumps({"job": {"entry": started}, "job_directory": str(tmp_path)}))
     environment = {
         **os.environ, "TOOLKIT_RUN_DIR": str(run_directory.path), "TOOLKIT_ATTEMPT": "0", "TOOLKIT_RESOLVED_JOB": str(job),
         "TOOLKIT_WORLD_SIZE": "1", "TOOLKIT_RANKS_PER_NODE": "1", "TOOLKIT_LAUNCHER": "mpirun",
@@ -44,6 +47,21 @@ def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
         )  # fmt: skip
     assert done.returncode == code
     assert time.monotonic() - began < 120
+
+
+def test_the_message_of_an_exit_is_the_reason_of_the_rank(run_directory, tmp_path):
+    attempt = claim_attempt(run_directory)
+    message = "bad config: --data missing"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "_leave_now", lambda code: (_ for _ in ()).throw(AssertionError(code)))
+        patch.setattr(entry, "_run_entry", lambda *_: sys.exit(message))
+        patch.setattr(entry, "answer_requests", lambda _: None)
+        with pytest.raises(AssertionError, match="1"):
+            entry.run_rank(
+                {"TOOLKIT_RUN_DIR": str(run_directory.path), "TOOLKIT_ATTEMPT": "0", "TOOLKIT_RESOLVED_JOB": "none"}, 0
+            )
+    error = read_json(attempt.error_file(0))
+    assert (error["kind"], error["reason"], error["exit_code"]) == ("exit", f"exit code 1: {message}", 1)
 
 
 WITH_THREADS = """

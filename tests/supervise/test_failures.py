@@ -11,6 +11,7 @@ from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import first_failure, silent_end
+from toolkit.supervise.symptoms import symptom_named
 from toolkit.terminal.talk import clean
 
 
@@ -65,6 +66,19 @@ def test_the_reason_of_a_program_quotes_the_line_that_names_its_error(attempt, l
     end = first_failure(attempt)
     assert end.reason == why
     assert why == "exit code 3" or end.evidence[0] == ("logs/rank-0.log", why.removeprefix("exit code 3: "))
+
+
+def test_a_message_that_a_rank_exited_with_is_quoted_once(attempt):
+    fail(attempt, 0, "exit code 1: error: no data", 1, kind="exit")
+    attempt.log_file(0).write_text("error: no data\n")
+    end = first_failure(attempt)
+    assert (end.reason, end.symptom) == ("exit code 1: error: no data", "exit_code")
+
+
+def test_the_sender_of_a_signal_is_unknown(attempt):
+    fail(attempt, 0, "killed by SIGKILL (out of memory?)", 1, kind="signal", code=137)
+    known = symptom_named(first_failure(attempt).symptom)
+    assert known.word == "killed" and "unknown" in known.means and "did not send" not in known.means
 
 
 FRAMES = ["Traceback (most recent call last):", '  File "/job/ddp2.py", line 15, in main', "    x = batch['labels']"]

@@ -217,7 +217,7 @@ def test_names_that_no_earlier_attempt_had_are_new(run_directory, tmp_path, monk
     assert MatchedFiles.read(run_directory.attempt(2)).new == ["b.pt"]
     end = with_files(WALLTIME, attempt, "no/*.pt", {})
     assert end.files == f"restart.progress = 'no/*.pt' matched no file in {tmp_path}"
-    assert "correct restart.progress" in progress_fix(end)
+    assert "correct restart.progress" in progress_fix([], end)
 
 
 def test_a_record_does_not_repeat_the_names_of_earlier_ones(run_directory, tmp_path, monkeypatch):
@@ -254,12 +254,20 @@ def test_a_damaged_record_of_matched_files_stops_neither_the_run_nor_explain(
 
 def test_the_fix_names_what_shows_progress():
     for end in (WALLTIME, REWRITTEN):
-        fix = progress_fix(end)
+        fix = progress_fix([], end)
         assert all(
             part in fix
             for part in ("`toolkit: step N`", "toolkit.step(N)", "step in their names", "blind_requeues = -1")
         )
-    assert "instead of starting over" in progress_fix(REWRITTEN)
+    assert "instead of starting over" in progress_fix([], REWRITTEN)
+
+
+def test_a_script_that_reports_its_steps_but_starts_over_is_not_advised_to_report_them():
+    fix = progress_fix([record(Cause.WALLTIME, step=60), record(Cause.WALLTIME, step=9)], replace(WALLTIME, step=57))
+    assert fix.startswith(
+        "this attempt came to step 57, an earlier one had already reached step 60: the program starts"
+    )
+    assert "print a line" not in fix and "blind_requeues = -1" in fix
 
 
 @pytest.mark.parametrize("name", ["ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"])

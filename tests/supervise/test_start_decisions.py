@@ -141,6 +141,8 @@ def test_a_script_that_requeues_its_job_keeps_its_progress(supervisor, slurm_say
     end = one._unless_requeued(AttemptEnd(before, "", step=7, changed_files=True, new_files=True, files="1 new"))
     assert (end.cause, end.step, end.new_files, end.files) == (after, 7, True, "1 new")
     assert one.is_requeued is bool(restarts)
+    if after is Cause.PREEMPTED:  # not by Slurm, and not without end
+        assert end.reason.startswith("the script requeued its job; with restart.walltimes = -1, restart.blind_requeues")
 
 
 @pytest.mark.parametrize(("follows", "is_canceled"), [(Next.END, True), (Next.REQUEUE, False)])
@@ -348,7 +350,7 @@ def ended(run, cause, step, *, start=0, rank=None, reason=""):
     write_json(attempt.start_file, {"start": start, "job_id": "7", "nodes": 1, "ranks": 1, "time": utc_now()})
     write_json(
         attempt.exit_file,
-        {"cause": cause, "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": reason, "decision": "",
+        {"cause": cause, "next": "requeue", "final": False, "state": "timeout", "exit_code": 1 if cause == "crashed" else 140, "reason": reason, "decision": "",
          "rank": rank, "host": None, "fix": "", "last_lines": [], "step": step, "time": utc_now()},
     )  # fmt: skip
     return attempt

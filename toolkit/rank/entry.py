@@ -49,7 +49,11 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
         _run_entry(environ, rank)
     except SystemExit as leave:  # the script called sys.exit()
         if leave.code:
-            _leave_now(leave.code if isinstance(leave.code, int) else _fail_with(leave.code))
+            try:
+                if not isinstance(leave.code, int):
+                    record_error(leave, 1, attempt.error_file(rank), rank, environ)
+            finally:
+                _leave_now(leave.code if isinstance(leave.code, int) else 1)
     except BaseException as error:  # noqa: BLE001  the outermost frame of the rank records every error
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         try:
@@ -57,11 +61,6 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
         finally:
             _leave_now(code)
     _leave_well()
-
-
-def _fail_with(message: object) -> int:
-    _say(str(message))
-    return 1
 
 
 def _job_of(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -104,6 +103,8 @@ def _reason_and_fix(error: BaseException) -> tuple[str, str]:
     """
     if isinstance(error, ToolkitError):
         return error.message, error.fix
+    if isinstance(error, SystemExit):
+        return f"exit code 1: {error.code}", ""
     reason = traceback.format_exception_only(error)[-1].strip()
     if "Traceback (most recent call last)" not in reason:
         return reason, ""
@@ -120,6 +121,8 @@ def _say(text: str) -> None:
 
 def _kind(error: BaseException) -> str:
     """Return the kind of the error record: "failed" if a retry may succeed, "refused" if it cannot."""
+    if isinstance(error, SystemExit):
+        return "exit"
     if isinstance(error, OwnFailureError):
         return "failed"
     return "refused" if isinstance(error, ToolkitError) else "exception"
@@ -160,6 +163,8 @@ def _lines_of(error: BaseException) -> list[str]:
     """Return the log lines of an error: a traceback that starts in user code, or the one line of a ToolkitError."""
     if isinstance(error, ToolkitError):
         return [f"toolkit: {error}"]
+    if isinstance(error, SystemExit):
+        return str(error.code).splitlines()
     frame = error.__traceback__
     while frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
         frame = frame.tb_next

@@ -13,12 +13,13 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, Next, RunState
 
 __all__ = [
-    "FAILED_INSIDE", "FILES_NAMED", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "MatchedFiles", "StartRecord", "keep_room", "reason_of",
+    "FAILED_INSIDE", "FILES_NAMED", "OWN_REQUEUE", "RESERVE_BYTES", "SCRIPT_DONE", "AttemptRecord", "MatchedFiles", "StartRecord", "keep_room", "reason_of",
 ]  # fmt: skip
 
 # Reasons of a batch script that exited with 0; the second one is followed by the steps that failed inside it.
 SCRIPT_DONE = "the script exited with 0"
 FAILED_INSIDE = f"{SCRIPT_DONE}, but "
+OWN_REQUEUE = "the script requeued its job"
 _SIGKILL_GUESS = "(out of memory?)"  # the guard process sees that SIGKILL ended a rank, but not who sent it
 _START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time", "halvings")
 _END_KEYS = (

@@ -75,7 +75,7 @@ def judge(
         return replace(decision, fix=ENVIRONMENT_FIX)
     if is_halved and decision.next is Next.END:
         return replace(decision, reason=f"memory ran out again after {MOST_HALVINGS} halvings of the micro-batch")
-    return replace(decision, fix=progress_fix(end)) if is_blind else decision
+    return replace(decision, fix=progress_fix(earlier, end)) if is_blind else decision
 
 
 def halvings(run: RunDirectory, start: int, restart: Mapping[str, Any]) -> int:

@@ -216,7 +216,8 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     if shown is None:
         symptom = _plain_symptom(kind, end, consequence)
         evidence = [(log_file, error.text) if error is not None else (rank_file, end.reason)]
-        end = replace(end, reason=f"{end.reason}: {error}") if error is not None else end
+        is_new = error is not None and error.text not in end.reason
+        end = replace(end, reason=f"{end.reason}: {error}") if is_new else end
         return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
     file, match = shown
     symptom, evidence = match.symptom, [(file, match.line)]

@@ -158,8 +158,14 @@ def why_repeated(
     return f"the same failure occurred {times} without a new step" if times else ""
 
 
-def progress_fix(end: AttemptEnd) -> str:
+def progress_fix(earlier: Sequence[AttemptRecord], end: AttemptEnd) -> str:
     """Return how a script can show progress, after an end at the walltime that shows none."""
+    if end.step is not None:
+        furthest = max((one.step for one in earlier if one.step is not None), default=end.step)
+        return (
+            f"this attempt came to step {end.step}, an earlier one had already reached step {furthest}: the program starts over. "
+            f"Make it continue from what it saved, or raise job.time. Else {_UNLIMITED}"
+        )
     if end.changed_files:
         return (
             "check that the program continues from these files instead of starting over; if it does, report progress: "
@@ -195,7 +201,7 @@ def exception_of(end: AttemptEnd | AttemptRecord) -> tuple[str, str] | None:
 
 def _is_same_crash(last: AttemptRecord, end: AttemptEnd, *, tells_steps: bool) -> bool:
     """Return whether two crashes have the same cause in the program, even if numbers, paths or the failing rank differ."""
-    if _is_of_node(last) or _is_of_node(end) or last.exit_code != end.exit_code:
+    if _is_of_node(last) or _is_of_node(end) or last.exit_code != (end.exit_code or 1):
         return False
     seen, place = exception_of(end), _place_of(end.reason)
     is_named = end.symptom not in _UNNAMED or seen is not None
@@ -206,7 +212,7 @@ def _is_same_crash(last: AttemptRecord, end: AttemptEnd, *, tells_steps: bool) -
     if seen is not None and seen[1]:
         return seen == exception_of(last)
     # The lines of a healthy loop are alike, too, apart from their numbers.
-    names_cause = error_line([end.reason, *end.last_lines]) is not None or any(map(_is_fixed, end.last_lines))
+    names_cause = error_line(end.last_lines) is not None or any(map(_is_fixed, end.last_lines))
     return names_cause and alike([end.reason, *end.last_lines]) == alike([last.reason, *last.last_lines])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
-from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, keep_room
+from toolkit.rundir.attempt_records import OWN_REQUEUE, AttemptRecord, StartRecord, keep_room
 from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
@@ -235,8 +235,9 @@ class Supervisor:
             return end
         is_walltime = end.cause is Cause.WALLTIME and bool(self.job["restart"].get("walltimes"))
         cause = Cause.WALLTIME if is_walltime else Cause.PREEMPTED
+        limit = "" if is_walltime else "; with restart.walltimes = -1, restart.blind_requeues limits such requeues"
         return AttemptEnd(
-            cause, "the script requeued its job", step=end.step, changed_files=end.changed_files, new_files=end.new_files,
+            cause, OWN_REQUEUE + limit, step=end.step, changed_files=end.changed_files, new_files=end.new_files,
             files=end.files,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir.attempt_records import SCRIPT_DONE, AttemptRecord, reason_of
+from toolkit.rundir.attempt_records import OWN_REQUEUE, SCRIPT_DONE, AttemptRecord, reason_of
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.state_table import RunStatus
@@ -86,7 +86,7 @@ def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     """Describe the end of an attempt from its record, in one sentence."""
     if asked_at := requeue_asked_at(attempt, end):
         return f"requested with `toolkit requeue` at {asked_at}"
-    if end.reason.startswith(SCRIPT_DONE):  # how each rank ended is unknown
+    if end.reason.startswith((SCRIPT_DONE, OWN_REQUEUE)):  # how each rank ended is unknown; Slurm did not preempt it
         return end.reason
     known = symptom_named(end.symptom)
     means = known.means if known is not None and not known.plain else _ENDS.get(end.cause, "")

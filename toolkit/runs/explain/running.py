@@ -4,6 +4,7 @@ import shlex
 import time
 from datetime import datetime
 
+from toolkit.errors import counted
 from toolkit.metrics.verdicts import VerdictKind
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
 from toolkit.rundir.files import read_lines, utc_of
@@ -85,21 +86,21 @@ def _running(run: RunDirectory) -> Explanation:
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, and no step has been reported yet"
         if here == wanted and is_unmanaged(job.job.entry):
-            why = f"attempt {attempt.number} is running with {wanted} ranks; scripts and executables report no steps"
+            why = f"attempt {attempt.number} is running with {counted(wanted, 'rank')}; scripts and executables report no steps"
         actions = actions[:1]
         why = f"{why}: {waits}" if here == 0 and (waits := _why_it_waits(attempt)) else why
     elif stall is not None:  # it names the rank that the others wait for
-        why = f"attempt {attempt.number} with {wanted} ranks is stalled: {stall.message}"
+        why = f"attempt {attempt.number} with {counted(wanted, 'rank')} is stalled: {stall.message}"
         actions = [f"`toolkit stacks {run.run_id}` shows where each rank waits", *actions[:1]]
         if not is_unmanaged(job.job.entry) or job.origin("restart.stall_s").layer != "built-in":
             follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
     elif silent_s > QUIET_S and is_unmanaged(job.job.entry) and job.origin("restart.stall_s").layer == "built-in":
-        why = f"attempt {attempt.number} with {wanted} ranks has reported no step for {silent_s:.0f} s"
+        why = f"attempt {attempt.number} with {counted(wanted, 'rank')} has reported no step for {silent_s:.0f} s"
     elif silent_s > QUIET_S:
-        why = f"attempt {attempt.number} with {wanted} ranks has completed no step for {silent_s:.0f} s"
+        why = f"attempt {attempt.number} with {counted(wanted, 'rank')} has completed no step for {silent_s:.0f} s"
         follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
     else:
-        why = f"attempt {attempt.number} with {wanted} ranks is making steps, the last one {silent_s:.0f} s ago"
+        why = f"attempt {attempt.number} with {counted(wanted, 'rank')} is making steps, the last one {silent_s:.0f} s ago"
     hang = find_in_ranks(attempt, HANGS) if silent_s is None or silent_s > QUIET_S else None
     if hang is None:
         return Explanation("running", why, follows=follows, evidence=before, actions=actions)
