@@ -164,7 +164,7 @@ def _calls(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> str:
 def _shown_by(end: AttemptEnd, found: RankEvidence, attempt: AttemptDirectory) -> AttemptEnd:
     """Return the end with the symptom that a file of a rank shows, and its fix."""
     return replace(
-        end, symptom=found.symptom.word, evidence=[(found.file, found.line)], fix=_fix(found.symptom, attempt),
+        end, symptom=found.symptom.word, evidence=[(found.file, found.line)], fix=complete_fix(found.symptom, attempt),
         cannot_pass=found.symptom.lasting,
     )  # fmt: skip
 
@@ -218,7 +218,7 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
         evidence = [(log_file, error.text) if error is not None else (rank_file, end.reason)]
         is_new = error is not None and error.text not in end.reason
         end = replace(end, reason=f"{end.reason}: {error}") if is_new else end
-        return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
+        return replace(end, symptom=symptom.word, fix=end.fix or complete_fix(symptom, attempt), evidence=evidence)
     file, match = shown
     symptom, evidence = match.symptom, [(file, match.line)]
     fix = end.fix or complete_fix(symptom, attempt, lines)
@@ -237,10 +237,6 @@ def _error_in(attempt: AttemptDirectory, rank: int, lines: Sequence[str]) -> Err
     if error is None or error.is_cause:
         return error
     return error_line([clean(line) for line in tail_of(attempt, rank, LINES_OF_RANKS)])
-
-
-def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:
-    return complete_fix(symptom, attempt)
 
 
 def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
@@ -281,7 +277,7 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     return AttemptEnd(
         Cause.CRASHED, reason + _users_line(first.get("traceback") or []), int(first["exit_code"]), culprit,
         host_of(attempt, culprit) if culprit is not None else None,
-        fix=_fix(COLLECTIVE_TIMEOUT, attempt), symptom=COLLECTIVE_TIMEOUT.word,
+        fix=complete_fix(COLLECTIVE_TIMEOUT, attempt), symptom=COLLECTIVE_TIMEOUT.word,
         last_lines=_last_lines(attempt, culprit) if culprit is not None else [],
         evidence=[(file, clean(first["said"])), *_stacks(attempt, late)],
     )  # fmt: skip
@@ -404,7 +400,7 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
         return _shown_by(replace(end, reason=f"{found.symptom.means}; {end.reason}"), found, attempt)
     if full := why_unwritable(attempt.errors):
         reason = f"{end.reason}: {full}, so no rank could record its error"
-        return replace(end, reason=reason, symptom=DISK_FULL.word, fix=_fix(DISK_FULL, attempt))
+        return replace(end, reason=reason, symptom=DISK_FULL.word, fix=complete_fix(DISK_FULL, attempt))
     return end
 
 
@@ -419,7 +415,7 @@ def _with_the_launchers_reason(end: AttemptEnd, match: SymptomMatch, attempt: At
     if match.line not in map(str.strip, lines):
         lines = [match.line, *lines[1:]]
     end = replace(
-        end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, last_lines=lines,
+        end, reason=symptom.means, fix=complete_fix(symptom, attempt), symptom=symptom.word, last_lines=lines,
         evidence=[("logs/launcher.log", match.line)],
     )  # fmt: skip
     if symptom is OUT_OF_MEMORY:

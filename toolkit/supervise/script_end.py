@@ -32,10 +32,9 @@ _REQUESTED = (1, 2, 10, 12, 13, 15)  # of a stop, a walltime or the script: HUP,
 _SIGNALS = {
     "Segmentation fault": 11, "Memory fault": 11, "Killed": 9, "Aborted": 6, "Abort": 6, "Bus error": 7, "Illegal instruction": 4,
     "Floating point exception": 8, "Trace/breakpoint trap": 5, "CPU time limit exceeded": 24, "File size limit exceeded": 25,
-    "Bad system call": 31,
+    "Bad system call": 31, "segmentation fault": 11, "killed": 9, "abort": 6, "bus error": 7, "illegal hardware instruction": 4,
 }  # fmt: skip
-_OF_ZSH = {"segmentation fault": 11, "killed": 9, "abort": 6, "bus error": 7, "illegal hardware instruction": 4}
-_SIGNAL = "|".join(_SIGNALS)
+_SIGNAL, _OF_ZSH = ("|".join(one for one in _SIGNALS if one[0].islower() is is_zsh) for is_zsh in (False, True))
 _OF_SRUN, _OF_MEMORY, _OF_SHELL = "a step", "memory", "a command"
 _PATTERNS = tuple(
     (name, re.compile(pattern.encode(), re.MULTILINE))
@@ -45,7 +44,7 @@ _PATTERNS = tuple(
         (_OF_MEMORY, r"^(?:slurmstepd\S*: error: .*(?i:exceeded (?:job |step )?memory limit|oom[-_ ]kill)|srun: error: \S+ task.*: Out Of Memory).*$"),
         # bash and ksh name the line of the script, zsh also the command; dash prints only the signal.
         (_OF_SHELL, rf"^(?P<script>\S.*): line (?P<at>\d+): +(?:\d+:? )?(?P<signal>{_SIGNAL})(?: \(core dumped\))?(?: +(?P<command>\S.*))?$"),
-        (_OF_SHELL, rf"^\S+:\d+: (?P<zsh>{'|'.join(_OF_ZSH)})(?: \(core dumped\))?  +\S.*$"),
+        (_OF_SHELL, rf"^\S+:\d+: (?P<zsh>{_OF_ZSH})(?: \(core dumped\))?  +\S.*$"),
         (_OF_SHELL, rf"^(?P<signal>{_SIGNAL})(?: \(core dumped\))?$"),
         ("mpirun", r"^(?:  Exit code: +|=   EXIT CODE: )(?P<code>\d+)$"),
         ("mpirun", r"^mpirun noticed that process rank .* exited on signal (?P<number>\d+).*$"),
@@ -109,9 +108,7 @@ def _failed_steps(attempt: AttemptDirectory, allocation: Allocation, began: floa
     """Return failed steps by the time at which they ended, then a failed command. The log does not number every step."""
     lines = list(_lines(attempt))
     of_srun = [one for one in lines if one.name == _OF_SRUN]
-    has_steps = (
-        not (script := _script_of(attempt)) or _STARTS_STEPS.search(script) or _STARTS_STEPS.search(_text_of(attempt))
-    )
+    has_steps = not (script := _script_of(attempt)) or _STARTS_STEPS.search(script + _text_of(attempt))
     steps, deadline = _accounted(allocation, began) if has_steps else None, time.monotonic() + ACCOUNTING_S
     while steps is not None and time.monotonic() < deadline:
         if all(step.state not in _OPEN_STATES for step in steps) and (any(map(_code, steps)) or not of_srun):
@@ -120,15 +117,12 @@ def _failed_steps(attempt: AttemptDirectory, allocation: Allocation, began: floa
         steps = _accounted(allocation, began)
     named = {
         name: FailedStep(
-            name,
-            code,
-            "sacct",
-            f"{allocation.job_id}.{step.number} {step.name} {step.state} {step.code}",
+            name, code, "sacct", f"{allocation.job_id}.{step.number} {step.name} {step.state} {step.code}",
             is_of_memory=step.state == "OUT_OF_MEMORY",
         )
         for step in sorted(steps or (), reverse=True)
         if (code := _code(step)) and (name := f"step {step.number}")
-    }
+    }  # fmt: skip
     found = [*reversed(named.values())]
     # Slurm cancels a step that exceeds its memory, so accounting may not call it failed.
     numbered = {one.name: one for one in lines if one.is_step and one.name != _OF_SRUN and one.name not in named}
@@ -182,9 +176,8 @@ def _lines(attempt: AttemptDirectory) -> Iterator[FailedStep]:
                 yield FailedStep(known, _NO_MEMORY, log, line, known != _OF_SHELL, is_of_memory=True)
                 continue
             groups = {group: value.decode(errors="replace") for group, value in match.groupdict().items() if value}
-            number = int(
-                groups.get("number") or _SIGNALS.get(groups.get("signal", "")) or _OF_ZSH.get(groups.get("zsh", ""), 0)
-            )
+            signal = groups.get("signal") or groups.get("zsh", "")
+            number = int(groups.get("number") or _SIGNALS.get(signal, 0))
             code = int(groups.get("code") or (128 + number if number else 1))
             is_own = name == _OF_SHELL and _is_ended_by_script(script.decode(errors="replace"), number, groups)
             if _unless_requested(code) and not is_own and not (is_cancelled and name == _OF_SRUN):

@@ -103,6 +103,8 @@ def _next_steps(
     steps = [fix] if fix else []
     if rank is not None:
         steps.append(f"`toolkit logs {run.run_id} --rank {rank}` shows all output of this rank")
+    elif run.batch_script.exists() and run.attempt_numbers():
+        steps.append(f"`toolkit logs {run.run_id}` shows all output of the script")
     if f"toolkit resume {run.run_id}" not in fix:
         newest = _newest_checkpoint(run)
         begin = f"continues from {newest}" if newest else "starts from the beginning: there is no checkpoint"
