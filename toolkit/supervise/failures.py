@@ -284,7 +284,7 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
 
 
 def _is_mismatch(errors: Sequence[dict[str, Any]], waited: Sequence[dict[str, Any]]) -> bool:
-    """Return whether all ranks waited for each other: in different collectives, or in one that they all have joined.
+    """Return whether no rank was late: all waited in different collectives, or in one that they all had joined.
 
     A rank that lost its connections in the same collective may only have joined it late.
     """
