@@ -87,6 +87,17 @@ def test_the_heartbeat_has_the_last_step_when_all_stop_and_when_the_rank_ends(wa
     assert read_json(watch.attempt.heartbeat)["step"] == 7
 
 
+def test_the_heartbeat_has_the_last_step_of_a_loop_that_hangs(run_directory, wait_until):
+    watch = StopWatch(run_directory, claim_attempt(run_directory))
+    for step in range(1, 30):
+        watch.beat(step)
+    wait_until(lambda: read_json(watch.attempt.heartbeat)["step"] == 29)
+    wait_until(lambda: not watch._has_thread)  # it exists only as long as a step is missing
+    watch.beat(30)
+    watch.beat(31)
+    wait_until(lambda: read_json(watch.attempt.heartbeat)["step"] == 31)
+
+
 def test_a_last_step_that_cannot_be_written_is_said_and_no_more(watch, capsys):
     watch.look(5, rank=0)
     watch.look(6, rank=0)

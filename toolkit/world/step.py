@@ -19,7 +19,7 @@ __all__ = ["step"]
 def step(number: SupportsIndex) -> None:
     """Report that the run has finished `number` steps.
 
-    Each rank records the time of the step (docs/python.md); rank 0 writes the number to the heartbeat at most once a second.
+    Each rank records the time of the step (docs/python.md); rank 0 writes the number to the heartbeat within about a second.
     Outside of a run, it does nothing.
 
     Raises:
@@ -32,7 +32,7 @@ def step(number: SupportsIndex) -> None:
     watch = _watch_of_attempt()
     if watch is not None:
         try:
-            watch.report(step_number)
+            watch.beat(step_number)
         except OSError as error:  # a full disk must not end the script
             _say_once(f"toolkit.step: cannot record the step: {error.strerror}")
 
@@ -59,6 +59,10 @@ def _watch_of_attempt() -> StopWatch | None:
     watch = StopWatch(run, run.attempt(int(attempt)), saves=False)
     atexit.register(watch.tell_last_step)
     return watch
+
+
+# A child process has no thread of the watch of its parent.
+os.register_at_fork(after_in_child=_watch_of_attempt.cache_clear)
 
 
 @cache

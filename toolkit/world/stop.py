@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FrameType
 
 from toolkit.rundir.files import utc_now, write_json
@@ -16,6 +18,7 @@ __all__ = ["SAVE"]
 GO_ON, SAVE, STOP = 0, 1, 1 << 24
 CONTROL_PERIOD_S = 5.0  # seconds between checks of control files, which are on a shared file system
 HEARTBEAT_PERIOD_S = 1.0
+LATE_S = 0.1  # after the period, so that in a loop of short steps the loop itself writes the heartbeat
 END_PERIOD_S = 60.0
 
 
@@ -40,6 +43,8 @@ class StopWatch:
     _beat_at: float = float("-inf")
     _step: int | None = None  # the last step of rank 0
     _told_step: int | None = None  # the last step in the heartbeat file
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # of the heartbeat file
+    _has_thread: bool = False
 
     def install(self) -> None:
         """Treat SIGUSR2 and SIGTERM as stop requests. Called before torch is imported, so that no signal is lost."""
@@ -56,7 +61,6 @@ class StopWatch:
     def look(self, step: int, *, rank: int) -> int:
         """Return the request of this rank. Rank 0 also writes the heartbeat and checks control files periodically."""
         if rank == 0:
-            self._step = step
             for use_files in (lambda: self.beat(step), self._read_control):
                 try:
                     use_files()
@@ -77,14 +81,9 @@ class StopWatch:
         """Write rank 0's last step to the heartbeat file, whose content may be a second old."""
         if self._step is not None and self._step != self._told_step:
             try:
-                self._write_heartbeat(self._step)
+                self._write_heartbeat()
             except OSError as error:  # this failure must not change how the rank exits
                 say_beside(f"the run directory does not respond: {error}")
-
-    def report(self, step: int) -> None:
-        """Record a step that a script reports."""
-        self._step = step
-        self.beat(step)
 
     def time_left(self) -> float:
         """Return the seconds until the allocation ends, or infinity if it has no time limit."""
@@ -102,20 +101,47 @@ class StopWatch:
         return self._ends_at - time.time() if self._ends_at else float("inf")
 
     def beat(self, step: int) -> None:
-        """Write the heartbeat, at most once a second."""
+        """Write the heartbeat, at most once a second. A thread writes the last step of a loop that pauses or hangs."""
+        self._step = step
         now = time.monotonic()
-        if self.attempt is not None and now - self._beat_at >= HEARTBEAT_PERIOD_S:
+        if self.attempt is None:
+            return
+        if now - self._beat_at >= HEARTBEAT_PERIOD_S:
             self._beat_at = now
+            self._write_heartbeat()
+        elif not self._has_thread:
+            self._has_thread = True
+            with suppress(RuntimeError):  # no further thread is possible
+                threading.Thread(target=self._beat_late, name="heartbeat", daemon=True).start()
+
+    def _beat_late(self) -> None:
+        """Write the steps that the loop did not write within the period, until the heartbeat has the last one."""
+        with suppress(OSError):  # the next step, or the end of the rank, retries and reports it
+            while True:
+                time.sleep(max(LATE_S, self._beat_at + HEARTBEAT_PERIOD_S + LATE_S - time.monotonic()))
+                # In this order: the thread sees a step that the loop reports meanwhile, or the loop starts another thread.
+                self._has_thread = False
+                if self._step == self._told_step:
+                    return
+                self._has_thread = True
+                now = time.monotonic()
+                if now - self._beat_at >= HEARTBEAT_PERIOD_S:
+                    self._beat_at = now
+                    self._write_heartbeat()
+        self._has_thread = False
+
+    def _write_heartbeat(self) -> None:
+        """Write the newest step, which may be newer than that of the caller."""
+        with self._lock:
+            if self.attempt is None:
+                return
+            step = self._step
+            beat = {"step": step, "time": utc_now(), **({} if self.saves else {"saves": False})}
             try:
-                self._write_heartbeat(step)
+                write_json(self.attempt.heartbeat, beat, durable=False)
             except OSError:  # for example a full disk; the rank still runs and must not count as stalled
                 os.utime(self.attempt.heartbeat)
                 raise
-
-    def _write_heartbeat(self, step: int) -> None:
-        if self.attempt is not None:
-            beat = {"step": step, "time": utc_now(), **({} if self.saves else {"saves": False})}
-            write_json(self.attempt.heartbeat, beat, durable=False)
             self._told_step = step
 
     def _read_control(self) -> None:
