@@ -24,6 +24,7 @@ from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
 from toolkit.supervise.parent_death import adopt_orphans, signal_on_parent_death
+from toolkit.supervise.proc import status_of
 from toolkit.supervise.process_tree import GRACE_S, ProcessTree, end_descendants, handles
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.terminal.talk import say_beside
@@ -269,7 +270,7 @@ def _own_signal() -> int:
 
 
 def _blocks(pid: int, number: int) -> bool:
-    return bool(int(_status_of(pid).get("SigBlk", "0"), 16) >> (number - 1) & 1)
+    return bool(int(status_of(pid).get("SigBlk", "0"), 16) >> (number - 1) & 1)
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
@@ -297,16 +298,7 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
 
 def _process_state(pid: int) -> str:
     """Return the process state in the terms of proc(5), such as `T (stopped)` or `D (disk sleep)`."""
-    return _status_of(pid).get("State", "gone")
-
-
-def _status_of(pid: int) -> dict[str, str]:
-    """Return the fields of /proc/PID/status; {} if the process has exited."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return status_of(pid).get("State", "gone")
 
 
 def _end_with(launcher: int, child: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ from toolkit.metrics.samples import ClockSample, GpuSample, LinkSample, MemorySa
 from toolkit.rundir.files import read_json, read_json_or_none, write_json
 from toolkit.rundir.layout import AttemptDirectory, rank_of
 from toolkit.supervise.gpus import NvidiaGpus
+from toolkit.supervise.proc import below, bytes_of, children_in_proc, status_of
 from toolkit.supervise.rank_files import is_guard
-from toolkit.supervise.usage import Process, descendants, memory_of
 
 __all__ = ["NodeState", "samples_in"]
 
@@ -41,7 +41,7 @@ class NodeState:
     root: Path = Path("/")
     requested_bytes: int = field(default_factory=lambda: requested_bytes(os.environ))
     _ranks: dict[int, int] = field(default_factory=dict)  # by the pid of the guard
-    _processes: Mapping[int, Process] = field(default_factory=dict)  # that the launcher has started
+    _processes: Set[int] = frozenset()  # that the launcher has started
     _read: set[str] = field(default_factory=set)  # names of files in `ranks/`
 
     def write(self, gpus: NvidiaGpus | None) -> None:
@@ -59,16 +59,12 @@ class NodeState:
         write_json(self.attempt.node_state(self.first_rank), state, durable=False)
 
     def _processes_of_ranks(self) -> dict[int, list[int]]:
-        """Return the pids of each rank on this node: the descendants of its guard."""
-        processes = self._processes = dict(descendants(self.launcher))
-        started = sum(process.parent == self.launcher for process in processes.values())
-        if len(processes.keys() & self._ranks.keys()) < started:
+        """Return the pids of each rank on this node: its guard and the descendants of that."""
+        children = children_in_proc(is_whole=True)
+        self._processes = set(below(self.launcher, children))
+        if len(self._ranks.keys() & self._processes) < len(children(self.launcher)):
             self._find_ranks()
-        return {
-            rank: [one for one, _ in descendants(pid, processes)]
-            for pid, rank in self._ranks.items()
-            if pid in processes
-        }
+        return {rank: [pid, *below(pid, children)] for pid, rank in self._ranks.items() if pid in self._processes}
 
     def signal_guards(self, number: int) -> None:
         """Signal the guards of the ranks on this node."""
@@ -89,7 +85,7 @@ class NodeState:
 
     def _memory(self, processes: Mapping[int, Iterable[int]], now_s: float) -> Iterator[MemorySample]:
         lefts = [left for _, left, _ in memories(self.root)]
-        resident = {pid: memory_of(pid).resident_bytes for pid in self._processes}
+        resident = {pid: bytes_of(status_of(pid), "VmRSS") for pid in self._processes}
         if self.requested_bytes:  # slurmstepd counts the processes of the step, and may kill all of them
             lefts.append(max(0, self.requested_bytes - sum(resident.values())))
         free = min(lefts, default=0)
@@ -113,8 +109,7 @@ def _data_limit(pid: int) -> tuple[int, int] | None:
     """Return (RLIMIT_DATA, bytes that count for it) of a process; None without a limit, or if it has ended."""
     with suppress(OSError):
         most, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-        own = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData")), 0)
+        own = bytes_of(status_of(pid), "VmData")
         return (most, own) if most > 0 else None  # RLIM_INFINITY is -1
     return None
 

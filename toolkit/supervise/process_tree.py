@@ -5,9 +5,12 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from toolkit.supervise.proc import below, children_in_proc, status_of
 
 __all__ = ["GRACE_S", "ProcessTree", "end_descendants", "handles"]
 
@@ -64,21 +67,20 @@ class ProcessTree:
         programs have saved, although the trap may copy or delete what they save: it is stopped until then. Other processes
         without a handler, such as the `tee` of a pipeline, receive SIGTERM when the programs have saved.
         """
-        children = _children()
-        pending = [process] if (process := _read(self.root)) is not None else []
+        children = _children_of_run(children_in_proc(is_whole=True))
+        pending = _running([self.root])
         while pending:
             one = pending.pop()
-            pids = [pid for pid in children.get(one.pid, ()) if not _is_another_run(pid)]
-            below = [child for pid in pids if (child := _read(pid)) is not None]
+            started = _running(children(one.pid))
             if one.names & _LAUNCHERS:
-                pending += below
-            elif below and one.names & _SHELLS and _traps_only_exit(one.pid):
+                pending += started
+            elif started and one.names & _SHELLS and _traps_only_exit(one.pid):
                 self._spared.add(one.pid)
                 _signal(one.pid, signal.SIGSTOP)
-                pending += below
-            elif one.handles(signal.SIGTERM) or below:
+                pending += started
+            elif one.handles(signal.SIGTERM) or started:
                 self._send(one.pid)
-                pending += below if one.names & _SHELLS or not one.handles(signal.SIGTERM) else []
+                pending += started if one.names & _SHELLS or not one.handles(signal.SIGTERM) else []
             else:
                 self._spared.add(one.pid)
         threading.Thread(target=self._terminate_spared, name="spared", daemon=True).start()
@@ -86,8 +88,8 @@ class ProcessTree:
     def signal_steps(self, number: int) -> None:
         """Send a signal other than SIGTERM to each srun, which forwards it to its step even while Slurm ends the job."""
         sruns = [one.pid for one in running_below(os.getpid()) if "srun" in one.names]
-        children = _children()
-        helpers = {child for pid in sruns for child in children.get(pid, ())}  # srun forks one, of the same name
+        children = children_in_proc(is_whole=True)
+        helpers = {child for pid in sruns for child in children(pid)}  # srun forks one, of the same name
         for pid in set(sruns) - helpers:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -151,16 +153,17 @@ def end_descendants(pid: int, *, grace_s: float = 0.0) -> None:
 
 def running_below(root: int) -> list[Process]:
     """Return the running processes that `root` has started, directly or not, except those of other runs."""
-    children, running = _children(), []
-    pending = list(children.get(root, ()))
-    while pending:
-        pid = pending.pop()
-        if _is_another_run(pid):
-            continue
-        pending += children.get(pid, ())
-        if (process := _read(pid)) is not None:
-            running.append(process)
-    return running
+    children = _children_of_run(children_in_proc())
+    # The lists of children may lack one in rare cases, and the caller may take an empty result as the end of all.
+    return _running(below(root, children)) or _running(below(root, children))
+
+
+def _children_of_run(children: Callable[[int], Sequence[int]]) -> Callable[[int], Sequence[int]]:
+    return lambda pid: [child for child in children(pid) if not _is_another_run(child)]
+
+
+def _running(pids: Iterable[int]) -> list[Process]:
+    return [process for pid in pids if (process := _read(pid)) is not None]
 
 
 def _is_another_run(pid: int) -> bool:
@@ -170,25 +173,14 @@ def _is_another_run(pid: int) -> bool:
     return False
 
 
-def _children() -> dict[int, list[int]]:
-    """Return the children of each process on this host."""
-    found: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has exited
-            parent = path.read_bytes().rpartition(b")")[2].split()[1]
-            found.setdefault(int(parent), []).append(int(path.parent.name))
-    return found
-
-
 def _read(pid: int) -> Process | None:
     """Return a process; None if it has exited, even if its parent has not been notified of that yet."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         executable = Path(f"/proc/{pid}/exe").readlink().name
     except OSError:  # it has exited, or belongs to another user
         return None
-    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
-    if fields["State"].startswith(("Z", "X")):
+    fields = status_of(pid)
+    if fields.get("State", "X").startswith(("Z", "X")):
         return None
     names = frozenset((fields["Name"], executable.removesuffix(" (deleted)")))
     return Process(pid, names, int(fields.get("SigCgt", "0"), 16))

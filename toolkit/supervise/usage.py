@@ -16,6 +16,7 @@ from pathlib import Path
 
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.supervise.gpus import NvidiaGpus
+from toolkit.supervise.proc import below, bytes_of, children_in_proc, status_of
 
 __all__ = ["NodeUsage", "descendants", "memory_of"]
 
@@ -92,28 +93,15 @@ class Process:
     cpu_s: float
 
 
-def descendants(root: int, processes: Mapping[int, Process] | None = None) -> Iterator[tuple[int, Process]]:
-    """Yield the pid and the usage of every running descendant of process `root`, by default of those in /proc now."""
-    processes = dict(_processes()) if processes is None else processes
-    children: dict[int, list[int]] = {}
-    for pid, process in processes.items():
-        children.setdefault(process.parent, []).append(pid)
-    below = list(children.get(root, ()))
-    while below:
-        pid = below.pop()
-        yield pid, processes[pid]
-        below += children.get(pid, ())
-
-
-def _processes() -> Iterator[tuple[int, Process]]:
+def descendants(root: int) -> Iterator[tuple[int, Process]]:
+    """Yield the pid and the usage of every running descendant of process `root`."""
     ticks_per_s = os.sysconf("SC_CLK_TCK")
-    for name in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
-        try:
-            text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # the process has exited meanwhile
-            continue
-        fields = text.rpartition(")")[2].split()  # the fields from the third on, proc(5)
-        yield int(name), Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
+    # One process of the node does this every 30 s, and some nodes hide slurmstepd, so that its lists cannot be read.
+    for pid in below(root, children_in_proc(is_whole=True)):
+        with suppress(OSError):  # the process has exited meanwhile
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            fields = text.rpartition(")")[2].split()  # the fields from the third on, proc(5)
+            yield pid, Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
 
 
 @dataclass(frozen=True)
@@ -126,10 +114,5 @@ class Memory:
 
 def memory_of(pid: int) -> Memory:
     """Return the memory of a process; zeros if it has exited."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return Memory()
-    lines = (line.split() for line in text.splitlines() if line.startswith(("VmRSS:", "VmHWM:")))
-    kib = {fields[0]: int(fields[1]) for fields in lines}
-    return Memory(kib.get("VmRSS:", 0) * 1024, kib.get("VmHWM:", 0) * 1024)
+    status = status_of(pid)
+    return Memory(bytes_of(status, "VmRSS"), bytes_of(status, "VmHWM"))
