@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -179,18 +182,70 @@ def test_damaged_files_are_reported_once_and_end_nothing(attempt, capsys):
         ({"SLURM_MEM_PER_GPU": "1024", "SLURM_GPUS_ON_NODE": "2"}, 2), ({"SLURM_MEM_PER_NODE": "0"}, 0), ({}, 0),
     ],
 )  # fmt: skip
-def test_the_memory_that_a_job_requested_is_a_limit_of_its_nodes(attempt, tmp_path, environ, gib):
-    """Slurm may kill a step above it without control groups, although the node has memory left."""
+def test_the_memory_that_a_job_requested_is_read_from_its_variables(environ, gib):
     assert requested_bytes(environ) == gib << 30
+
+
+# A launcher whose child, the guard of rank 0, shares 200 MiB with its four children.
+SHARES = """
+import os, time
+if os.fork() == 0:
+    data = bytearray(os.urandom(200 << 20))
+    for _ in range(4):
+        if os.fork() == 0:
+            sum(data[::4096])
+            print(end=".", flush=True)
+            time.sleep(600)
+    print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def sharing(attempt):
+    """Start the launcher, and record its child as the guard of rank 0."""
+    process = subprocess.Popen([sys.executable, "-c", SHARES], stdout=subprocess.PIPE, start_new_session=True)
+    text = ""
+    while text.count(".") < 4 or "\n" not in text:
+        text += os.read(process.stdout.fileno(), 100).decode()
+    guard = int(text.replace(".", ""))
+    attempt.rank_file(0).write_text(json.dumps({"rank": 0, "host": "n0", "pid": guard, "time": "x"}))
+    yield process.pid
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def memory_of_node(attempt, launcher, root, environ) -> MemorySample:
+    NodeState(attempt, "n0", launcher, 0, root, requested_bytes(environ)).write(None)
+    (memory,) = [one for one in samples_in(attempt.node_state(0)) if isinstance(one, MemorySample)]
+    return memory
+
+
+def test_the_memory_that_a_job_requested_is_a_limit_of_its_nodes(attempt, sharing, tmp_path):
+    """Slurm may kill a step above it without control groups, although the node has memory left."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n")
-    attempt.rank_file(0).write_text(json.dumps({"rank": 0, "host": "n0", "pid": os.getpid(), "time": "x"}))
-    NodeState(attempt, "n0", os.getppid(), 0, tmp_path, requested_bytes(environ)).write(None)
-    (memory,) = [one for one in samples_in(attempt.node_state(0)) if isinstance(one, MemorySample)]
-    if gib:
-        assert 0 <= memory.free_bytes <= (gib << 30) - memory.used_bytes
-    else:
-        assert memory.free_bytes == 60000000 << 10
+    assert memory_of_node(attempt, sharing, tmp_path, {}).free_bytes == 60000000 << 10
+    memory = memory_of_node(attempt, sharing, tmp_path, {"SLURM_MEM_PER_NODE": "512"})
+    # Each of the five processes has them in its resident memory.
+    assert 200 << 20 < memory.used_bytes < 300 << 20
+    assert memory.used_bytes + memory.free_bytes == 512 << 20
+    roomy = memory_of_node(attempt, sharing, tmp_path, {"SLURM_MEM_PER_NODE": "8192"})
+    assert roomy.used_bytes + roomy.free_bytes == 8192 << 20
+
+
+def test_the_use_of_a_cgroup_bounds_that_of_its_ranks(attempt, sharing, tmp_path):
+    cgroup = tmp_path / "sys/fs/cgroup/job"
+    for path, text in (
+        ("proc/meminfo", "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n"), ("proc/self/cgroup", "0::/job\n"),
+        ("sys/fs/cgroup/job/memory.max", f"{512 << 20}\n"), ("sys/fs/cgroup/job/memory.current", f"{250 << 20}\n"),
+    ):  # fmt: skip
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    memory = memory_of_node(attempt, sharing, tmp_path, {"SLURM_MEM_PER_NODE": "512"})
+    assert memory.free_bytes == 262 << 20 and 200 << 20 < memory.used_bytes <= 250 << 20
+    (cgroup / "memory.max").write_text("max\n")  # the request counts again
+    assert memory_of_node(attempt, sharing, tmp_path, {"SLURM_MEM_PER_NODE": "512"}).free_bytes > 200 << 20
 
 
 def test_the_state_of_a_node_is_read_back_as_samples(attempt, tmp_path):
