@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_success_is_a_done_marker(guarded):
 
 
 # A daemon: in a session of its own, with a parent that exits at once.
-DAEMON = "os.system('(setsid sh -c \"{trap}echo \\$\\$ > {file}; exec sleep 600\" > /dev/null 2>&1 &)')"
+DAEMON = "os.system('''(setsid sh -c \"{trap}echo \\$\\$ > {file}; exec sleep 600\" > /dev/null 2>&1 &)''')"
 UNTIL = "\nwhile not Path('{file}').exists() or not Path('{file}').read_text().strip(): time.sleep(0.05)"
 
 
@@ -79,6 +78,24 @@ def test_no_daemon_outlives_its_rank(guarded, tmp_path):
     assert [is_running(file) for file in files] == [False, False]
 
 
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_a_guard_does_not_await_a_daemon_that_does_not_act_on_the_request_to_exit(guarded, tmp_path, trap):
+    exits = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
+    )
+    body = daemon(tmp_path / "pid", trap) + "\n" + exits
+    briefly = "from toolkit.supervise import process_tree\nprocess_tree.GRACE_S = guard_module.GRACE_S = 0.5"
+    _, attempt = guarded(body, more=briefly, foreign=True)
+    assert attempt.done_marker(2).read_text() == "stopped\n" and not is_running(tmp_path / "pid")
+
+
+def test_the_death_of_a_rank_is_recorded_before_its_daemons_end(guarded):
+    """A peer that fails because of it must not be the first one with an error."""
+    ends = "guard_module.end_descendants = lambda *_, **__: print(attempt.error_file(2).exists(), flush=True)"
+    code, attempt = guarded("os.kill(os.getpid(), 9)", more=ends)
+    assert (code, attempt.log_file(2).read_text()) == (137, "True\n")
+
+
 def test_a_local_run_that_a_rank_has_submitted_continues(guarded, tmp_path):
     file = tmp_path / "pid"
     code, _ = guarded("os.environ['TOOLKIT_LOCAL'] = '1'\n" + daemon(file) + "\nreturn 0")
@@ -94,13 +111,12 @@ def test_a_guard_collects_the_orphans_of_its_rank(guarded, tmp_path):
     assert guarded(f"{orphan}\n{wait}\nreturn 0")[0] == 0
 
 
-def test_no_daemon_outlives_the_kill_of_its_rank(run_directory, tmp_path):
+def test_no_daemon_outlives_the_kill_of_its_rank(run_directory, tmp_path, wait_until):
     attempt, file = claim_attempt(run_directory), tmp_path / "pid"
     body = "\n".join("    " + line for line in f"{daemon(file)}\ntime.sleep(600)".splitlines())
     program = PROGRAM.format(body=body, more="", foreign=True)
     ranks = LocalRanks([subprocess.Popen([sys.executable, "-c", program, str(attempt.path)], start_new_session=True)])
-    while not file.exists() or not file.read_text().strip():
-        time.sleep(0.05)
+    wait_until(lambda: file.exists() and file.read_text().strip())
     ranks.kill()
     assert not is_running(file)
     assert not list(attempt.errors.iterdir())  # the rank was not to blame
@@ -214,6 +230,22 @@ return 0"""
     code, attempt = guarded(body, foreign=True)
     assert (code, attempt.log_file(2).read_text()) == (0, "True\n")
     assert attempt.done_marker(2).read_text() == "stopped\n"
+
+
+@pytest.mark.parametrize(("own", "expected"), [("", "SIGTERM"), ("SIGUSR1", "SIGUSR1")])
+def test_a_program_that_ignores_ctrl_c_still_receives_the_request_of_a_stop(guarded, own, expected):
+    body = f"""
+heard = []
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.{expected}, lambda number, frame: heard.append(number))
+time.sleep(0.3)
+for number in (signal.SIGINT, signal.SIGUSR2):
+    os.kill(os.getppid(), number)
+    time.sleep(0.2)
+while not heard: time.sleep(0.05)
+return 0"""
+    number = f"int(signal.{own})" if own else "''"
+    assert guarded(body, more=f"os.environ['TOOLKIT_SIGNAL'] = str({number})", foreign=True)[0] == 0
 
 
 def test_a_program_that_nobody_told_to_end_is_done(guarded):

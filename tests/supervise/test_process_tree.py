@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.supervise import proc
+from toolkit.supervise.process_tree import end_descendants, running_below
+
 SAVES = """
 import signal, sys, time
 asked = []
@@ -114,3 +117,24 @@ def test_a_program_without_a_handler_exits(stop) -> None:
     assert stop("touch a.ready; timeout 100 sleep 100") == set()
     assert stop("trap 'touch a.termed' TERM; touch a.ready; sleep 100") == {"a.termed"}
     assert time.monotonic() - began < 90
+
+
+STARTS_IN_A_THREAD = """
+import subprocess, threading
+started = threading.Thread(target=lambda: print(subprocess.Popen(["sleep", "60"]).pid, flush=True) or input())
+started.start()
+"""
+
+
+def test_a_poll_reads_no_other_processes(monkeypatch) -> None:
+    """It reads them only on a kernel without lists of children."""
+    process = subprocess.Popen([sys.executable, "-c", STARTS_IN_A_THREAD], stdin=-1, stdout=-1, text=True)
+    try:
+        pid = int(process.stdout.readline())
+        assert [*proc.below(process.pid, proc.children_in_proc(is_whole=True))] == [pid]
+        monkeypatch.setattr(Path, "glob", None)
+        assert [one.pid for one in running_below(process.pid)] == [pid]
+        end_descendants(process.pid)
+        assert not running_below(process.pid)
+    finally:
+        process.communicate("\n")

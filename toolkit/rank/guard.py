@@ -133,12 +133,16 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the kernel may reuse the child's PID
         signal.signal(number, signal.SIG_IGN)
+    code = os.waitstatus_to_exitcode(status)
+    if code != 0:  # before its peers fail, too, and one of them is blamed
+        _record_error(attempt, rank, code)
     end_descendants(os.getpid(), grace_s=GRACE_S)
     log.end()
     if steps is not None:
         steps.finish()
-    code = os.waitstatus_to_exitcode(status)
-    _record_end(attempt, rank, code, "stopped\n" if foreign and received else "done\n")
+    if code == 0:
+        marker, state = attempt.done_marker(rank), "stopped\n" if foreign and received else "done\n"
+        _write_if_missing(marker, lambda: _mark_done(marker, state), patience_s=FILE_SYSTEM_PATIENCE_S)
     if collection is not None:  # after the end is recorded, so that it does not delay readers of the record
         collection.finish()
     for ring in rings_of(attempt.run.run_id, attempt.number, rank):  # a reader that has opened it can read on
@@ -156,12 +160,8 @@ def _start_began(environ: Mapping[str, str]) -> float:
     return math.inf
 
 
-def _record_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> None:
-    """Write the done marker with the content `word`, or an error record if the rank failed without writing one."""
-    if code == 0:
-        marker = attempt.done_marker(rank)
-        _write_if_missing(marker, lambda: _mark_done(marker, word), patience_s=FILE_SYSTEM_PATIENCE_S)
-        return
+def _record_error(attempt: AttemptDirectory, rank: int, code: int) -> None:
+    """Write an error record if the rank failed without writing one."""
     error_file = attempt.error_file(rank)
     error = _silent_error(rank, socket.gethostname(), code)
     # A short timeout: without the file, the supervisor receives the exit code from the launcher.
@@ -220,12 +220,13 @@ class _Forward:
         exit without saving.
         """
         if number != signal.SIGUSR2:
-            self.tree.note_sent()
+            if number == signal.SIGTERM:
+                self.tree.note_sent()
             self.to_rank(number, _frame)
             return
         self.received.append(number)
         own = _own_signal()
-        if own and not self._sent and not self.tree.sent:
+        if own and not {own, signal.SIGTERM} & {*self._sent} and not self.tree.sent:
             if handles(self._child, own):
                 self._send(own)
                 return

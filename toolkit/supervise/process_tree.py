@@ -30,14 +30,19 @@ _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "ksh93", "mksh", "zsh", "csh",
 
 @dataclass(frozen=True)
 class Process:
-    """One running process: the names of its command and its executable, and the mask SigCgt of proc(5)."""
+    """One running process: the names of its command and its executable, and the masks SigCgt and SigBlk of proc(5)."""
 
     pid: int
     names: frozenset[str]  # a script has its own name, and its shell's
     handlers: int
+    blocked: int
 
     def handles(self, number: int) -> bool:
         return bool(self.handlers >> (number - 1) & 1)
+
+    def acts_on(self, number: int) -> bool:
+        """Return whether it has a handler for a signal, or blocks it to accept it by sigwait."""
+        return bool((self.handlers | self.blocked) >> (number - 1) & 1)
 
 
 def handles(pid: int, number: int) -> bool:
@@ -105,8 +110,12 @@ class ProcessTree:
         return "srun" in one.names or (one.pid in self.sent and not one.names & _SHELLS)
 
     def await_exit(self) -> None:
-        """Return when no process that this process has started, directly or not, is running."""
-        while running_below(os.getpid()):
+        """Return when no process that this process has started, directly or not, is running.
+
+        Those that do not act on SIGTERM, such as daemons, have `GRACE_S`, since they do not save because of it.
+        """
+        deadline = time.monotonic() + GRACE_S
+        while any(one.acts_on(signal.SIGTERM) or time.monotonic() < deadline for one in running_below(os.getpid())):
             time.sleep(POLL_S)
 
     def _send(self, pid: int) -> None:
@@ -183,4 +192,4 @@ def _read(pid: int) -> Process | None:
     if fields.get("State", "X").startswith(("Z", "X")):
         return None
     names = frozenset((fields["Name"], executable.removesuffix(" (deleted)")))
-    return Process(pid, names, int(fields.get("SigCgt", "0"), 16))
+    return Process(pid, names, *(int(fields.get(mask, "0"), 16) for mask in ("SigCgt", "SigBlk")))
