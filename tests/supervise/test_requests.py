@@ -7,6 +7,9 @@ import subprocess
 import sys
 import time
 
+from toolkit.rundir.states import Cause
+from toolkit.supervise.requests import StopRequest
+
 HANGS = """
 import hashlib, os, threading, time
 from toolkit.supervise.requests import StopRequest
@@ -35,6 +38,17 @@ def test_a_main_thread_that_hangs_keeps_no_signal_back() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_ctrl_c_stops_a_job_whose_early_warning_is_held() -> None:
+    came = []
+    request = StopRequest(may_be_early=lambda: not came.append(request.came))
+    request.on_signal(signal.SIGUSR2, None)
+    assert came == [False] and not request.came
+    request.on_signal(signal.SIGINT, None)
+    assert request.cause is Cause.STOPPED and request.came and not request.kill
+    request.on_signal(signal.SIGINT, None)
+    assert request.kill
 
 
 STARTS = """

@@ -71,13 +71,13 @@ class StopRequest:
         if number == signal.SIGINT:
             self.kill = self.interrupted
             self.interrupted = True
-            if not (self.terminated or self.warned):
+            if not self.came:
                 self.ask(Cause.STOPPED)
         elif number == signal.SIGTERM:
             self.terminated = True
         elif number == signal.SIGUSR1 or self.is_for_script:
             self.to_pass.append(number)
         else:
-            self.warned = True
             self._check_at = 0.0
             self._obey_at = time.monotonic() + (REASON_S if self.may_be_early() else 0.0)
+            self.warned = True  # last, since another thread evaluates `came`
