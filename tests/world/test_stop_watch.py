@@ -162,6 +162,9 @@ def test_the_time_left_follows_an_end_that_moves(run_directory, watch, clock, mo
     assert watch.time_left() == pytest.approx(100, abs=2)  # it is read once a minute
     clock[0] += 61
     assert watch.time_left() == pytest.approx(500, abs=2)
+    watch.attempt.ends_at.write_bytes(b"\xff")
+    clock[0] += 61
+    assert watch.time_left() == pytest.approx(500, abs=2)
     assert StopWatch().time_left() == pytest.approx(100, abs=2)  # outside a run: what the launcher's variables say
 
 

@@ -1,6 +1,7 @@
 """Requests of users and of alerts to a run: small files in `control/`."""
 
 import getpass
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,8 +39,9 @@ def stop_within_s(run: RunDirectory, restart: Mapping[str, Any]) -> float:
     That is what the user has set for this stop, else the time that a walltime gives them, and at least a minute.
     """
     asked = run.asked_file("stop")
-    words = asked.read_text(encoding="utf-8").split() if asked is not None else []
-    return float(words[2]) if words[1:2] == ["within"] else max(LEAST_STOP_S, float(restart["warn_s"]))
+    text = asked.read_text(encoding="utf-8", errors="replace") if asked is not None else ""
+    seconds = re.search(r" within (\d{1,9}) s$", text, re.MULTILINE | re.ASCII)
+    return float(seconds[1]) if seconds else max(LEAST_STOP_S, float(restart["warn_s"]))
 
 
 def move_requests(attempt: AttemptDirectory) -> None:

@@ -94,8 +94,8 @@ class StopWatch:
             self._end_read_at = now
             try:
                 self._ends_at = float(self.attempt.ends_at.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                pass  # the file exists only if the end time of the allocation has changed
+            except (FileNotFoundError, ValueError):
+                pass  # the file exists only if the end time of the allocation has changed, or it is damaged
             except OSError as error:
                 say_beside(f"the run directory does not respond: {error}")
         return self._ends_at - time.time() if self._ends_at else float("inf")
