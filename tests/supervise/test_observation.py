@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from toolkit.metrics.detectors import disk
 from toolkit.metrics.memory_limits import requested_bytes
 from toolkit.metrics.samples import MemorySample
 from toolkit.metrics.verdicts import VerdictKind, read_verdicts
@@ -117,7 +118,30 @@ def test_a_verdict_is_written_once_the_disk_has_space_again(attempt, monkeypatch
     assert verdict.ranks == (3,)
 
 
-def full_disk(path):
+def test_a_file_system_that_does_not_respond_once_hides_no_slow_rank(attempt, monkeypatch):
+    record(attempt, slow=3)
+    observation = Observation(attempt, lambda: 3600.0)
+    with monkeypatch.context() as stale:
+        stale.setattr(observation_module, "disk_sample", full_disk)
+        observation.look()
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert verdict.ranks == (3,)
+
+
+def test_a_trial_of_the_quota_is_rare_until_it_fails(attempt, monkeypatch):
+    trials, answers = [], iter(["", "Disk quota exceeded", "", ""])
+    monkeypatch.setattr(disk, "why_unwritable", lambda folder: trials.append(folder) or next(answers))
+    observation = Observation(attempt, lambda: 3600.0)
+    for expected in (1, 1, 2, 3, 3):
+        if expected == 2:
+            observation._trial_at = 0.0  # the period is over
+        observation.look()
+        assert len(trials) == expected
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert verdict.kind is VerdictKind.DISK
+
+
+def full_disk(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

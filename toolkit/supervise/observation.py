@@ -13,7 +13,7 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.detectors.disk import disk_sample
 from toolkit.metrics.judge import Detectors
 from toolkit.metrics.records import RecordTail
-from toolkit.metrics.samples import LossSample, Sample
+from toolkit.metrics.samples import DiskSample, LossSample, Sample
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import Verdict, VerdictKind, VerdictLog, line_of_verdict
 from toolkit.metrics.window_file import WindowReader
@@ -29,6 +29,7 @@ from toolkit.supervise.stacks import Culprit
 __all__ = ["Observation"]
 
 PERIOD_S = 10.0
+QUOTA_PERIOD_S = 300.0
 LONGEST_SAVE_S = 1800.0  # a save that adds no file for this time is not a pause
 JOIN_S = 5.0
 
@@ -52,6 +53,8 @@ class Observation:
     _detectors: Detectors = field(init=False)
     _log: VerdictLog | None = None
     _unwritten: list[Verdict] = field(default_factory=list)
+    _full: str = ""  # why the last trial could not write
+    _trial_at: float = 0.0
     _problems: set[str] = field(default_factory=set)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -88,22 +91,38 @@ class Observation:
         try:
             part()
         except (ToolkitError, OSError) as error:
+            self._trial_at = 0.0  # a quota may be the reason
             self._report(str(error))
 
     def _look(self) -> None:
-        windows = self._new_windows()
-        if windows and not self._peers and (mesh := read_json_or_none(self.attempt.mesh)):
-            self._peers.update(enumerate(mesh["stages"]))
+        # All that can fail precedes the windows and samples, which are read once.
+        is_paused, left_s = self._is_paused(), self.left_s()
         training = [record for record in self._train.new() if record.attempt == self.attempt.number]
-        losses = [LossSample(time.time(), record.step, record.loss) for record in training]
-        left_s = self.left_s()
+        samples: list[Sample] = [LossSample(time.time(), record.step, record.loss) for record in training]
+        self._trying(lambda: samples.append(self._disk_sample()))
+        samples += self._new_samples()
+        windows = self._new_windows()
+        if windows and not self._peers:
+            self._trying(self._read_stages)
         verdicts = self._detectors.observe(
-            windows, [*self._new_samples(), *losses, disk_sample(self.attempt.run.path, writes=True)], now_s=time.time(),
-            walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=self._is_paused(),
+            windows, samples, now_s=time.time(),
+            walltime_left_s=left_s if math.isfinite(left_s) else None, is_paused=is_paused,
         )  # fmt: skip
         self._trying(lambda: self._record(verdicts))
         if self.alerting is not None:
             self.alerting.look(windows, training, verdicts, is_over=self._over.is_set())
+
+    def _read_stages(self) -> None:
+        if mesh := read_json_or_none(self.attempt.mesh):
+            self._peers.update(enumerate(mesh["stages"]))
+
+    def _disk_sample(self) -> DiskSample:
+        """Return the state of the file system; a file is written every `QUOTA_PERIOD_S`, while it is full, or after an error."""
+        writes = bool(self._full) or time.monotonic() >= self._trial_at
+        sample = disk_sample(self.attempt.run.path, writes=writes)
+        if writes:
+            self._full, self._trial_at = sample.full, time.monotonic() + QUOTA_PERIOD_S
+        return sample
 
     def _located(self, verdict: Verdict) -> Verdict:
         """Return a verdict that is about to be raised; if it is a stall, with the rank, the operation and the line."""
