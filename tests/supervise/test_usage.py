@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
@@ -93,6 +97,24 @@ def test_the_first_rank_of_a_node_samples(tmp_path, rank, per_node, samples):
 def test_under_srun_the_nodes_need_not_have_as_many_ranks(tmp_path, local_rank, samples):
     environ = {"TOOLKIT_LAUNCHER": "srun", "SLURM_LOCALID": local_rank, "TOOLKIT_RANKS_PER_NODE": "1,4"}
     assert (collection_of_node(AttemptDirectory(tmp_path), 5, 1, environ) is not None) == samples
+
+
+def test_a_node_whose_ranks_step_seldom_checks_for_a_request_of_stacks(run_directory):
+    attempt, signals = claim_attempt(run_directory), []
+    state = SimpleNamespace(signal_guards=signals.append)
+    collection = collection_of_node(attempt, 0, 1, {"TOOLKIT_RANKS_PER_NODE": "1", "TOOLKIT_LAUNCHER": "mpirun"})
+    collection._ask_for_stacks(state)
+    attempt.stacks_request.write_text("another node\n")
+    collection._request_at, collection._stepped_at = math.inf, time.monotonic()
+    collection._ask_for_stacks(state)
+    assert not signals
+    collection._stepped_at = -math.inf  # the ranks stall
+    collection._ask_for_stacks(state)
+    collection._ask_for_stacks(state)
+    assert signals == [signal.SIGUSR1]
+    managed = collection_of_node(attempt, 0, 1, {"SLURM_LOCALID": "0", "TOOLKIT_LAUNCHER": "srun"})
+    managed._ask_for_stacks(state)  # srun forwards the request
+    assert len(signals) == 1
 
 
 class Nvml:

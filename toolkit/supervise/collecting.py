@@ -22,6 +22,8 @@ from toolkit.terminal.talk import say_beside
 __all__ = ["collection_of_node"]
 
 PERIOD_S = 1.0
+REQUEST_PERIOD_S = 5.0  # between checks for a request of stacks, on the file system of all nodes
+QUIET_S = 20.0  # without steps, after which a request may come at any time
 USAGE_PERIOD_S = 30.0  # the first samples are 1, 2, 4, ... s apart
 _JOIN_S = 2.0  # time for a write that hangs on the file system of the run directory
 
@@ -34,11 +36,14 @@ class NodeCollection:
     launcher: int
     first_rank: int
     visible_gpus: str | None = None  # the value of CUDA_VISIBLE_DEVICES
+    is_signalled: bool = False  # whether the launcher forwards the request of stacks as a signal
     _problems: set[str] = field(default_factory=set)
     _rings: dict[tuple[Path, int], RingReader | None] = field(default_factory=dict)  # None: damaged, or of another node
     _collector: Collector = field(default_factory=lambda: Collector(socket.gethostname()))
     _file: WindowFile | None = None
     _stacks_asked_ns: int = 0
+    _request_at: float = 0.0  # when to check for a request of stacks
+    _stepped_at: float = -math.inf  # when the last windows were written
     _usage: NodeUsage = field(init=False)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -91,6 +96,7 @@ class NodeCollection:
         """Write the windows of the slots that are over at `now`."""
         self._find_rings()
         windows = self._collector.collect([ring for ring in self._rings.values() if ring is not None], now)
+        self._stepped_at = time.monotonic() if windows else self._stepped_at
         if windows and self._file is None:
             self._file = WindowFile(self.attempt.windows_file(self.first_rank), socket.gethostname())
         if self._file is not None:
@@ -98,6 +104,10 @@ class NodeCollection:
 
     def _ask_for_stacks(self, state: NodeState) -> None:
         """Make the guards of this node keep the stacks of their ranks if the supervisor, on another node, requests it."""
+        now = time.monotonic()
+        if self.is_signalled or (now < self._request_at and now - self._stepped_at < QUIET_S):
+            return
+        self._request_at = now + REQUEST_PERIOD_S
         try:
             asked_ns = self.attempt.stacks_request.stat().st_mtime_ns
         except FileNotFoundError:
@@ -134,7 +144,8 @@ def collection_of_node(
     """
     if not is_first_of_node(rank, environ):
         return None
-    return NodeCollection(attempt, launcher, rank, environ.get("CUDA_VISIBLE_DEVICES"))
+    is_signalled = environ.get("TOOLKIT_LAUNCHER") == "srun" and environ.get("TOOLKIT_FOREIGN") != "1"
+    return NodeCollection(attempt, launcher, rank, environ.get("CUDA_VISIBLE_DEVICES"), is_signalled)
 
 
 def is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:

@@ -23,7 +23,7 @@ PATIENCE_S = 5.0
 NO_STACKS = "this kind of entry has no stacks: only functions and Python scripts have"
 SHOWN_PLACES = 6
 _SOURCE = 60  # characters of a line of code in a message
-_UNCHANGED = 3  # readings in a row, after which the files are complete
+READ_PERIOD_S = 0.5  # the files are complete if they do not grow meanwhile
 # faulthandler prints the innermost frame first, and marks the interrupted thread as "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
@@ -49,16 +49,14 @@ def collect_stacks(
     # srun would deliver the signal to all processes of a rank, and so to programs that handle it.
     if (is_unmanaged or not running.ask_for_stacks()) and not signal_guards_here(attempt, signal.SIGUSR1):
         write_text(attempt.stacks_request, socket.gethostname() + "\n")
-        patience_s *= 2  # the guards of other nodes check for a request each second, and a file system may show it late
+        patience_s *= 3  # the guards of other nodes check for a request every 5 s, and a file system may show it late
     deadline = time.monotonic() + patience_s
+    before: list[int] | None = None
     sizes: list[int] = []
-    unchanged = 0
-    while (
-        time.monotonic() < deadline and unchanged < _UNCHANGED
-    ):  # a rank writes its file in pieces, and may pause between them
+    # A rank writes its file in pieces, and may pause between them.
+    while time.monotonic() < deadline and not (all(sizes) and sizes == before):
         before, sizes = sizes, [_size_of(attempt.stack_file(rank)) for rank in ranks]
-        unchanged = unchanged + 1 if all(sizes) and sizes == before else 0
-        time.sleep(0.1)
+        time.sleep(READ_PERIOD_S)
     attempt.stacks_request.unlink(missing_ok=True)
     places = ranks_by(innermost, attempt, ranks)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
