@@ -96,7 +96,8 @@ def choose_device(local_rank: int, local_size: int, environ: Mapping[str, str] |
         return "cpu"
     if gpus >= local_size:
         return "cuda:0" if _are_slices(names) else f"cuda:{local_rank}"
-    if gpus == 1 and "SLURM_STEP_GPUS" in env:
+    # The only slice may be what an earlier call has left of several.
+    if gpus == 1 and ("SLURM_STEP_GPUS" in env or _are_slices(names)):
         return "cuda:0"
     what = "MIG slices" if _are_slices(names) else "GPUs"
     raise ToolkitError(
