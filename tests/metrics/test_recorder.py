@@ -17,7 +17,7 @@ from toolkit.metrics.phases import PhaseSum
 from toolkit.metrics.recorder import PhaseSampling, Recorder
 from toolkit.metrics.ring import Ring, RingReader
 from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, FORWARD
-from toolkit.metrics.windows import CPU_WAIT, EXPOSED, FAULTS, RSS, SAVE, STEP, SWITCHES, WORK, WORK_CPU
+from toolkit.metrics.windows import CPU_WAIT, DEVICE_PEAK, EXPOSED, FAULTS, RSS, SAVE, STEP, SWITCHES, WORK, WORK_CPU
 from toolkit.metrics.windows import FORWARD as FORWARD_S
 
 
@@ -99,6 +99,24 @@ def test_steps_are_written_every_half_second_and_memory_is_read_once_a_second(re
     found = RingReader(recorder._ring.path).new()
     assert found.values(STEP) == pytest.approx([0.01] * len(found))
     assert len(found.values(RSS)) == 4
+
+
+def test_the_peak_of_loading_a_model_is_not_that_of_its_steps(tmp_path, monkeypatch):
+    peak = [78.0]
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True, memory_allocated=lambda: 40.0, max_memory_allocated=lambda: peak[0]
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(recorder_module, "MEMORY_PERIOD_NS", 0)
+    loaded = Recorder(Ring(tmp_path / "loaded.ring", "run", 0, 0))
+    for number, peak[0] in ((0, 78.0), (1, 78.0), (2, 79.0), (3, 60.0)):  # the program resets the last one
+        if number:
+            loaded.end(number)
+            loaded.write(is_last=True)
+        else:
+            loaded.begin(0)
+    found = [row[DEVICE_PEAK] for row in rows_of(RingReader(loaded._ring.path).new())]
+    assert found == [40.0, 79.0, 60.0]
 
 
 def test_a_program_that_reports_some_steps_gets_their_mean(recorder, monkeypatch):

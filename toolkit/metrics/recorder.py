@@ -83,6 +83,7 @@ class Recorder:
         self._counts = (0.0, 0.0, 0.0)
         self._write_at_ns = self._memory_at_ns = 0
         self._has_device = self._polls = False
+        self._peak_before: int | None = None  # the most that torch had allocated before the first step
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._schedstat: int | None = None  # of the thread
 
@@ -98,6 +99,9 @@ class Recorder:
         self.write()
         if self._thread != threading.get_ident():
             self._thread, self._schedstat = threading.get_ident(), _schedstat_of_thread(self._schedstat)
+        if self._peak_before is None:
+            cuda = _cuda()
+            self._peak_before = cuda.max_memory_allocated() if cuda is not None else 0
         self._number = number
         self._at_ns, self._cpu_ns = perf_counter_ns(), thread_time_ns()
         self._count()
@@ -180,12 +184,18 @@ class Recorder:
     def _memory(self) -> dict[int, float]:
         self._memory_at_ns = self._ended[-1][1] + MEMORY_PERIOD_NS
         found = {_RSS: int(os.pread(self._statm, 128, 0).split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))}
-        # Not imported here: a program without torch must not load it.
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is not None and cuda.is_initialized():
+        if (cuda := _cuda()) is not None:
             self._has_device = True
-            found[_DEVICE], found[_PEAK] = float(cuda.memory_allocated()), float(cuda.max_memory_allocated())
+            allocated, peak = cuda.memory_allocated(), cuda.max_memory_allocated()
+            # The peak of loading a model is not that of its steps. Only the program may reset the peak, which it may print.
+            found[_DEVICE], found[_PEAK] = float(allocated), float(peak if peak != self._peak_before else allocated)
         return found
+
+
+def _cuda() -> Any:
+    """Return torch.cuda if this process uses it; it is not imported, since a program without torch must not load it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 def _schedstat_of_thread(known: int | None) -> int | None:

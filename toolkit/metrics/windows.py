@@ -30,7 +30,7 @@ LOSS = "loss"
 GRAD_NORM = "grad_norm"
 RSS = "rss_bytes"  # resident memory of the rank, in one step per second
 DEVICE = "device_bytes"  # memory that the rank allocated on its GPU, in one step per second
-DEVICE_PEAK = "device_peak_bytes"  # the most that torch has allocated there, without what it caches
+DEVICE_PEAK = "device_peak_bytes"  # the most that steps have allocated there by torch, without what it caches
 # Of a program that reports its steps only; CPU time is still compared.
 NOT_MEASURED = (
     "work of ranks is not measured: record exposed_s, the seconds that a rank waits for others (docs/python.md)"
