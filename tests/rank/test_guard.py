@@ -146,6 +146,17 @@ def test_a_script_runs_where_its_default_log_cannot_be_created(guarded, tmp_path
     assert (code, attempt.log_file(2).read_text()) == (0, "done\n")
 
 
+def test_the_default_log_is_not_written_through_a_link(guarded, tmp_path):
+    (tmp_path / "other").write_text("")
+    (tmp_path / "other").chmod(0o640)
+    (tmp_path / "slurm-7.out").symlink_to("other")
+    code, attempt = guarded(
+        "print('done'); return 0", more=f"os.environ['TOOLKIT_DEFAULT_LOG'] = '{tmp_path}/slurm-7.out'"
+    )
+    assert (code, attempt.log_file(2).read_text()) == (0, "done\n")
+    assert (tmp_path / "other").read_text() == "" and (tmp_path / "other").stat().st_mode & 0o777 == 0o640
+
+
 def test_many_ranks_share_the_log_of_their_node(guarded):
     """A line that was not ended, what a child prints late, and a rank that is killed: all of it arrives, by rank."""
     code, attempt = guarded(

@@ -128,7 +128,8 @@ class DefaultLog:
     def __init__(self, attempt: AttemptDirectory, shown: Path) -> None:
         self.path = attempt.log_file(0)
         self._log = open_append(self.path)
-        self._shown = os.open(shown, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        # A link in a folder of several users must not select the file that is written and made accessible.
+        self._shown = os.open(shown, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.fchmod(self._shown, stat.S_IMODE(os.fstat(self._log).st_mode))
         self._copied = os.fstat(self._shown).st_size  # by earlier starts
         self._is_over = threading.Event()
