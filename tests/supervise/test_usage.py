@@ -17,7 +17,7 @@ from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.collecting import collection_of_node
 from toolkit.supervise.gpus import nvidia_gpus
-from toolkit.supervise.usage import NodeUsage, Process, descendants, memory_of
+from toolkit.supervise.usage import NodeUsage, Process, descendants
 
 # A launcher with two ranks, of which the first has had a child that worked, and has one that holds memory; a line tells
 # it to end.
@@ -53,7 +53,7 @@ def test_all_that_the_ranks_of_a_node_started_is_counted(tmp_path, launcher):
     assert (told["first_rank"], told["ranks"], told["samples"], told["gpus"]) == (4, 2, 1, None)
     assert 0.25 < told["cpu_s"] < 60
     assert 60_000_000 < told["memory_peak_bytes"] < 400_000_000
-    assert len(dict(descendants(launcher.pid))) == 3 and memory_of(launcher.pid).peak_bytes > 0
+    assert len(dict(descendants(launcher.pid))) == 3
 
 
 def test_what_has_ended_is_not_forgotten(tmp_path, launcher):

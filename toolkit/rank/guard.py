@@ -66,7 +66,7 @@ def _launcher_of_node() -> int:
     pid = os.getppid()
     with suppress(OSError):  # it has exited
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith((b"Apptainer runtime", b"Singularity runtime")):
-            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            pid = int(status_of(pid).get("PPid", pid))
     return pid
 
 
@@ -163,7 +163,7 @@ def _start_began(environ: Mapping[str, str]) -> float:
 def _record_error(attempt: AttemptDirectory, rank: int, code: int) -> None:
     """Write an error record if the rank failed without writing one."""
     error_file = attempt.error_file(rank)
-    error = _silent_error(rank, socket.gethostname(), code)
+    error = _silent_error(rank, code)
     # A short timeout: without the file, the supervisor receives the exit code from the launcher.
     _write_if_missing(error_file, lambda: write_json(error_file, error), patience_s=ERROR_PATIENCE_S)
 
@@ -270,10 +270,6 @@ def _own_signal() -> int:
     return int(os.environ.get("TOOLKIT_SIGNAL") or 0)
 
 
-def _blocks(pid: int, number: int) -> bool:
-    return bool(int(status_of(pid).get("SigBlk", "0"), 16) >> (number - 1) & 1)
-
-
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     """Write the stacks of the threads of the rank to a file, or its state if it is stopped or hangs in the kernel."""
     os.ftruncate(stacks, 0)  # of an earlier request
@@ -281,7 +277,7 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
     # A program that replaced the process has no such handlers, and would be killed.
     can_answer = handles(child, STACK_SIGNAL)
     with suppress(ProcessLookupError):
-        if _blocks(child, FLIGHT_SIGNAL):
+        if int(status_of(child).get("SigBlk", "0"), 16) >> (FLIGHT_SIGNAL - 1) & 1:  # it waits for the signal
             os.kill(child, FLIGHT_SIGNAL)
         if can_answer:
             os.kill(child, STACK_SIGNAL)
@@ -293,13 +289,9 @@ def _keep_stacks(child: int, stacks: int, path: Path) -> None:
         if 0 < written == before:  # the file no longer grows, so it is complete
             break
     text = os.pread(stacks, written, 0).decode(errors="replace")
-    state = _process_state(child) if can_answer else f"{_process_state(child)} and is not a Python script of the job"
+    # In the terms of proc(5), such as `T (stopped)` or `D (disk sleep)`.
+    state = status_of(child).get("State", "gone") + " and is not a Python script of the job" * (not can_answer)
     write_text(path, text or f"no response: process {child} is in state {state}\n")
-
-
-def _process_state(pid: int) -> str:
-    """Return the process state in the terms of proc(5), such as `T (stopped)` or `D (disk sleep)`."""
-    return status_of(pid).get("State", "gone")
 
 
 def _end_with(launcher: int, child: int) -> None:
@@ -318,16 +310,13 @@ def _end_with(launcher: int, child: int) -> None:
     end_group(signal.SIGHUP, None)  # the launcher may have exited before prctl took effect
 
 
-def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
+def _silent_error(rank: int, code: int) -> dict[str, object]:
     """Return the error record for a rank that did not write one."""
+    kind, reason, exit_code = "exit", f"exit code {code}", code
     if code < 0:
         name = signal.Signals(-code).name
+        kind, exit_code = "signal", 128 - code
         reason = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        return _error(rank, host, "signal", reason, 128 - code)
-    return _error(rank, host, "exit", f"exit code {code}", code)
-
-
-def _error(rank: int, host: str, kind: str, reason: str, exit_code: int) -> dict[str, object]:
     return {
-        "rank": rank, "host": host, "kind": kind, "reason": reason, "exit_code": exit_code, "time": utc_now(),
+        "rank": rank, "host": socket.gethostname(), "kind": kind, "reason": reason, "exit_code": exit_code, "time": utc_now(),
     }  # fmt: skip

@@ -18,7 +18,7 @@ from toolkit.rundir.files import utc_now, write_json
 from toolkit.supervise.gpus import NvidiaGpus
 from toolkit.supervise.proc import below, bytes_of, children_in_proc, status_of
 
-__all__ = ["NodeUsage", "descendants", "memory_of"]
+__all__ = ["NodeUsage", "descendants"]
 
 _SHORTEST_S = 0.1
 
@@ -77,9 +77,9 @@ class NodeUsage:
         if since_s >= _SHORTEST_S:  # over a shorter time, one clock tick would count as several CPUs
             self.cpus_peak = max(self.cpus_peak, (cpu_s - self.cpu_s) / since_s)
         self.cpu_s = cpu_s
-        memory = [memory_of(pid) for pid in processes]
-        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(one.peak_bytes for one in memory))
-        resident = sum(one.resident_bytes for one in memory)
+        memory = [status_of(pid) for pid in processes]
+        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(bytes_of(one, "VmHWM") for one in memory))
+        resident = sum(bytes_of(one, "VmRSS") for one in memory)
         # By the last sample, the rank has exited and freed the memory that it used until then.
         self._resident_byte_s += max(self._resident_bytes, resident) * since_s
         self._resident_bytes = resident
@@ -102,17 +102,3 @@ def descendants(root: int) -> Iterator[tuple[int, Process]]:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
             fields = text.rpartition(")")[2].split()  # the fields from the third on, proc(5)
             yield pid, Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The resident memory of a process, and its peak."""
-
-    resident_bytes: int = 0
-    peak_bytes: int = 0
-
-
-def memory_of(pid: int) -> Memory:
-    """Return the memory of a process; zeros if it has exited."""
-    status = status_of(pid)
-    return Memory(bytes_of(status, "VmRSS"), bytes_of(status, "VmHWM"))
