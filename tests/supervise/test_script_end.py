@@ -143,6 +143,18 @@ def test_a_script_whose_steps_must_succeed_fails_with_the_code_of_the_first(atte
     assert end.reason.startswith("the script exited with 0, but a step failed (7)")
 
 
+def test_a_step_that_fails_while_it_saves_is_named_after_a_stop(attempt):
+    attempt.log_file(0).write_text("srun: error: node1: task 1: Exited with exit code 1\n")
+    allocation = Allocation("local-1", 1, in_slurm=False, is_batch=False, ends_at=0.0)
+    stopped = AttemptEnd(Cause.STOPPED, "ended on request (stopped)")
+    end = end_of_script(stopped, attempt, allocation, began=0.0, must_succeed=True)
+    assert (end.cause, end.symptom) == (Cause.STOPPED, "")
+    assert end.reason == "ended on request (stopped); a step failed (1) while it stopped"
+    assert "whether it has saved" in end.fix and end.evidence[0][1].endswith("Exited with exit code 1")
+    attempt.log_file(0).write_text("saved\n")
+    assert end_of_script(stopped, attempt, allocation, began=0.0, must_succeed=True) == stopped
+
+
 def sacct(*rows):
     return "".join(f"{step}|2026-11-28T05:00:00|2026-11-28T05:0{ended}:00|{rest}\n" for step, ended, rest in rows)
 

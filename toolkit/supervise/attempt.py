@@ -94,6 +94,7 @@ class AttemptWatch:
     _longest_pause_s: float = 0.0  # between two heartbeats
     _is_stalled: bool = False
     _is_stacks_asked: bool = False
+    _answer: threading.Thread | None = None  # collects the stacks that `toolkit stacks` requested
     _may_stall: bool = True
     _unreadable_since: float | None = None
     _collecting: threading.Lock = field(default_factory=threading.Lock)
@@ -186,9 +187,10 @@ class AttemptWatch:
             self.reasons.refresh_end(self.attempt)
         self._report_wait(now)
         self._read_requests(now)
-        if self._is_stacks_asked:
-            self.event("stacks", summary=self._stacks(range(self.shape.ranks), ranks))
-            (self.run.control / "stacks").unlink(missing_ok=True)  # the reply
+        if self._is_stacks_asked and not (self._answer is not None and self._answer.is_alive()):
+            # Ranks may need seconds to write their stacks, and a kill must not wait for them.
+            self._answer = threading.Thread(target=self._answer_stacks, args=(ranks,), daemon=True)
+            self._answer.start()
             self._is_stacks_asked = False
         if self._have_all_ended(now):
             self.event("killed", reason="the launcher did not exit after every rank had")
@@ -279,6 +281,13 @@ class AttemptWatch:
             return []
         with self._collecting:
             return collect_stacks(self.attempt, numbers, ranks, is_unmanaged=self.is_unmanaged)
+
+    def _answer_stacks(self, ranks: Ranks) -> None:
+        try:
+            self.event("stacks", summary=self._stacks(range(self.shape.ranks), ranks))
+            (self.run.control / "stacks").unlink(missing_ok=True)  # the reply
+        except OSError as error:  # the request remains, and is read again
+            say(f"cannot collect the stacks: {error}")
 
     def event(self, name: str, **details: Any) -> None:
         """Log an event, and append it to the event file of the attempt. A failure to write it is only logged."""
@@ -373,13 +382,15 @@ class AttemptWatch:
             if not self._asked_at:  # they ended before the request reached them
                 return "", ""
             if killed_s is not None:
-                return f"; killed {killed_s:.0f} s after the request", ""
+                fix = "" if self.request.kill else _more_time(cause, self.run.run_id, math.ceil(killed_s / 5) * 10)
+                return f"; killed {killed_s:.0f} s after the request, so a save may be incomplete", fix
             return f"; its processes exited {time.monotonic() - self._asked_at:.0f} s after the request", ""
         if have_all_ended:
             return "", ""
         unsaved = "; not every rank had saved"
         if killed_s is None or self.request.kill:
             return unsaved, ""
+        poll = "call world.should_stop more often, also in long phases such as an evaluation"
         if self._beat_seen_at >= self._asked_at:
             why = f"the ranks asked whether to stop, but did not finish their saves within {killed_s:.0f} s"
             needed_s = 2 * killed_s
@@ -388,7 +399,7 @@ class AttemptWatch:
             needed_s = max(self._longest_pause_s, killed_s)
             if self._last_beat:
                 why += f"; the longest time in which no rank asked was {self._longest_pause_s:.0f} s"
-        return f"{unsaved}: {why}", _more_time(cause, self.run.run_id, math.ceil(needed_s / 10) * 10)
+        return f"{unsaved}: {why}", _more_time(cause, self.run.run_id, math.ceil(needed_s / 10) * 10, poll)
 
     def _marked(self) -> dict[int, Path]:
         return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}
@@ -401,11 +412,10 @@ class AttemptWatch:
         return replace(self._classify(code), step=last_step(self.attempt))
 
 
-def _more_time(cause: Cause, run_id: str, seconds: int) -> str:
-    """Return what gives ranks `seconds` to save after a request with this cause."""
-    poll = "call world.should_stop more often, also in long phases such as an evaluation"
+def _more_time(cause: Cause, run_id: str, seconds: int, *others: str) -> str:
+    """Return what gives ranks `seconds` to save after a request with this cause, and what else helps."""
     more = {
-        Cause.STOPPED: f"`toolkit stop {run_id} --within {seconds}s`, or {poll}",
-        Cause.WALLTIME: f"set restart.warn_s = {seconds} or more, or {poll}",
+        Cause.STOPPED: f"`toolkit stop {run_id} --within {seconds}s`",
+        Cause.WALLTIME: f"set restart.warn_s = {seconds} or more",
     }
-    return more.get(cause, poll)
+    return ", or ".join([more[cause], *others] if cause in more else others)

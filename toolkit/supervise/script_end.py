@@ -83,20 +83,23 @@ class FailedStep:
 def end_of_script(
     end: AttemptEnd, attempt: AttemptDirectory, allocation: Allocation, *, began: float, must_succeed: bool
 ) -> AttemptEnd:
-    """Return the end of a batch script that exited with 0, with the steps that failed inside it since `began`.
+    """Return the end of a batch script that exited with 0 or was stopped, with the steps that failed inside it since `began`.
 
     Like sbatch, toolkit follows the exit code of the script, unless `must_succeed`: then the first of them fails it.
     """
-    failed = _failed_steps(attempt, allocation, began)
+    failed, is_stopped = _failed_steps(attempt, allocation, began), end.cause is not Cause.COMPLETED
     if not failed:
-        return replace(end, reason=SCRIPT_DONE)
+        return end if is_stopped else replace(end, reason=SCRIPT_DONE)
     symptom = OUT_OF_MEMORY if any(one.is_of_memory for one in failed) else STEP_FAILED
     named = [f"{one.name} failed ({one.code})" for one in failed[:STEPS_NAMED]]
     named += [f"{len(failed) - STEPS_NAMED} more"] * (len(failed) > STEPS_NAMED)
-    end = replace(
-        end, reason=FAILED_INSIDE + (", ".join(named[:-1]) + " and " + named[-1] if named[1:] else named[0]),
-        symptom=symptom.word, evidence=[(one.source, one.line) for one in failed[:STEPS_NAMED]],
-    )  # fmt: skip
+    steps = ", ".join(named[:-1]) + " and " + named[-1] if named[1:] else named[0]
+    end = replace(end, evidence=[(one.source, one.line) for one in failed[:STEPS_NAMED]])
+    if is_stopped:
+        return replace(
+            end, reason=f"{end.reason}; {steps} while it stopped", fix=end.fix or "read in its log whether it has saved"
+        )
+    end = replace(end, reason=FAILED_INSIDE + steps, symptom=symptom.word)
     fix = complete_fix(symptom, attempt)
     if must_succeed:
         fix = fix if symptom is OUT_OF_MEMORY else ""

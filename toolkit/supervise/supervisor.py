@@ -242,8 +242,9 @@ class Supervisor:
         )  # fmt: skip
 
     def _by_steps(self, attempt: AttemptDirectory, end: AttemptEnd) -> AttemptEnd:
-        """Return the end of an attempt, with the steps that failed inside a batch script that exited with 0."""
-        if not self.shape.is_once or end.cause is not Cause.COMPLETED:
+        """Return the end of an attempt, with the steps that failed inside a batch script that exited with 0 or was stopped."""
+        has_time = end.cause is Cause.COMPLETED or (end.cause is Cause.STOPPED and not self.request.terminated)
+        if not (self.shape.is_once and has_time):
             return end
         must_succeed = bool(self.job["restart"].get("steps_must_succeed"))
         return self.retry.wait_for(
