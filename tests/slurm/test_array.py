@@ -14,6 +14,7 @@ from toolkit.slurm.array import array_variables, parse_array, write_array
         ("0-15:4", [0, 4, 8, 12], None),
         ("1,3,5-7", [1, 3, 5, 6, 7], None),
         ("5", [5], None),
+        ("1-9:4%0", [1, 5, 9], None),
         ("07", [7], None),
         ("0-4:2,1-3:2%1000", [0, 2, 4, 1, 3], 1000),
     ],
@@ -53,7 +54,6 @@ def test_tasks_see_count_minimum_maximum_and_step_of_the_array(text, seen):
         ("0-3:0", "is empty"),
         ("1,1", "twice"),
         ("0-9:3,6", "twice"),
-        ("0-3%0", "after %"),  # Slurm sets no limit then
         ("0-3%", "after %"),
         ("0-3%2,5", "after %"),
         ("0-10000000", "largest task number in Slurm is 4000000"),

@@ -13,7 +13,7 @@ FORMS = '"0-9", "0-15:4", "1,3,5-7", each with an optional suffix "%2" for at mo
 LARGEST_TASK = 4_000_000  # MaxArraySize in slurm.conf is at most 4000001; the default is 1001
 
 _TERM = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-_LIMIT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_LIMIT = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def parse_array(text: str) -> ArrayTasks:
     """Return the tasks of an array; raise ValueError for invalid syntax, repeated or too large numbers."""
     terms, percent, limit = text.partition("%")
     if percent and not _LIMIT.fullmatch(limit):
-        raise ValueError(f"expected a number of at least 1 after %, got {text!r}")
+        raise ValueError(f"expected a number after %, got {text!r}")
     ranges = [_numbers(term, text) for term in terms.split(",")]
     taken = bytearray(max(numbers.stop for numbers in ranges))
     for term, numbers in zip(terms.split(","), ranges, strict=True):
@@ -43,7 +43,7 @@ def parse_array(text: str) -> ArrayTasks:
         if any(taken[here]):
             raise ValueError(f"{text!r} contains a task twice: {term!r} repeats it")
         taken[here] = b"\1" * len(numbers)
-    return ArrayTasks(tuple(ranges), int(limit) if percent else None)
+    return ArrayTasks(tuple(ranges), int(limit or 0) or None)  # %0 sets no limit
 
 
 def array_variables(array: str) -> dict[str, str]:
