@@ -286,11 +286,13 @@ class RestartTable(Table):
         "Number of consecutive walltimes without progress after which a script or executable ends; -1 is unlimited. Progress is "
         "a new step (`toolkit.step(N)`, or a line `toolkit: step N` of rank 0), or a file that `progress` matches and whose name "
         "no earlier attempt had. Files that were only rewritten allow one more start.",
+        form="a whole number, at least 1, or -1",
         ge=-1,
     )
     progress: str = key(
         "",
-        "Pattern of files that show progress by their names, relative to the working directory of the ranks.",
+        "Pattern of files or folders that show progress by their names, relative to the working directory of the ranks. `~` is "
+        "the home directory; variables such as $HOME are not expanded.",
         form='a pattern such as "out/step-*.pt"; `**` matches any folders',
     )
     out_of_memory: Literal["crash", "smaller_micro_batch"] = key(
@@ -305,7 +307,8 @@ class RestartTable(Table):
     )
     preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(
-        120, "Seconds before the walltime at which Slurm tells the ranks to save; less if the walltime is this short.",
+        120, "Seconds before the walltime at which Slurm tells the ranks to save, less than the walltime.",
+        derived="120, or a quarter of a shorter walltime such as 0:01:30",
         ge=1, le=65535,
     )  # fmt: skip
     stall_s: int = key(900, "Seconds without a completed step after which an attempt counts as stalled.", ge=1)

@@ -156,7 +156,7 @@ def test_more_tasks_than_an_array_takes_are_no_hindrance(resolved, cluster):
     assert (
         finding.what == "the task numbers of a Slurm array must be below 1001 (MaxArraySize), but the last task is 1001"
     )
-    assert finding.fix == "none is needed: `toolkit submit` splits the run into 2 arrays"
+    assert finding.fix == "no action needed: `toolkit submit` splits the run into 2 arrays"
     assert found(resolved('array = "0-1000"'), cluster()) == []
 
 

@@ -37,7 +37,7 @@ def against_array_limits(job: ResolvedJob, settings: Mapping[str, str]) -> Itera
     yield About(job, "array").note(
         "job.array",
         f"the task numbers of a Slurm array must be below {size} (MaxArraySize), but the last task is {max(tasks)}",
-        f"none is needed: `toolkit submit` splits the run into {counted(len(slices), 'array')}",
+        f"no action needed: `toolkit submit` splits the run into {counted(len(slices), 'array')}",
     )
 
 
