@@ -17,7 +17,7 @@ from real_ranks import one_rank, run_ranks
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.saving.prepared import PreparedSave
 from toolkit.errors import OwnFailureError
-from toolkit.supervise.failures import _CONSEQUENCE
+from toolkit.supervise.error_lines import CONSEQUENCE
 from toolkit.world.facts import World
 
 
@@ -117,4 +117,4 @@ def test_ranks_hear_that_another_one_was_killed_while_it_saved(tmp_path, work, s
             heard["said"].replace("127.0.0.1", "here"),
         ), heard["said"]
         # Who was killed is to blame, and not who tells of it.
-        assert _CONSEQUENCE.search(heard["said"])
+        assert CONSEQUENCE.search(heard["said"])
