@@ -123,6 +123,13 @@ def test_the_rank_outside_of_the_collective_is_named_with_operation_and_line(run
     assert "ranks 0, 3: all_reduce (distributed_c10d.py:2806), from step (train.py:1)" in found.sentence
 
 
+def test_what_measures_the_waits_of_a_script_is_not_shown(run_directory):
+    """Its functions replace those of torch in some steps, so that they are the innermost ones."""
+    attempt = claim_attempt(run_directory)
+    waits = stack("noted /x/toolkit/world/waits.py:61", f"broadcast {TORCH}:2935", "<module> /home/train.py:14")
+    assert "ranks 0, 1: broadcast (distributed_c10d.py:2935)" in culprit(attempt, waits, waits, "nothing").sentence
+
+
 def test_a_stopped_rank_is_named_and_never_its_guard(run_directory):
     attempt = claim_attempt(run_directory)
     found = culprit(attempt, stack(f"all_reduce {TORCH}:1"), "no response: process 7 is in state T (stopped)\n", None)

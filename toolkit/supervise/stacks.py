@@ -27,6 +27,7 @@ READ_PERIOD_S = 0.5  # the files are complete if they do not grow meanwhile
 # faulthandler prints the innermost frame first, and marks the interrupted thread as "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
+_WRAPPER = "/toolkit/world/waits.py"  # its functions replace those in which ranks wait
 FINISHED = "has already finished (exit 0)"
 _NO_STACK, _NO_PYTHON = "reported no stack in time", "is not a Python script of the job"
 _HELD = re.compile(r"in state (?:[TtDZX] |gone)")  # stopped, traced, hanging in the kernel or dead
@@ -175,7 +176,9 @@ def innermost(text: str) -> str:
 
 def _frames(text: str) -> tuple[list[re.Match[str]], re.Match[str] | None]:
     """Return the frames of the main thread, and the innermost one of the user's own code."""
-    frames = [match for line in _main(text).splitlines() if (match := _FRAME.match(line))]
+    frames = [
+        match for line in _main(text).splitlines() if (match := _FRAME.match(line)) and _WRAPPER not in match["file"]
+    ]
     return frames, next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
 
 
