@@ -151,6 +151,22 @@ def test_a_run_that_is_being_stopped_is_not_said_to_continue(toolkit, wait_until
     assert explain(toolkit, run)["symptom"] == "stopped"
 
 
+def test_a_running_run_whose_loss_is_not_finite_is_to_be_stopped(toolkit, wait_until) -> None:
+    run = toolkit.submit(toolkit.job("sleep 60"))
+    wait_until(lambda: any(run.attempts.glob("*/ranks/rank-*.json")))
+    run.attempt(0).heartbeat.write_text('{"step": 108}')
+    verdict = raise_verdict(
+        VerdictKind.LOSS_NOT_FINITE, Severity.CRITICAL, "the loss is NaN since step 100", "x", time_s=1.8e9, steps=(100, 108)
+    )  # fmt: skip
+    with VerdictLog(run.metrics / "verdicts.jsonl") as log:
+        log.write(verdict)
+    told = explain(toolkit, run)
+    toolkit.ok("cancel", run.run_id)
+    assert told["why"].endswith(", but the loss is NaN since step 100") and "although" in told["follows"]
+    assert told["actions"][0] == f"`toolkit stop {run.run_id}`, then resume from a checkpoint before step 100"
+    assert not any("rehearse" in action for action in told["actions"])
+
+
 def test_a_running_run_with_an_open_stall_is_not_making_steps(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job("sleep 60"))
     wait_until(lambda: any(run.attempts.glob("*/ranks/rank-*.json")))

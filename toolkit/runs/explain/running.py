@@ -82,7 +82,8 @@ def _running(run: RunDirectory) -> Explanation:
     job = recorded_job(run)
     stall_s = job.restart.stall_s
     follows = "it continues to its last step" + (", unless it fails as before" if before else "")
-    stall = next((one for one in raised_verdicts(run) if one.kind is VerdictKind.STALL), None)
+    raised = {verdict.kind: verdict for verdict in reversed(raised_verdicts(run))}
+    stall, not_finite = raised.get(VerdictKind.STALL), raised.get(VerdictKind.LOSS_NOT_FINITE)
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, and no step has been reported yet"
         if here == wanted and is_unmanaged(job.job.entry):
@@ -101,6 +102,15 @@ def _running(run: RunDirectory) -> Explanation:
         follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
     else:
         why = f"attempt {attempt.number} with {counted(wanted, 'rank')} is making steps, the last one {silent_s:.0f} s ago"
+    if not_finite is not None:
+        why, follows = (
+            f"{why}, but {not_finite.message}",
+            "it continues, although nothing is learned from a loss that is not finite",
+        )
+        actions = [
+            f"`toolkit stop {run.run_id}`, then resume from a checkpoint before step {not_finite.first_step}",
+            actions[0],
+        ]
     hang = find_in_ranks(attempt, HANGS) if silent_s is None or silent_s > QUIET_S else None
     if hang is None:
         return Explanation("running", why, follows=follows, evidence=before, actions=actions)
