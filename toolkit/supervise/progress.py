@@ -26,6 +26,8 @@ from toolkit.supervise.symptoms import (
     SILENT,
 )
 
+__all__ = ["alike"]
+
 _STEPS = "print a line `toolkit: step N`; call toolkit.step(N) if the entry is a Python file; "
 _FILES = "files that the script writes, with the step in their names"
 _UNLIMITED = "set restart.blind_requeues = -1"
