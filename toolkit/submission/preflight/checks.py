@@ -203,7 +203,7 @@ def look(
 
 def _is_judged(found: Sequence[Finding]) -> bool:
     """Return whether a check rejects the job, or expects it to wait for nodes that sbatch would reject today."""
-    waits = ("nodes", "partition", "reservation")
+    waits = ("nodes", "partition")
     return any(
         one.severity is Severity.CRITICAL or (one.severity is Severity.WARNING and one.check in waits) for one in found
     )
