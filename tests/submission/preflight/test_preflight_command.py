@@ -171,6 +171,20 @@ def test_an_array_that_submit_splits_is_not_refused_by_sbatch(toolkit, slurm, fa
     assert (told["good"], told["not_answered"], [one["check"] for one in told["findings"]]) == (True, [], ["array"])
 
 
+def test_sbatch_decides_whether_an_account_may_use_a_reservation(toolkit, slurm, fake_slurm):
+    """The account may be a child of an allowed one, so that the check itself only warns."""
+    held = "ReservationName=held StartTime=2026-11-22T15:16:53 EndTime=2036-11-22T15:16:53 Nodes=n[1-2] NodeCnt=2 Flags= Users=(null) Groups=(null) Accounts=theirs State=ACTIVE"
+    fake_slurm.script(
+        "scontrol", f"case \"$*\" in *config*) cat <<'END'\n{CONFIG}END\n;; *reservation*) echo '{held}';; *) cat <<'END'\n{PARTITION}END\nesac"
+    )  # fmt: skip
+    refusal = "sbatch: error: Batch job submission failed: Access denied to requested reservation"
+    fake_slurm.script("sbatch", f'case "$*" in *reservation*) echo "{refusal}" >&2; exit 1; esac')
+    reserved = ("preflight", "-A", "spare", "--set", 'job.sbatch=["--reservation=held"]', "--json")
+    found = {finding["check"]: finding for finding in json.loads(call(toolkit, *reserved).out)["findings"]}
+    assert (found["reservation"]["severity"], found["options"]["severity"]) == ("warning", "refusal")
+    assert "Access denied" in found["options"]["what"]
+
+
 def test_few_questions_are_asked(toolkit, fake_slurm, slurm):
     call(toolkit, "preflight")
     assert len(queries(fake_slurm)) == 3
