@@ -57,10 +57,17 @@ def waits_noted(profile: Profile, *, functional: bool = True) -> Iterator[None]:
 
 def _noted(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]:
     def noted(*given: Any, **named: Any) -> Any:
+        if _is_captured():
+            return function(*given, **named)
         with profile.phase(_waits.phase):
             return function(*given, **named)
 
     return noted
+
+
+def _is_captured() -> bool:
+    """Return whether a program captures a CUDA graph, whose events have no times."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def backward(loss: Tensor, profile: Profile) -> None:
@@ -85,7 +92,7 @@ def backwards_noted(profile: Profile) -> Iterator[None]:
 
     def noted(tensors: Any, *arguments: Any, **named: Any) -> None:
         loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-        if isinstance(loss, Tensor) and loss.requires_grad:
+        if isinstance(loss, Tensor) and loss.requires_grad and not _is_captured():
             _noted_after_gradients(loss, profile, lambda: run(tensors, *arguments, **named))
         else:
             run(tensors, *arguments, **named)
