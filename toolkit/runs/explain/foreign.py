@@ -131,9 +131,9 @@ def _explain(slurm: Slurm, job: JobFacts, shown: dict[str, str]) -> Explanation:
     is_failure = (
         state not in ("COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED") and run_state(job.state).final
     )
-    told = [cause.line] if is_failure and cause and match is None else lines[-LINES_SHOWN:]
-    told = [match.line, *told] if match is not None and match.line not in map(str.strip, told) else told
-    evidence += [Evidence(str(errors if line in of_errors else log), clean(line)) for line in told]
+    quoted = [cause.line] if is_failure and cause and match is None else lines[-LINES_SHOWN:]
+    quoted = [match.line, *quoted] if match is not None and match.line not in map(str.strip, quoted) else quoted
+    evidence += [Evidence(str(errors if line in of_errors else log), clean(line)) for line in quoted]
     evidence += [Evidence(str(path), why) for path, why in ((log, unread), (errors, errors_unread)) if why]
     if not run_state(job.state).final:
         why = f"it runs on {job.nodes or 'its nodes'} for {shown.get('RunTime', '?')} of {job.time_limit or '?'}"
