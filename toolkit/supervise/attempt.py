@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -391,7 +392,7 @@ class AttemptWatch:
         if killed_s is None or self.request.kill:
             return unsaved, ""
         poll = "call world.should_stop more often, also in long phases such as an evaluation"
-        if self._beat_seen_at >= self._asked_at:
+        if self._has_asked_since():
             why = f"the ranks asked whether to stop, but did not finish their saves within {killed_s:.0f} s"
             needed_s = 2 * killed_s
         else:
@@ -400,6 +401,16 @@ class AttemptWatch:
             if self._last_beat:
                 why += f"; the longest time in which no rank asked was {self._longest_pause_s:.0f} s"
         return f"{unsaved}: {why}", _more_time(cause, self.run.run_id, math.ceil(needed_s / 10) * 10, poll)
+
+    def _has_asked_since(self) -> bool:
+        """Return whether the last step in the heartbeat came after the stop request. It may be written a second later."""
+        try:
+            beat = read_json_or_none(self.attempt.heartbeat) or {}
+            asked_at = time.time() - (time.monotonic() - self._asked_at)
+            # Rank 0 runs on the supervisor's node, with the same clock.
+            return datetime.fromisoformat(beat["time"]).timestamp() >= asked_at
+        except (ToolkitError, KeyError, TypeError, ValueError):  # a damaged heartbeat
+            return self._beat_seen_at >= self._asked_at
 
     def _marked(self) -> dict[int, Path]:
         return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from toolkit.rundir.files import utc_now, write_json
+from toolkit.rundir.files import utc_of, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.terminal.talk import say_beside
 
@@ -42,6 +42,7 @@ class StopWatch:
     _looked_at: float = float("-inf")
     _beat_at: float = float("-inf")
     _step: int | None = None  # the last step of rank 0
+    _step_at: float = 0.0  # and its time, in seconds since the epoch
     _told_step: int | None = None  # the last step in the heartbeat file
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # of the heartbeat file
     _has_thread: bool = False
@@ -102,7 +103,7 @@ class StopWatch:
 
     def beat(self, step: int) -> None:
         """Write the heartbeat, at most once a second. A thread writes the last step of a loop that pauses or hangs."""
-        self._step = step
+        self._step, self._step_at = step, time.time()
         now = time.monotonic()
         if self.attempt is None:
             return
@@ -136,7 +137,7 @@ class StopWatch:
             if self.attempt is None:
                 return
             step = self._step
-            beat = {"step": step, "time": utc_now(), **({} if self.saves else {"saves": False})}
+            beat = {"step": step, "time": utc_of(self._step_at), **({} if self.saves else {"saves": False})}
             try:
                 write_json(self.attempt.heartbeat, beat, durable=False)
             except OSError:  # for example a full disk; the rank still runs and must not count as stalled
