@@ -25,7 +25,7 @@ def message_of(tmp_path, call):
             "",
             "[restart]\nzzzz = 2",
             "job.toml:5:restart.zzzz: unknown key 'zzzz' in [restart]. "
-            "Fix: remove zzzz, or use one of crashes, walltimes, blind_requeues, progress, out_of_memory, steps_must_succeed, preemptions, warn_s, stall_s, collective_timeout_s, "
+            "Fix: remove zzzz, or use one of crashes, walltimes, blind_requeues, progress, argv, out_of_memory, steps_must_succeed, preemptions, warn_s, stall_s, collective_timeout_s, "
             "health",
         ),
         (

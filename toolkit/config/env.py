@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import field_validator, model_validator
 
 from toolkit.config.alerts import Name
+from toolkit.config.presets import preset
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.errors import ToolkitError
 
@@ -295,6 +296,14 @@ class RestartTable(Table):
         "the home directory; variables such as $HOME are not expanded.",
         form='a pattern such as "out/step-*.pt"; `**` matches any folders',
     )
+    argv: str | list[str] = key(
+        None,
+        "Arguments of a script or executable that has made progress in an earlier start, so that it continues: an option replaces "
+        "the same option of the entry, others are appended. `{newest}` is the newest path that `progress` matches; an argument "
+        "with it is left out if there is none. With this key, files that were only rewritten are progress.",
+        form='a list such as ["--init_from=resume"] or ["--resume", "{newest}"], or the name of a preset',
+        default_factory=list,
+    )
     out_of_memory: Literal["crash", "smaller_micro_batch"] = key(
         "crash",
         "How to continue after a rank runs out of memory: `crash` counts it as a crash; `smaller_micro_batch` restarts with half "
@@ -327,6 +336,11 @@ class RestartTable(Table):
                 (), "expected a number of walltimes from 1, or -1, got 0", "set walltimes = 0 for no requeue"
             )
         return number
+
+    @field_validator("argv")
+    @classmethod
+    def _expand_argv(cls, argv: str | list[str]) -> list[str]:
+        return preset(argv, "argv") if isinstance(argv, str) else argv
 
     @field_validator("progress")
     @classmethod

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints, field_validator
 
+from toolkit.config.presets import preset
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.metrics.windows import MEASURED, METRIC_NAME, MOST_USER_METRICS
 
@@ -27,6 +28,19 @@ class ObserveTable(Table):
         max_length=MOST_USER_METRICS,
         default_factory=list,
     )
+
+    step_line: str | list[str] = key(
+        None,
+        "Regular expressions that read steps and metrics from the lines that rank 0 prints: the groups `step` and `total` are the "
+        "step and the number of steps, other named groups are metrics. A metric without a step belongs to the last step.",
+        form="a list such as ['iter (?P<step>\\d+): loss (?P<loss>\\S+)'], or the name of a preset",
+        default_factory=list,
+    )
+
+    @field_validator("step_line")
+    @classmethod
+    def _expand_step_line(cls, patterns: str | list[str]) -> list[str]:
+        return preset(patterns, "step_line") if isinstance(patterns, str) else patterns
 
     @field_validator("metrics")
     @classmethod
