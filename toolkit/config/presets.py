@@ -15,10 +15,12 @@ class Preset:
     """One program: how it continues from what it saved, and what its output says. The lists are empty if it has none.
 
     imports: modules (`torch`), or names in a module (`model:GPTConfig`), by which its scripts are recognized.
+    parsers: those by which scripts are recognized that accept `argv`; if there are none, all of them do.
     argv: for `restart.argv`. progress: for `restart.progress`. step_line: for `observe.step_line`.
     """
 
     imports: list[str]
+    parsers: list[str]
     argv: list[str]
     progress: str
     step_line: list[str]
@@ -28,7 +30,7 @@ class Preset:
 def presets() -> dict[str, Preset]:
     """Return all presets by name."""
     text = files("toolkit.config").joinpath("presets.toml").read_text(encoding="utf-8")
-    empty = {"imports": [], "argv": [], "progress": "", "step_line": []}
+    empty = {"imports": [], "parsers": [], "argv": [], "progress": "", "step_line": []}
     return {name: Preset(**(empty | values)) for name, values in tomllib.loads(text).items()}
 
 

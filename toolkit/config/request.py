@@ -16,6 +16,7 @@ from toolkit.config.document import Document, Flag, KeyPath, Layer, Origin, dott
 from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.env import check_allocator
 from toolkit.config.job import is_job_name
+from toolkit.config.presets import presets
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob, derive
@@ -306,6 +307,7 @@ def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]
         for other in [old for old in kept if old[: len(path)] == path or path[: len(old)] == old]:
             del kept[other]
         kept[path] = setting
+    _add_files_of_preset(kept)
     values: dict[str, Any] = {}
     for path, setting in kept.items():
         table = values
@@ -313,6 +315,14 @@ def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]
             table = table.setdefault(part, {})
         table[path[-1]] = setting.value
     return values, {".".join(path): setting.origin for path, setting in kept.items()}
+
+
+def _add_files_of_preset(kept: dict[KeyPath, Setting]) -> None:
+    """Set `restart.progress`, unless it is set, to the files from which the program that `restart.argv` names continues."""
+    argv, path = kept.get(("restart", "argv")), ("restart", "progress")
+    known = presets().get(argv.value) if argv is not None and isinstance(argv.value, str) else None
+    if argv is not None and known is not None and known.progress:
+        kept.setdefault(path, Setting(path, known.progress, argv.origin))
 
 
 def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:

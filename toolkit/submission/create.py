@@ -45,6 +45,7 @@ from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.preflight.arguments import check_set_arguments
 from toolkit.submission.preflight.beginning import check_beginning
 from toolkit.submission.preflight.checks import FORCED, RENDERED, Preflight, look, report_cost, require_good
+from toolkit.submission.preflight.known_program import offer_preset
 from toolkit.submission.preflight.script_lines import check_script
 from toolkit.submission.preflight.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.submission.preflight.unpassed import warn_of_args, warn_of_slurm, warn_of_unpassed
@@ -243,6 +244,7 @@ def make_run(
     warn_of_unpassed(job, os.environ)
     warn_of_args(job)
     warn_of_slurm(job)
+    offer_preset(job)
     for finding in (*check_script(job), *check_set_arguments(job)) if here else ():  # else `look` has reported them
         say(f"warning: {finding.as_error()}")
     run = create_run(runs, job.job.name, access=job.paths.access)

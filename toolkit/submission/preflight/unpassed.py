@@ -28,7 +28,7 @@ def warn_of_unpassed(job: ResolvedJob, environ: Mapping[str, str]) -> None:
     patterns = [*KEPT, *job.env.passed, *job.env.vars, *job.env.secrets, *job.site_env.vars, *job.network.vars]
     names = [
         name
-        for name in dict.fromkeys(_variables_read(_python_file(job)))
+        for name in dict.fromkeys(_variables_read(python_file(job)))
         if name in environ and not _SET_FOR_RANKS.fullmatch(name)
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     ]
@@ -63,7 +63,7 @@ def warn_of_slurm(job: ResolvedJob) -> None:
         say(f"warning: {script.name} reads {', '.join(names)}, which only Slurm sets. Fix: write ${{NAME:-DEFAULT}}")
 
 
-def _python_file(job: ResolvedJob) -> Path | None:
+def python_file(job: ResolvedJob) -> Path | None:
     """Return the Python file that the ranks run, also as an argument of a program; None if there is none."""
     entry = job.job.entry
     if isinstance(entry, str):
@@ -72,13 +72,17 @@ def _python_file(job: ResolvedJob) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def parse_script(script: Path | None) -> ast.Module:
+    """Return the syntax tree of a script, which is empty if there is none, or if it cannot be parsed."""
+    try:
+        return ast.parse(script.read_bytes()) if script is not None else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):  # for example, the script uses the syntax of a newer Python
+        return ast.Module([], [])
+
+
 def _variables_read(script: Path | None) -> Iterator[str]:
     """Yield the names in os.environ["X"], os.environ.get("X") and os.getenv("X"); without a script, none."""
-    try:
-        module = ast.parse(script.read_bytes()) if script is not None else ast.Module([], [])
-    except (OSError, SyntaxError, ValueError):  # for example, the script uses the syntax of a newer Python
-        return
-    for node in ast.walk(module):
+    for node in ast.walk(parse_script(script)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _ends(node.value, "environ"):
             argument: ast.AST | None = node.slice
         elif isinstance(node, ast.Call) and node.args and _reads(node.func):
