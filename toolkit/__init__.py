@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from toolkit.submission.public import list_runs, resume, run, submit
     from toolkit.submission.run_handle import Run, RunFailedError
     from toolkit.world.record import record
+    from toolkit.world.restart import is_restart, last_progress
     from toolkit.world.step import step
 
 __version__ = VERSION
@@ -18,6 +19,8 @@ __all__ = [
     "Run",
     "RunFailedError",
     "ToolkitError",
+    "is_restart",
+    "last_progress",
     "list_runs",
     "record",
     "resume",
@@ -32,6 +35,8 @@ _MODULES = {
     "Run": "toolkit.submission.run_handle",
     "RunFailedError": "toolkit.submission.run_handle",
     "ToolkitError": "toolkit.errors",
+    "is_restart": "toolkit.world.restart",
+    "last_progress": "toolkit.world.restart",
     "list_runs": "toolkit.submission.public",
     "record": "toolkit.world.record",
     "resume": "toolkit.submission.public",

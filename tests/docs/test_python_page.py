@@ -140,3 +140,12 @@ def test_the_page_names_every_field_and_method_of_the_world() -> None:
     public = {field.name for field in fields(World)} - {"stop_watch"}
     methods = {name for name in vars(World) if not name.startswith("_")} - {field.name for field in fields(World)}
     assert public | methods <= named
+
+
+def test_a_script_continues_from_its_newest_file(toolkit, examples) -> None:
+    keys = 'entry = "continuing.py"\nranks_per_node = 1\n[restart]\nprogress = "out/step-*.txt"\n'
+    Path("job.toml").write_text(f"[job]\n{keys}", encoding="utf-8")
+    toolkit.ok("submit", "job.toml", "--wait")
+    assert "begins at 0" in toolkit.ok("logs", "last", "--rank", "0")
+    toolkit.ok("resume", "last", "--wait")
+    assert "continues at 3" in toolkit.ok("logs", "last", "--rank", "0")

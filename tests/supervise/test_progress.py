@@ -84,6 +84,21 @@ def test_walltimes_without_progress_end_a_script(earlier, end, limit, why):
 
 
 @pytest.mark.parametrize(
+    ("earlier", "end", "ends"),
+    [
+        ([record(Cause.WALLTIME, changed=True, new_files=False)] * 9, REWRITTEN, False),
+        ([record(Cause.WALLTIME, changed=True, new_files=False)] * 9, WALLTIME, True),
+    ],
+)  # fmt: skip
+def test_rewritten_files_are_progress_of_a_program_that_gets_arguments_to_continue(earlier, end, ends):
+    def why(continues):
+        return why_repeated(earlier, end, end.cause, tells_steps=False, blind_requeues=1, continues=continues)
+
+    assert bool(why(True)) is ends
+    assert why(False)
+
+
+@pytest.mark.parametrize(
     ("reason", "lines", "expected"),
     [
         ("ModuleNotFoundError: No module named 'x' at train.py:3", [], ("ModuleNotFoundError", "train.py:3")),

@@ -12,6 +12,7 @@ from toolkit.config.site import PartitionTable, Site
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.metrics.alert_rules import SERIES, channels_of, parse_condition
+from toolkit.rundir.arguments import NEWEST, continued
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
@@ -39,6 +40,7 @@ def check_request(
             raise all_of(beyond)
     _check_ranks(resolved)
     _check_function(resolved)
+    _check_restart_argv(resolved)
     _check_repeat(resolved)
     for one in resolved.components:
         _check_warning(one)
@@ -167,10 +169,27 @@ def _check_function(resolved: ResolvedJob) -> None:
     if is_function and resolved.restart.blind_requeues != default_of(type(resolved.restart), "blind_requeues"):
         what = "has no effect for a function, which reports its steps"
         raise refuse(resolved, "restart.blind_requeues", what, "remove blind_requeues")
+    if is_function and resolved.restart.argv:
+        what = "has no effect for a function, which receives no arguments"
+        raise refuse(resolved, "restart.argv", what, "remove argv; a function calls toolkit.is_restart()")
     key = "restart.steps_must_succeed"  # the user's own default applies to jobs of any kind
     if resolved.restart.steps_must_succeed and not resolved.job.once and resolved.origin(key).layer != "user":
         what = "has no effect without job.once: a rank that fails always fails the run"
         raise refuse(resolved, key, what, "remove steps_must_succeed")
+
+
+def _check_restart_argv(resolved: ResolvedJob) -> None:
+    """Check that `{newest}` in `restart.argv` has a path, and that each option replaces one at most."""
+    more, key = list(resolved.restart.argv), "restart.argv"
+    named = [name for word in more for name in re.findall(r"\{[A-Za-z_]\w*\}", word)]
+    if unknown := [name for name in named if name != NEWEST]:
+        raise refuse(resolved, key, f"expected no name in braces but {NEWEST}, got {unknown[0]}", f"write {NEWEST}")
+    if named and not resolved.restart.progress:
+        what = f"{NEWEST} has no path without restart.progress, whose newest match it is"
+        raise refuse(resolved, key, what, 'set progress to a pattern such as "out/step-*.pt"')
+    entry = resolved.job.entry
+    of_entry = entry[1:] if isinstance(entry, list) else []
+    continued([*of_entry, *resolved.arguments], more, newest="", where=resolved.origin(key).place(key))
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:

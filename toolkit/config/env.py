@@ -286,7 +286,7 @@ class RestartTable(Table):
         1,
         "Number of consecutive walltimes without progress after which a script or executable ends; -1 is unlimited. Progress is "
         "a new step (`toolkit.step(N)`, or a line `toolkit: step N` of rank 0), or a file that `progress` matches and whose name "
-        "no earlier attempt had. Files that were only rewritten allow one more start.",
+        "no earlier attempt had. Files that were only rewritten allow one more start; with `argv` they are progress.",
         form="a whole number, at least 1, or -1",
         ge=-1,
     )
@@ -298,9 +298,10 @@ class RestartTable(Table):
     )
     argv: str | list[str] = key(
         None,
-        "Arguments of a script or executable that has made progress in an earlier start, so that it continues: an option replaces "
-        "the same option of the entry, others are appended. `{newest}` is the newest path that `progress` matches; an argument "
-        "with it is left out if there is none. With this key, files that were only rewritten are progress.",
+        "Arguments with which a script or executable continues, from the first attempt after one that made progress: an option "
+        "replaces the same option of the entry, others are appended. Progress is a new or changed file that `progress` matches, or "
+        "without that key a step. `{newest}` is the newest path that `progress` matches; an argument with it is left out, together "
+        "with its option, if there is none. A preset also sets `progress`.",
         form='a list such as ["--init_from=resume"] or ["--resume", "{newest}"], or the name of a preset',
         default_factory=list,
     )

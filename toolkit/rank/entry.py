@@ -5,6 +5,7 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import runpy
 import socket
@@ -22,6 +23,7 @@ from toolkit.rank.flight_recorder import answer_requests
 from toolkit.rank.missing_gpu import report_missing_gpu
 from toolkit.rank.result import store_result
 from toolkit.rank.torch_variables import set_for_program, set_for_script
+from toolkit.rundir.arguments import continued
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.sbatch_options import last_value_of
@@ -177,6 +179,10 @@ def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     entry = job["job"]["entry"]
     directory = Path(job.get("code_directory") or job["job_directory"])
     argv = [str(word) for word in [*(job["job"].get("argv") or []), *(job.get("argv") or [])]]
+    if more := json.loads(environ.get("TOOLKIT_RESTART_ARGV") or "[]"):
+        options = [str(word) for word in entry[1:]] if isinstance(entry, list) else []
+        argv = continued([*options, *argv], more, newest=None, where="restart.argv")
+        entry = entry[:1] if isinstance(entry, list) else entry
     if job["job"].get("once"):
         run_batch_script(RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).batch_script, argv, job["job"]["sbatch"])
     if rank == 0:
@@ -342,7 +348,7 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
 
 # The variables that toolkit adds for its own processes; users may set others, such as TOOLKIT_SITE.
 _OF_TOOLKIT = (
-    "ATTEMPT", "DEFAULT_LOG", "FOREIGN", "LAUNCHER", "LAUNCHER_PID", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RUN_DIR", "SIGNAL", "START",
+    "ATTEMPT", "DEFAULT_LOG", "FOREIGN", "LAUNCHER", "LAUNCHER_PID", "LC_CTYPE", "OUTPUTS", "RANK", "RESOLVED_JOB", "RESTART_ARGV", "RUN_DIR", "SIGNAL", "START",
     "STEP_SIGNAL",
 )  # fmt: skip
 

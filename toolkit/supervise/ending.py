@@ -50,8 +50,9 @@ def judge(
     if cause is Cause.CRASHED and is_import_failure(earlier, end):
         cause = Cause.ENVIRONMENT
     repeated = why_repeated(
-        earlier, end, cause, tells_steps=tells_steps, blind_requeues=int(restart.get("blind_requeues", 2))
-    )
+        earlier, end, cause, tells_steps=tells_steps, blind_requeues=int(restart.get("blind_requeues", 2)),
+        continues=bool(restart.get("argv")),
+    )  # fmt: skip
     budgets = {key: int(restart[key]) for key in _BUDGETS}
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:

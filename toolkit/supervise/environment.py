@@ -20,6 +20,7 @@ from toolkit.slurm.batch_script import shell_signal, signal_in, signal_number
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.log import say
+from toolkit.supervise.restart_arguments import VARIABLES
 from toolkit.supervise.shape import Shape
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,8 +46,9 @@ def rank_environment(
         if is_script or _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
     }
     is_started_here = any(base.get(name) for name in ("TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"))  # not by sbatch
-    for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
-        environment.pop(name, None)  # for the supervisor only; `toolkit submit` inside a rank must not read them
+    # The first ones are for the supervisor only; `toolkit submit` inside a rank must not read them.
+    for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION", *VARIABLES):
+        environment.pop(name, None)
     if first_task := int(environment.pop("TOOLKIT_FIRST_TASK", "0")):
         environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
     for name in _variables_of_channels(job):

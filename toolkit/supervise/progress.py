@@ -28,7 +28,10 @@ from toolkit.supervise.symptoms import (
 
 __all__ = ["alike"]
 
-_STEPS = "print a line `toolkit: step N`; call toolkit.step(N) if the entry is a Python file; "
+_STEPS = (
+    "print a line `toolkit: step N`, or set observe.step_line to a pattern of the lines that the program prints; "
+    "call toolkit.step(N) if the entry is a Python file; "
+)
 _FILES = "files that the script writes, with the step in their names"
 _UNLIMITED = "set restart.blind_requeues = -1"
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
@@ -127,8 +130,8 @@ def _matched_by(attempt: AttemptDirectory) -> MatchedFiles | None:
 
 
 def why_repeated(
-    earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool, blind_requeues: int
-) -> str:
+    earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool, blind_requeues: int, continues: bool = False,
+) -> str:  # fmt: skip
     """Return why another attempt is pointless: it ended like earlier ones, and made no progress; "" if it may help.
 
     A failed launch is retried twice, so only the third one in a row counts as repeated.
@@ -140,11 +143,12 @@ def why_repeated(
             repeated only if it raised the same exception at the same line, or if its last lines are alike.
         blind_requeues: `restart.blind_requeues`, the number of walltimes without progress at which a script ends. Files that
             were only rewritten allow one more start, because a program may continue from them.
+        continues: whether `restart.argv` makes the program continue, so that files that were only rewritten are progress.
     """
-    if _has_progress(earlier, end):
+    if _has_progress(earlier, end, continues=continues):
         return ""
     if cause is Cause.WALLTIME and not tells_steps:
-        blind = 1 + _blind_walltimes(earlier)
+        blind = 1 + _blind_walltimes(earlier, continues=continues)
         if blind_requeues < 0 or blind < blind_requeues + bool(end.changed_files):
             return ""
         times = "1 walltime" if blind == 1 else f"{blind} consecutive walltimes"
@@ -166,17 +170,18 @@ def progress_fix(earlier: Sequence[AttemptRecord], end: AttemptEnd) -> str:
         furthest = max((one.step for one in earlier if one.step is not None), default=end.step)
         return (
             f"this attempt came to step {end.step}, an earlier one had already reached step {furthest}: the program starts over. "
-            f"Make it continue from what it saved, or raise job.time. Else {_UNLIMITED}"
+            f"Make it continue from what it saved (restart.argv), or raise job.time. Else {_UNLIMITED}"
         )
     if end.changed_files:
         return (
-            "check that the program continues from these files instead of starting over; if it does, report progress: "
-            f"{_STEPS}or write files with the step in their names. Else {_UNLIMITED}"
+            "check that the program continues from these files instead of starting over: set restart.argv to the arguments with "
+            f"which it does. If it does without, report progress: {_STEPS}or write files with the step in their names. Else {_UNLIMITED}"
         )
     pattern = f'set restart.progress to a pattern such as "out/step-*.pt" for {_FILES}'
     if end.files:
         pattern = f"correct restart.progress, which must match {_FILES}"
-    return f"report progress in one of three ways: {_STEPS}or {pattern}. Else raise job.time, or {_UNLIMITED}"
+    continuing = "restart.argv then adds the arguments with which the program continues"
+    return f"report progress in one of three ways: {_STEPS}or {pattern}; {continuing}. Else raise job.time, or {_UNLIMITED}"
 
 
 def is_import_failure(earlier: Sequence[AttemptRecord], end: AttemptEnd) -> bool:
@@ -238,13 +243,14 @@ def alike(lines: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(_VARYING.sub("#", line).strip() for line in lines if line.strip()))
 
 
-def _blind_walltimes(earlier: Sequence[AttemptRecord]) -> int:
+def _blind_walltimes(earlier: Sequence[AttemptRecord], *, continues: bool) -> int:
     """Return how many of the last attempts reached the walltime without progress; preemptions between them are ignored."""
     blind = 0
     for at in range(len(earlier) - 1, -1, -1):
-        if _has_progress(earlier[:at], earlier[at]) or earlier[at].cause not in {Cause.WALLTIME, *_NOT_COUNTED}:
+        one = earlier[at]
+        if _has_progress(earlier[:at], one, continues=continues) or one.cause not in {Cause.WALLTIME, *_NOT_COUNTED}:
             break
-        blind += earlier[at].cause is Cause.WALLTIME
+        blind += one.cause is Cause.WALLTIME
     return blind
 
 
@@ -252,7 +258,11 @@ def _has_any_progress(end: AttemptEnd | AttemptRecord) -> bool:
     return end.step is not None or bool(end.changed_files)
 
 
-def _has_progress(earlier: Sequence[AttemptRecord], end: AttemptEnd | AttemptRecord) -> bool:
+def _has_progress(
+    earlier: Sequence[AttemptRecord], end: AttemptEnd | AttemptRecord, *, continues: bool = False
+) -> bool:
+    """Return whether an attempt came further than earlier ones; `continues` is as in `why_repeated`."""
     reached = [one.step for one in earlier if one.step is not None]
-    has_files = end.changed_files if end.new_files is None else end.new_files  # older records do not state `new_files`
+    are_changes_enough = continues or end.new_files is None  # older records do not state `new_files`
+    has_files = end.changed_files if are_changes_enough else end.new_files
     return bool(has_files) or (end.step is not None and end.step > max(reached, default=-1))

@@ -45,6 +45,7 @@ from toolkit.supervise.observation import Observation
 from toolkit.supervise.progress import state_of_files, with_files
 from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.restart_arguments import restart_variables
 from toolkit.supervise.retry import ROOM_S, Retry
 from toolkit.supervise.script_end import end_of_script
 from toolkit.supervise.secrets import read_secrets, without_secrets
@@ -278,18 +279,19 @@ class Supervisor:
         record.write(attempt)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
-        launcher = choose_launcher(self.job, self.allocation)
-        halved = self.retry.wait_for(lambda: halvings(self.run, self.start, self.job["restart"]))
+        launcher, restart = choose_launcher(self.job, self.allocation), self.job["restart"]
+        pattern = str(restart.get("progress") or "")
+        files = state_of_files(pattern, self.run.whole.path)
+        halved = self.retry.wait_for(lambda: halvings(self.run, self.start, restart))
         environment = rank_environment(
             os.environ, self.job, self.run, attempt, start=self.start, shape=self.shape, launcher=launcher,
             ends_at=self.allocation.ends_at, halvings=halved,
-        )  # fmt: skip
+        ) | self.retry.wait_for(lambda: restart_variables(attempt, restart, files))  # fmt: skip
         self.retry.wait_for(lambda: self._begin(attempt, launcher, halved))
         try:
             self.retry.wait_for(lambda: keep_room(attempt))
         except OSError as error:
             return without_room(error, self.run)
-        restart = self.job["restart"]
         unmanaged = is_unmanaged(self.job["job"]["entry"])
         watch = AttemptWatch(
             self.run, attempt, self.shape, self.request,
@@ -298,8 +300,6 @@ class Supervisor:
             has_own_signal=unmanaged and has_own_signal(self.job),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
-        pattern = str(restart.get("progress") or "")
-        files = state_of_files(pattern, self.run.whole.path)
         for _ in range(MOST_LAUNCHES):
             end = self._launch(watch, launcher, environment)
             if end.cause is not Cause.LAUNCH_FAILED or end.symptom != CONTROLLER_AWAY.word:

@@ -110,8 +110,11 @@ def _next_steps(
         begin = f"continues from {newest}" if newest else "starts from the beginning: there is no checkpoint"
         if not run.start_numbers():
             begin = "submits it again: it has never started"
-        elif not newest and is_unmanaged(recorded_job(run).job.entry):
-            begin = "starts it again; the script must restore any state that it saved itself"
+        elif not newest and is_unmanaged((job := recorded_job(run)).job.entry):
+            restores = "; the script must restore any state that it saved itself"
+            begin = (
+                f"starts it again{', with restart.argv once it has made progress' if job.restart.argv else restores}"
+            )
         symptom = symptom_named(cause)
         fixed = "once that is fixed, " if symptom is not None and symptom.lasting else ""
         steps.append(f"{fixed}`toolkit resume {run.run_id}` {begin}")
