@@ -384,6 +384,15 @@ def test_progress_is_asked_for_only_if_another_start_would_follow(run_directory,
     assert (decision.next, decision.reason, bool(decision.fix)) == (Next.END, reason, has_fix)
 
 
+@pytest.mark.parametrize(("argv", "follows"), [(["--resume"], Next.REQUEUE), ([], Next.END)])
+def test_rewritten_files_are_progress_of_a_script_with_arguments_to_continue(run_directory, argv, follows):
+    restart = {**UNLIMITED, "blind_requeues": 1, "argv": argv}
+    ended(run_directory, "walltime", None)
+    end = AttemptEnd(Cause.WALLTIME, "", changed_files=True, new_files=False)
+    decision = judge(run_directory, restart, 0, end, Cause.WALLTIME, Next.REQUEUE, tells_steps=False)
+    assert decision.next is follows
+
+
 @pytest.mark.parametrize(
     ("earlier", "then", "ends"),
     [
@@ -489,10 +498,10 @@ def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, lo
     job["network"]["vars"] = {"NCCL_DEBUG": "WARN", "FROM_SITE": "1"}
     job["env"]["vars"] = {"NCCL_DEBUG": "INFO"}
     environment = rank_environment(
-        {"PATH": "/bin", "TOOLKIT_START": "0"}, job, run_directory, claim_attempt(run_directory),
+        {"PATH": "/bin", "TOOLKIT_START": "0", "TOOLKIT_LAST_PROGRESS": "of another run"}, job, run_directory, claim_attempt(run_directory),
         start=0, shape=Shape.of(2, 3, 4), launcher="srun", ends_at=1800000000.0,
     )  # fmt: skip
-    assert "TOOLKIT_START" not in environment
+    assert environment.keys().isdisjoint(("TOOLKIT_START", "TOOLKIT_LAST_PROGRESS"))
     assert (environment["NCCL_DEBUG"], environment["FROM_SITE"]) == ("INFO", "1")
     assert environment["MPI4PY_LIBMPI"] == "/opt/libmpi.so"
     assert (environment["TOOLKIT_WORLD_SIZE"], environment["TOOLKIT_ATTEMPT"]) == ("6", "0")
