@@ -1,6 +1,7 @@
 """`toolkit metrics`: the metrics of runs for Prometheus, Grafana and other programs."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TextIO
 import click
 
 from toolkit.cli.options import RUN, print_command_option, runs_option
+from toolkit.errors import ToolkitError
 from toolkit.runs.named_runs import find
 from toolkit.terminal.talk import say
 
@@ -18,7 +20,7 @@ _RANKS = {"worst": 16, "all": sys.maxsize}
 
 @click.group()
 def metrics() -> None:
-    """Provide the metrics of runs to other programs: serve, push, export, dashboard, rules.
+    """Provide the metrics of runs to other programs: serve, push, export, send, dashboard, rules.
 
     \b
     toolkit metrics serve last
@@ -104,6 +106,43 @@ def export(run: str, runs: Path | None, csv: TextIO | None, what: str, tensorboa
     if otlp:
         to = otlp if otlp.startswith(("http://", "https://")) else click.File("w")(otlp)
         say(f"exported {export_spans(found, to)} spans")
+
+
+@metrics.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@print_command_option
+@click.option(
+    "--tracker",
+    multiple=True,
+    type=click.Choice(["wandb", "mlflow", "tensorboard"]),
+    help="Tracker [those of the job].",
+)
+def send(run: str, runs: Path | None, tracker: tuple[str, ...]) -> None:
+    """Send the metrics of RUN that its trackers have not received.
+
+    \b
+    toolkit metrics send last --tracker tensorboard
+    """
+    from toolkit.runs.compare import job_of
+    from toolkit.runs.status.state import run_status
+    from toolkit.trackers.sender import send_metrics
+
+    for one in find(run, runs).with_tasks():
+        job, status = job_of(one).model_dump(mode="json"), run_status(one)
+        own = job["observe"]["trackers"]
+        if not (names := tracker or own):
+            raise click.UsageError("expected --tracker, since the job has no observe.trackers")
+        if not status.state.final and (active := sorted({*names} & {*own})):
+            raise ToolkitError(
+                f"the run is {status.state}, and sends its metrics to {active[0]} itself",
+                where=status.run_id, fix="wait for its end: `toolkit wait`",
+            )  # fmt: skip
+        for variable, value in job["env"]["vars"].items():  # those of this shell override them
+            os.environ.setdefault(variable, str(value))
+        codes = [send_metrics(one, job, name, iter([status.state.value])) for name in names]
+        if any(codes):
+            sys.exit(max(codes))
 
 
 @metrics.command()

@@ -1,6 +1,6 @@
 """The table [observe]: what toolkit records about the steps of a run."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import StringConstraints, field_validator
 
@@ -34,6 +34,13 @@ class ObserveTable(Table):
         "Regular expressions that read steps and metrics from the lines that rank 0 prints: the groups `step` and `total` are the "
         "step and the number of steps, other named groups are metrics. A metric without a step belongs to the last step.",
         form="a list such as ['iter (?P<step>\\d+): loss (?P<loss>\\S+)'], or the name of a preset",
+        default_factory=list,
+    )
+
+    trackers: list[Literal["wandb", "mlflow", "tensorboard"]] = key(
+        None,
+        "Trackers that a process on the first node sends the metrics to during the run, which never waits for it. Their servers "
+        "and keys come from variables such as WANDB_API_KEY and MLFLOW_TRACKING_URI in `[env]`: docs/metrics.md.",
         default_factory=list,
     )
 

@@ -158,13 +158,13 @@ class RecordTail(Generic[T]):
 
     path: Path
     from_line: Callable[[str], T]
-    _offset: int = 0
+    offset: int = 0  # of the next line to read
 
     def new(self) -> list[T]:
         """Return the new records, [] if there is no file. Call again for the rest of a long file."""
         try:
             with self.path.open("rb") as stream:
-                stream.seek(self._offset)
+                stream.seek(self.offset)
                 lines = stream.read(_MOST_NEW).splitlines(keepends=True)
         except FileNotFoundError:
             return []
@@ -172,7 +172,7 @@ class RecordTail(Generic[T]):
         for line in lines:
             if not line.endswith(b"\n"):
                 break
-            self._offset += len(line)
+            self.offset += len(line)
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 found.append(self.from_line(line.decode()))
         return found

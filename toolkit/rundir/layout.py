@@ -163,6 +163,11 @@ class RunDirectory:
         return self.path / "metrics"
 
     @property
+    def trackers(self) -> Path:
+        """What `observe.trackers` keep: how far each has sent the metrics, and its own files."""
+        return self.path / "trackers"
+
+    @property
     def outbox(self) -> Path:
         """Notifications that no host has sent yet; those that were sent are in the folder `sent` next to it."""
         return self.path / "alerts" / "outbox"

@@ -53,6 +53,7 @@ from toolkit.supervise.shape import Shape
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.staging import Staged, stage, unstage
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
+from toolkit.supervise.trackers import Trackers
 
 __all__ = ["WALLTIME_SLACK_S"]
 
@@ -88,6 +89,10 @@ class Supervisor:
     @cached_property
     def notifier(self) -> Notifier:
         return Notifier(self.run, self.job)
+
+    @cached_property
+    def trackers(self) -> Trackers:
+        return Trackers(self.run, self.start, list((self.job.get("observe") or {}).get("trackers") or ()))
 
     @property
     def retry(self) -> Retry:
@@ -328,6 +333,7 @@ class Supervisor:
                 return end
             python = self.staged.python if self.staged else sys.executable
             self.secrets = read_secrets(self.job, os.environ, self.request)
+            self.trackers.begin(environment | self.secrets)
             self.launched_at = time.time()
             ranks = launch(
                 launcher, self.job, self.shape, environment | self.secrets, attempt,
@@ -443,6 +449,7 @@ class Supervisor:
             self.retry.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=decision.exit_code))
         except OSError as error:
             say(f"cannot record that this start has ended: {error.strerror}")
+        self.trackers.end(decision.final_state.value if decision.next is Next.END else "")
         self.notifier.wait()
         if self.staged is not None:
             unstage(self.staged, self.allocation, os.environ)

@@ -1,0 +1,89 @@
+"""The new metrics of a run, as rows of scalars, from the files in its folder `metrics/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.metrics.records import RecordTail
+from toolkit.metrics.training import TrainRecord
+from toolkit.metrics.validation import ValidationRecord
+from toolkit.rundir.files import read_json_or_none, write_json
+
+__all__ = ["TRAINING", "Row", "Unsent", "row_of_training", "row_of_validation"]
+
+TRAINING = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The values of one step; `time_s` is in seconds since the epoch."""
+
+    step: int
+    time_s: float
+    values: dict[str, float]
+
+
+def row_of_training(record: TrainRecord) -> Row:
+    values = {f"train/{name}": getattr(record, name) for name in TRAINING}
+    return _row(record, {name: value for name, value in values.items() if value is not None})
+
+
+def row_of_validation(record: ValidationRecord) -> Row:
+    return _row(record, {f"validation/{name}": mean for name, mean in record.means.items()})
+
+
+def _row(record: Any, values: dict[str, float]) -> Row:
+    return Row(record.step, datetime.fromisoformat(record.time).timestamp(), values)
+
+
+_FILES: dict[str, Callable[[str], Row]] = {
+    "train.jsonl": lambda line: row_of_training(TrainRecord.from_line(line)),
+    "validation.jsonl": lambda line: row_of_validation(ValidationRecord.from_line(line)),
+}
+
+
+@dataclass
+class Unsent:
+    """What one tracker has not received. Its file `state` keeps how far each file was sent, and what the tracker needs."""
+
+    run_id: str
+    metrics: Path
+    state: Path
+    kept: dict[str, Any] = field(init=False)
+    _tails: dict[str, RecordTail[Row]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kept = read_json_or_none(self.state) or {}
+        self._rewind()
+
+    def _rewind(self) -> None:
+        sent = self.kept.get("sent", {})
+        self._tails = {name: RecordTail(self.metrics / name, make, sent.get(name, 0)) for name, make in _FILES.items()}
+
+    def send(self, accept: Callable[[list[Row]], None]) -> int:
+        """Pass the new rows to `accept`, and return their number; if it raises an error, the next call passes them again."""
+        count = 0
+        try:
+            for rows in self._new():
+                accept(rows)
+                count += len(rows)
+                self.kept["sent"] = {name: tail.offset for name, tail in self._tails.items()}
+                self.keep()
+        except BaseException:
+            self._rewind()
+            raise
+        return count
+
+    def keep(self) -> None:
+        """Write `kept` to the file."""
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.state, self.kept, durable=False)
+
+    def _new(self) -> Iterator[list[Row]]:
+        for tail in self._tails.values():
+            while rows := tail.new():
+                yield rows
