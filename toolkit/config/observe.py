@@ -41,6 +41,7 @@ class ObserveTable(Table):
         None,
         "Trackers that a process on the first node sends the metrics to during the run, which never waits for it. Their servers "
         "and keys come from variables such as WANDB_API_KEY and MLFLOW_TRACKING_URI in `[env]`: docs/metrics.md.",
+        form='a list of "wandb", "mlflow" and "tensorboard"',
         default_factory=list,
     )
 
