@@ -80,7 +80,7 @@ def test_jobs_and_their_files(tab, toolkit) -> None:
     (toolkit.folder / "train_mine.py").touch()
     (toolkit.folder / "folder").mkdir()
     (toolkit.folder / "folder" / "deep.toml").touch()
-    assert tab("toolkit submit train_") == ["train_image", "train_lm", "train_moe", "train_mine.toml"]
+    assert tab("toolkit submit train_") == ["train_image", "train_lm", "train_moe", "train_mine.py", "train_mine.toml"]
     assert tab("toolkit run folder/d") == ["folder/deep.toml"]
     # bash itself completes a folder, without a blank behind it, and quotes what must be.
     assert (tab("toolkit run fol"), tab("toolkit run fol", kind="file")) == ([], ["fol"])

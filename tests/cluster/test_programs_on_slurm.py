@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -26,6 +27,21 @@ def start(here: Site) -> tuple[str, RunDirectory]:
     job_id, run = here.submit(here.job(SAVES, "nodes = 2\nranks_per_node = 1\n"))
     wait_for(lambda: said(run, "ready") and said(run, "ready", 1))
     return job_id, run
+
+
+def test_a_script_needs_no_job_file(here: Site) -> None:
+    shows = "import os, sys\nprint('rank', os.environ['RANK'], 'node', os.environ['GROUP_RANK'], sys.argv[1:])\n"
+    (here.folder / "plain.py").write_text(shows)
+    options = ("-N", "2", "--ntasks-per-node", "2", "-t", "5", "--save-as", "plain.toml")
+    _, run = here.submit("plain.py", *options, "--", "--lr", "0.1")
+    assert here.wait(run).returncode == 0
+    for rank in range(4):
+        assert said(run, f"rank {rank} node {rank // 2} ['--lr', '0.1']", rank)
+    assert (here.folder / "plain.toml").read_text() == run.job_file.read_text()
+    _, again = here.submit("plain.toml")
+    assert here.wait(again).returncode == 0
+    assert said(again, "rank 3 node 1 ['--lr', '0.1']", 3)
+    assert here.status(again)["run_id"] == again.run_id == json.loads(here.ok("status", "plain", "--json"))["run_id"]
 
 
 def test_a_program_may_save_when_its_run_is_stopped(here: Site) -> None:

@@ -35,7 +35,7 @@ def test_a_path_a_name_and_a_name_that_is_also_a_file(jobs, tmp_path):
             "xyzzy",
             "'xyzzy' is neither a file nor a shipped job. Fix: specify the path of a job file, or one of train_lm",
         ),
-        ("nofile.toml", "nofile.toml: job file not found. Fix: specify the path of a job file"),
+        ("nofile.toml", "nofile.toml: job file not found. Fix: specify the path of a job file or a program"),
         ("jobs/train.toml", "jobs/train.toml: job file not found. Fix: use jobs/train_lm.toml"),
     ],
 )
@@ -75,9 +75,3 @@ def test_a_mark_before_the_first_letter_is_no_part_of_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[job]\nentry = ["true"]\n', encoding="utf-8-sig")
     assert resolve_job(path, site=None, environ={}).job.entry == ["true"]
-
-
-def test_a_python_script_is_not_a_job_file(tmp_path):
-    (tmp_path / "train.py").write_text("print(1)\n")
-    with pytest.raises(ToolkitError, match="expected a job file, got a Python script"):
-        find_job(str(tmp_path / "train.py"))

@@ -121,7 +121,7 @@ def _changes(run: str, runs: Path | None) -> list[tuple[RunDirectory, Alert]]:
 
 
 def _quiet(rule: str, run: str, runs: Path | None, comment: str, age: timedelta | None = None) -> None:
-    directory, until_s = find(run, runs), None if age is None else time.time() + age.total_seconds()
+    directory, until_s = find(run, runs, changes=True), None if age is None else time.time() + age.total_seconds()
     quiet(directory, rule, until_s, comment)
     done = "acknowledged" if until_s is None else f"silenced until {datetime.fromtimestamp(until_s):%Y-%m-%d %H:%M}"
     click.echo(f"run {directory.run_id}, rule {rule}: {done}")

@@ -135,7 +135,7 @@ def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
-def folder_of(named: str, runs: Path | None) -> Path:
+def folder_of(named: str, runs: Path | None, *, changes: bool = False) -> Path:
     """Return the folder of RUN: a path, or a run below `runs`."""
     from toolkit.rundir.files import typed_path
 
@@ -155,7 +155,7 @@ def folder_of(named: str, runs: Path | None) -> Path:
         existing = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
         fix = f"choose one of: {_listed(existing)}" if existing else f"list {path.parent}"
         raise NotFoundError("there is no such folder", where=named, fix=fix)
-    return find(named, runs).path
+    return find(named, runs, changes=changes).path
 
 
 def refuse_empty(argument: str, named: str = "") -> None:

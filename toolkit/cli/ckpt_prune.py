@@ -65,7 +65,7 @@ def prune(
     from toolkit.checkpoint.folder.prune import CompletenessCheck, removals
 
     _refuse_step(run)
-    place = _place(folder_of(run, runs))
+    place = _place(folder_of(run, runs, changes=not dry_run))
     options = {"last": keep_last, "every": keep_every, "best": keep_best}
     retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
     if not dry_run:

@@ -26,7 +26,7 @@ def _plain(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Return `last` and the newest runs; with a prefix, more of them. The help of each is its job name and state."""
+    """Return `last` and the newest runs; with a prefix, more of them and names of jobs. The help: job name and state."""
     from toolkit.rundir.find import state_on_disk
     from toolkit.rundir.known import known_runs
 
@@ -34,6 +34,9 @@ def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="dir")]
     found = _plain(["last"], incomplete)
+    if incomplete[:1].isalpha():
+        names = {one.name for folder in folders if folder.is_dir() for one in os.scandir(folder) if one.is_dir()}
+        found += _plain(sorted(names), incomplete)
     for folder in folders:
         with known_runs(folder) as known:
             for place, run in enumerate(islice(known.with_prefix(incomplete), MOST if incomplete else NEWEST)):
@@ -101,7 +104,7 @@ def _steps(ctx: click.Context, run: str, typed: str, *, before: str = "") -> lis
 
 
 def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Return shipped jobs and job files. The shell itself completes folders and names that need quotes."""
+    """Return shipped jobs, job files and Python scripts. The shell itself completes folders and names that need quotes."""
     from toolkit.rundir.files import typed_path
 
     typed, slash, name = incomplete.rpartition("/")
@@ -109,7 +112,7 @@ def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     beside = typed_path(typed + slash or ".")
     for entry in sorted(beside.iterdir()) if beside.is_dir() else ():
         is_meant = entry.name.startswith(name) and not (entry.name.startswith(".") and not name)
-        if is_meant and (entry.suffix == ".toml" or entry.is_dir()):
+        if is_meant and (entry.suffix in (".toml", ".py") or entry.is_dir()):
             found.append(CompletionItem(typed + slash + entry.name + "/" * entry.is_dir()))
     if all(item.value.endswith("/") for item in found) or not all(_UNQUOTED.fullmatch(item.value) for item in found):
         return [CompletionItem(incomplete, type="file")]

@@ -20,7 +20,7 @@ from toolkit.cli.options import (
     print_command_option,
     sweep_options,
 )
-from toolkit.errors import CHECK_FAILED, ToolkitError
+from toolkit.errors import CHECK_FAILED
 from toolkit.terminal.talk import is_plain, say
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 wait_option = click.option("--wait", is_flag=True, help="Follow the run until it ends; exit with its exit code.")
 parsable_option = click.option("--parsable", is_flag=True, help="Print only `JOB_ID;RUN_ID`.")
+save_as_option = click.option(
+    "--save-as", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file of a program given as JOB."
+)
 force_option = click.option("--force", is_flag=True, help="Submit even if preflight refuses the job.")
 
 
@@ -61,11 +64,15 @@ def follow(run: RunDirectory) -> None:
 @parsable_option
 @force_option
 @print_command_option
+@save_as_option
 @click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, without keeping a run.")
-def submit(request: JobRequest, wait: bool, parsable: bool, force: bool, dry_run: bool) -> None:
-    """Submit JOB: a job file, a script for sbatch, or the name of a shipped job. Arguments after `--` are passed to it.
+def submit(
+    request: JobRequest, wait: bool, parsable: bool, force: bool, save_as: Path | None, dry_run: bool
+) -> None:  # fmt: skip
+    """Submit JOB: a program, a job file, a script for sbatch, or a shipped job. Arguments after `--` are passed to it.
 
     \b
+    toolkit submit train.py -N 2 --ntasks-per-node 4 -- --lr 0.1
     toolkit submit train_lm --site local --wait
     toolkit submit my_job.toml -N 4 --ntasks-per-node 8 -t 2:00:00 -- --my-flag
     toolkit submit my_job.toml --sweep train.lr=1e-3,3e-4 --sweep args.layers=2,4
@@ -73,13 +80,17 @@ def submit(request: JobRequest, wait: bool, parsable: bool, force: bool, dry_run
     toolkit submit job.sh -t 2:00:00
     """
     from toolkit.submission.create import create, script_of
+    from toolkit.submission.program_job import save_job_file, show_job_file
 
-    if dry_run:
+    show_job_file(request, save_as)
+    run = None if dry_run else create(request, force=force)
+    if run is None:
         click.echo(script_of(request), nl=False)
-        return
-    run = create(request, force=force)
-    announce(run, parsable=parsable)
-    if wait:
+    else:
+        announce(run, parsable=parsable)
+    if save_as is not None:
+        save_job_file(request, save_as)
+    if wait and run is not None:
         follow(run.directory)
 
 
@@ -110,9 +121,10 @@ def import_script(script: Path, output: Path | None) -> None:
     """
     from toolkit.rundir.files import write_text
     from toolkit.submission.import_script import import_script as translate
+    from toolkit.submission.program_job import require_new_file
 
-    if output is not None and (problem := _problem_of(output)):
-        raise ToolkitError(problem[0], where=str(output), fix=problem[1])
+    if output is not None:
+        require_new_file(output, "-o")
     text, notes = translate(script, (output.parent if output is not None else Path()).absolute())
     for note in notes:
         say(note)
@@ -123,14 +135,6 @@ def import_script(script: Path, output: Path | None) -> None:
             say("arguments that are relative paths are relative to the folder in which you run `toolkit submit`")
         write_text(output, text, mode=0o644)
         click.echo(f"wrote {output}")
-
-
-def _problem_of(output: Path) -> tuple[str, str] | None:
-    if str(output) == "-":
-        return "expected the name of a file", "omit -o to print the job file"
-    if output.exists():
-        return f"the {'folder' if output.is_dir() else 'file'} exists", "choose the name of a new file with -o"
-    return None if output.parent.is_dir() else ("folder of the file not found", f"mkdir -p {output.parent}")
 
 
 @click.command()
@@ -165,26 +169,33 @@ def preflight(request: JobRequest, as_json: bool) -> None:
 @click.command()
 @asks_for_job
 @click.option("--session", type=SESSION, metavar="NAME", help="Use the nodes of this session (`toolkit session ls`).")
+@save_as_option
 @print_command_option
-def run(request: JobRequest, session: str | None) -> None:
+def run(request: JobRequest, session: str | None, save_as: Path | None) -> None:
     """Run JOB in the foreground: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
 
     An allocation determines the number of nodes and, if requested from salloc, the tasks per node.
 
     \b
+    toolkit run train.py -n 2
     toolkit run mpi_hello -n 4
     toolkit run train_lm --session dev
     salloc -N 2 --ntasks-per-node 4 toolkit run train_lm
     """
+    from toolkit.submission.program_job import save_job_file, show_job_file
     from toolkit.submission.run_here import make_here, resolve_here
 
+    show_job_file(request, save_as)
     inside = None
     if session:
         from toolkit.session.session import enter
 
         inside = enter(session, os.environ)
     resolved = resolve_here(request, inside=inside)
-    live_here(make_here(request, resolved), resolved, 0)
+    directory = make_here(request, resolved)
+    if save_as is not None:
+        save_job_file(request, save_as)
+    live_here(directory, resolved, 0)
 
 
 def live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:

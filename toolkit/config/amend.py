@@ -36,7 +36,7 @@ def amend_job(
         ToolkitError: a value is invalid, or the site cannot serve the new request.
     """
     anew = [_with_whole_path(one) for one in from_command_line(settings, flags or {})]
-    values, origins = merge([*_what_was_set(recorded), *anew])
+    values, origins = merge([*what_was_set(recorded), *anew])
     amended = _lay_out(recorded, values, origins, site)
     check_entry(amended)
     check_metric(amended)
@@ -62,7 +62,7 @@ def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) 
     Raises:
         ToolkitError: a value is invalid, or the site cannot serve the job with the current row.
     """
-    values, origins = merge(_what_was_set(base))
+    values, origins = merge(what_was_set(base))
     for row in rows:
         varied = _laid_over(base, values, origins, row)
         if not _METRIC_KEYS.isdisjoint(row):  # check_metric is slow, since it parses the script
@@ -77,7 +77,7 @@ def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) 
 
 def with_values(recorded: ResolvedJob, row: Mapping[str, Flag]) -> ResolvedJob:
     """Return a recorded job with the values of one sweep row, which were checked at submission."""
-    return _laid_over(recorded, *merge(_what_was_set(recorded)), row)
+    return _laid_over(recorded, *merge(what_was_set(recorded)), row)
 
 
 def _laid_over(
@@ -137,7 +137,8 @@ def _with(table: Mapping[str, Any], path: KeyPath, value: Any) -> dict[str, Any]
     return {**table, name: _with(inner if isinstance(inner, dict) else {}, tuple(rest), value)}
 
 
-def _what_was_set(recorded: ResolvedJob) -> list[Setting]:
+def what_was_set(recorded: ResolvedJob) -> list[Setting]:
+    """Return the values of a job that are neither built in, nor derived, nor those of the site."""
     content = recorded.model_dump(by_alias=True, include=set(JobFile.model_fields))
     return [
         Setting(path, value, recorded.origin(key))

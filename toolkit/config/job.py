@@ -51,6 +51,11 @@ def is_job_name(text: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text))
 
 
+def valid_job_name(name: str) -> str:
+    """Return a valid job name that is similar to `name`."""
+    return name if is_job_name(name) else re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:64] or "job"
+
+
 class JobTable(Table):
     """What runs, and the resources per node. An empty string or 0 leaves a value to Slurm."""
 

@@ -15,8 +15,9 @@ from toolkit.config.checks import check_alerts, check_arguments, check_request
 from toolkit.config.document import Document, Flag, KeyPath, Layer, Origin, dotted, leaves, read_document
 from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.env import check_allocator
-from toolkit.config.job import is_job_name
+from toolkit.config.job import is_job_name, valid_job_name
 from toolkit.config.presets import presets
+from toolkit.config.program_document import NOT_A_JOB, document_of_program, is_program
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob, derive
@@ -175,11 +176,24 @@ def resolve_job(
 
 
 def _document(path: Path) -> Document:
-    """Return the values of a job file, or of a batch script as a job file."""
+    """Return the values of a job file, or of a program or a batch script as a job file."""
+    if path.suffix != ".toml" and is_program(path):
+        return document_of_program(path)
     is_script = path.suffix in (".sh", ".bash", ".sbatch", ".slurm") or (
         path.suffix != ".toml" and is_batch_script(path)
     )
-    return document_of_script(path) if is_script else read_document(path)
+    try:
+        return document_of_script(path) if is_script else read_document(path)
+    except ToolkitError as error:
+        if is_script or path.suffix in ("", ".toml") or not path.is_file():
+            raise
+        is_notebook = path.suffix == ".ipynb"
+        fix = (
+            "`jupyter nbconvert --to script` makes a .py of it"
+            if is_notebook
+            else "write entry = [...] into a job file"
+        )
+        raise ToolkitError(NOT_A_JOB, where=str(path), fix=fix) from error
 
 
 def _drop_overridden_options(values: dict[str, Any], origins: Mapping[str, Origin]) -> None:
@@ -204,7 +218,7 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
     """Check the name of the job file if the job is named after it; it may contain invalid characters."""
     origin = origins.get("job.name")
     if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "job"
+        name = valid_job_name(path.stem)
         raise ToolkitError(
             f"{path.stem!r} is not a valid job name, and [job] does not set one",
             where=str(path),

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.config.component import ComponentTable
 from toolkit.config.document import Document, KeyPath
-from toolkit.config.job import JobTable, is_job_name
+from toolkit.config.job import JobTable, valid_job_name
 from toolkit.errors import ToolkitError
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.batch_script import Directive, read_batch_script, shell_signal
@@ -44,7 +44,7 @@ def document_of_script(path: Path) -> Document:
     components = read_batch_script(path).components
     first = _keys_of(components[0], JobTable.model_fields)
     others = [_keys_of(one, ComponentTable.model_fields) for one in components[1:]]
-    job: dict[str, Any] = {"entry": path.name, "once": True, "name": _job_name(path.name)}
+    job: dict[str, Any] = {"entry": path.name, "once": True, "name": valid_job_name(path.name)}
     values: dict[str, Any] = {"job": job} | ({"component": [{} for _ in components]} if others else {})
     lines: dict[KeyPath, int] = {}
     for number, found in enumerate([first, *others]):
@@ -57,11 +57,6 @@ def document_of_script(path: Path) -> Document:
         values["restart"] = {"warn_s": max(1, warning[1])}
         lines["restart", "warn_s"] = lines["job", "sbatch"]
     return Document(path, values, lines)
-
-
-def _job_name(name: str) -> str:
-    """Return a job name that is similar to `name`, and valid as the name of a folder."""
-    return name if is_job_name(name) else re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:64] or "job"
 
 
 def _keys_of(directives: Iterable[Directive], names: Container[str]) -> dict[str, tuple[Any, str]]:
@@ -102,4 +97,4 @@ def _value_of(name: str, one: Directive) -> Any:
     if name in ("nodes", "ntasks-per-node", "cpus-per-task"):
         is_range = name == "nodes" and _NODES.fullmatch(value)
         return int(value) if _NUMBER.fullmatch(value) else value if is_range else None
-    return _job_name(value) if name == "job-name" else value
+    return valid_job_name(value) if name == "job-name" else value

@@ -9,10 +9,11 @@ from pathlib import Path
 from toolkit.config.document import Document, dotted, leaves, read_document
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import typed_path
-from toolkit.slurm.batch_script import is_batch_script
 
 __all__ = ["find_job", "partitions_in", "read_user_defaults", "shipped_jobs", "site_files"]
 
+# JOB is a path if it has one of these endings.
+_OF_FILES = (".toml", ".py", ".R", ".r", ".jl", ".sh", ".sbatch", ".ipynb", ".txt")
 # The keys of `~/.config/toolkit/config.toml`.
 _USER_KEYS = ("job.account", "job.partition", "job.qos", "notify", "alerts")  # with all keys of these tables
 
@@ -33,29 +34,31 @@ def find_job(name_or_path: str) -> Path:
         NotFoundError: JOB is neither a file nor a shipped job; the fix suggests a similar name.
         ToolkitError: the path is a folder, a device or a pipe.
     """
-    from toolkit.config.table import nearest  # imports pydantic, which is slow and rarely needed here
-
     path = typed_path(name_or_path)
     if path.is_file():
-        if path.suffix == ".py" and not is_batch_script(path):
-            raise ToolkitError(
-                "expected a job file, got a Python script", where=str(path.absolute()),
-                fix=f'write entry = "{path.name}" into [job] of a job file',
-            )  # fmt: skip
         return path.absolute()
-    if path.exists() and ("/" in name_or_path or name_or_path.endswith(".toml")):
+    from toolkit.config.program_document import is_program  # imports pydantic, which is slow and rarely needed here
+    from toolkit.config.table import nearest
+
+    if is_program(path):  # the function of a file
+        return path.absolute()
+    ending = path.suffix.partition(":")[0]
+    is_path = "/" in name_or_path or ending in _OF_FILES
+    shipped = shipped_jobs()
+    if path.exists() and (is_path or name_or_path not in shipped):
         kind = "a folder" if path.is_dir() else "a device or a pipe"
         raise ToolkitError(
             f"expected a job file, got {kind}", where=str(path.absolute()), fix="specify the path of a job file"
         )
-    shipped = shipped_jobs()
     if name_or_path in shipped:
         return shipped[name_or_path]
-    if "/" in name_or_path or name_or_path.endswith(".toml"):
-        beside = [one.stem for one in path.absolute().parent.glob("*.toml")]
+    if is_path:
+        suffix = ending if ending in _OF_FILES else ".toml"
+        beside = [one.stem for one in path.absolute().parent.glob(f"*{suffix}")]
         close = nearest(path.stem, beside)  # compare stems, since .toml would make all names similar
-        fix = f"use {path.parent / close[0]}.toml" if close else "specify the path of a job file"
-        raise NotFoundError("job file not found", where=str(path.absolute()), fix=fix)
+        fix = f"use {path.parent / close[0]}{suffix}" if close else "specify the path of a job file or a program"
+        kind = "job file" if suffix == ".toml" else "file"
+        raise NotFoundError(f"{kind} not found", where=str(path.absolute()), fix=fix)
     if (beside_it := Path(f"{path}.toml")).is_file():
         fix = f"write ./{beside_it}"
         raise NotFoundError(f"{name_or_path!r} is neither a file nor a shipped job", fix=fix)

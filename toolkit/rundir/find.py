@@ -22,7 +22,7 @@ from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.terminal.talk import say
 
 __all__ = [
-    "NoRunError", "array_in", "find_run", "has_begun", "home_of", "listed", "newest_record", "parse_run_name",
+    "MOST_ALIKE", "NoRunError", "array_in", "find_run", "has_begun", "has_ended", "home_of", "listed", "newest_record", "parse_run_name",
     "refuse_part", "run_named", "state_on_disk",
 ]  # fmt: skip
 
@@ -214,14 +214,14 @@ def _only(name: NameParts, homes: Mapping[RunDirectory, tuple[str, str]]) -> Run
     Raises:
         ToolkitError: there are several.
     """
-    open_ones = [run for run in homes if not _has_ended(run)] if len(set(homes.values())) == 1 else []
+    open_ones = [run for run in homes if not has_ended(run)] if len(set(homes.values())) == 1 else []
     if len(homes) < 2 or len(open_ones) == 1:
         return next(iter(open_ones or homes), None)
     job = f"{name.job_id};{name.cluster}" if name.cluster else name.job_id
     raise ToolkitError(f"job {job} belongs to {len(homes)} runs", where=job, fix=f"choose one of {_each_alone(homes)}")
 
 
-def _has_ended(run: RunDirectory) -> bool:
+def has_ended(run: RunDirectory) -> bool:
     """Return True if the last start of a run recorded an end, and no later start was submitted."""
     submitted = max(map(start_of, run.path.glob("submitt*-*.json")), default=-1)
     return is_over(run) and submitted <= max(run.start_numbers(), default=-1)
@@ -279,7 +279,7 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
 
 FORMS = (
     "RUN is `last`, a run id or its prefix (20261120-14), a path, or a job id as Slurm prints it: "
-    "123, 123_4 (a task), 123.0 (a step), 123+1, 123_[0-3], 123;cluster; RUN_4 and last_4 are task 4"
+    "123, 123_4 (a task), 123.0 (a step), 123+1, 123_[0-3], 123;cluster; RUN_4 and last_4 are task 4; or the name of a job, for its newest run"
 )
 
 # Steps are 123.0, 123.batch etc. squeue prints pending tasks of an array as 123_[5-9%2], and many as 123_[5-9,...].

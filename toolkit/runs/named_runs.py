@@ -11,6 +11,7 @@ from toolkit.rundir.files import permissions_in_words, runs_folder
 from toolkit.rundir.find import NoRunError, find_run, parse_run_name, refuse_part
 from toolkit.rundir.known_folders import known_folders
 from toolkit.rundir.layout import RunDirectory
+from toolkit.runs.runs_of_job import newest_of_job
 from toolkit.terminal.talk import say
 
 __all__ = [
@@ -45,10 +46,11 @@ def runs_of_site() -> str:
     return expand_path(site, "runs", os.environ)
 
 
-def find_named(run: str, folder: Path, *, is_only: bool) -> RunDirectory:
-    """Return the run, or the task, that a name such as `last`, a run id or a Slurm job id means.
+def find_named(run: str, folder: Path, *, is_only: bool, changes: bool = False) -> RunDirectory:
+    """Return the run, or the task, that a name such as `last`, a run id, a Slurm job id or the name of a job means.
 
-    A run in `folder` takes precedence over those in known folders, which are searched unless `is_only`.
+    A run in `folder` takes precedence over those in known folders, which are searched unless `is_only`. The name of a job
+    means its newest run; if the caller `changes` the run, at most one run of that name may be unfinished.
 
     Raises:
         NotFoundError: there is no such run or task.
@@ -60,7 +62,7 @@ def find_named(run: str, folder: Path, *, is_only: bool) -> RunDirectory:
         from toolkit.runs.status.unknown_names import known_otherwise
 
         others = [] if is_only else known_folders(folder)
-        elsewhere = _find_in_known(run, others)
+        elsewhere = _find_in_known(run, others) or newest_of_job(run, [folder, *others], changes=changes)
         if elsewhere is None:
             error.message += f"; also searched {counted(len(others), 'known folder')}" if others else ""
             raise known_otherwise(run, folder) or error from None
@@ -109,11 +111,14 @@ def folders_of_runs(named: Path | None) -> list[Path]:
     return folders
 
 
-def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
-    """Return the run directory that RUN names. A verb such as `to="cancel"` refuses parts of a run or task."""
+def find(run: str, runs: Path | None, *, to: str = "", changes: bool = False) -> RunDirectory:
+    """Return the run directory that RUN names. A verb such as `to="cancel"` refuses parts of a run or task.
+
+    With a verb or `changes`, the name of a job refuses several unfinished runs.
+    """
     if to:
         refuse_part(run, to)
-    return find_named(run, site_runs(runs), is_only=is_only_folder(runs))
+    return find_named(run, site_runs(runs), is_only=is_only_folder(runs), changes=changes or bool(to))
 
 
 def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Result], list[ToolkitError]]:

@@ -12,6 +12,7 @@ import tomlkit
 from pydantic import ValidationError
 
 from toolkit.config.job import JobTable, check_sbatch_options
+from toolkit.config.job_file_text import moved_entry
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import JobFile, looks_secret
 from toolkit.config.script_document import SAME, WITHOUT_EFFECT, document_of_script
@@ -101,7 +102,8 @@ def import_script(path: Path, folder: Path) -> tuple[str, list[str]]:
             reason = "-l starts a login shell" if other.endswith("sh -l") else f"{other!r} is not plain bash or sh"
             raise NoTranslationError(f"line 1: {reason}")
         job = _keys(values["job"], places, body.notes)
-        keys = _relative(body.read(script.commands, job), folder)
+        keys = body.read(script.commands, job)
+        keys["entry"] = moved_entry(keys["entry"], Path.cwd(), folder)
         for key, value in {"ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}.items():
             job.setdefault(key, value)
         job |= keys
@@ -211,15 +213,6 @@ def _keys(table: dict[str, Any], places: Mapping[str, str], notes: list[str]) ->
             except ValueError:
                 raise NoTranslationError(f"{places.get(name, 'its options')}: {option} has no key") from None
     return job | ({"sbatch": kept} if kept else {})
-
-
-def _relative(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
-    entry = keys["entry"]
-    if isinstance(entry, str):
-        return keys | {"entry": entry if entry.startswith("/") else os.path.relpath(entry, folder)}
-    if "/" not in entry[0] or entry[0].startswith("/"):
-        return keys
-    return keys | {"entry": [f"./{os.path.relpath(entry[0], folder)}", *entry[1:]]}
 
 
 class _Body:

@@ -94,7 +94,7 @@ def prepare_next(
     here: bool = False,
 ) -> NextStart:  # fmt: skip
     """Prepare the next start of a run; if `here`, in the foreground, which on a Slurm site needs an allocation."""
-    part = find(request.job, request.runs)
+    part = find(request.job, request.runs, changes=True)
     recorded = recorded_job(part)
     site = choose_site(request.site).site if request.site else None
     scheduler = site.scheduler if site else recorded.scheduler

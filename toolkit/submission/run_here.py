@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from toolkit.config.document import Flag
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
+from toolkit.errors import ToolkitError, counted
 from toolkit.rundir.files import runs_folder
 from toolkit.rundir.known_folders import record_folder
 from toolkit.rundir.layout import RunDirectory
@@ -21,6 +23,7 @@ from toolkit.submission.allocation import (
     tasks_per_node,
 )
 from toolkit.submission.create import check_sbatch_options, make_run
+from toolkit.terminal.talk import say
 
 __all__ = ["flags_of_allocation", "follow_here", "make_here", "resolve_here"]
 
@@ -33,16 +36,40 @@ def resolve_here(
     `inside` is the site of the session that this process has entered; `fix_for_several` is the fix for a job of several
     components.
     """
-    refuse_shapes(resolve(request, None), fix_for_several)  # on any site
+    refuse_shapes(resolve(replace(request, ranks=None), None), fix_for_several)  # on any site
     has_choice = os.environ.get("SLURM_JOB_ID") or os.environ.get("TOOLKIT_SITE")
     default = None if has_choice else "local"
     site = inside if inside is not None and request.site is None else choose_site(request.site or default).site
     if site.scheduler.kind == "slurm":
         request = request.with_flags(flags_of_allocation(request.flags, request.ranks, request.settings))
+    else:
+        request = _on_one_node(request)
     job = resolve_in_allocation(request, site)
     check_here(job, os.environ)
     check_sbatch_options(request.sbatch_options, for_sbatch=False)
     return job
+
+
+def _on_one_node(request: JobRequest) -> JobRequest:
+    """Return the request with all ranks of a job of several nodes on this machine, unless the user typed -N.
+
+    Raises:
+        ToolkitError: the job has more ranks than this machine has CPUs, and -n does not state their number.
+    """
+    job = resolve(replace(request, ranks=None), None)
+    if job.job.min_nodes == 1 or "job.nodes" in request.flags:
+        return request
+    ranks, cpus = request.ranks or min(job.rank_counts), len(os.sched_getaffinity(0))
+    if request.ranks is None and ranks > cpus:
+        raise ToolkitError(
+            f"the job has {ranks} ranks on {job.nodes} nodes, but this machine has {counted(cpus, 'CPU')}",
+            where=job.origin("job.nodes").place("job.nodes"), fix=f"add -n {cpus}, or `toolkit submit ...`",
+        )  # fmt: skip
+    say(f"starting {counted(ranks, 'rank')} on this machine in place of {job.nodes} nodes")
+    flags = {"job.nodes": Flag(1, "this machine, so -N"), "job.ranks_per_node": Flag(ranks, "-n")}
+    if job.job.ranks:
+        flags["job.ranks"] = Flag(ranks, "-n")
+    return replace(request.with_flags(flags), ranks=None)
 
 
 def flags_of_allocation(flags: Mapping[str, Flag], ranks: int | None, settings: Sequence[str]) -> dict[str, Flag]:
