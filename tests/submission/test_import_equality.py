@@ -17,7 +17,7 @@ from toolkit.submission.import_script import import_script
 def imported(folder: Path, text: str) -> tuple[dict, list[str]]:
     path = folder / "job.sh"
     path.write_bytes(f"#!/bin/bash\n{text}\n".encode("utf-8", "surrogateescape"))
-    job_file, notes = import_script(path, Path.cwd())
+    job_file, notes, *_ = import_script(path, Path.cwd())
     return tomllib.loads(job_file), notes
 
 

@@ -15,7 +15,7 @@ from toolkit.submission.import_script import import_script
 def imported(folder: Path, text: str) -> tuple[dict, list[str]]:
     path = folder / "job.sh"
     path.write_text(f"#!/bin/bash\n{text}\n")
-    job_file, notes = import_script(path, Path.cwd())
+    job_file, notes, *_ = import_script(path, Path.cwd())
     return tomllib.loads(job_file), notes
 
 
@@ -135,7 +135,7 @@ def test_an_imported_script_runs(toolkit, tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_a_script_that_is_not_plain_bash_stays_a_script(tmp_path: Path, first: str, reason: str) -> None:
     (path := tmp_path / "job.sh").write_text(f"{first}\n#SBATCH -N2\nsrun ./a.out\n")
-    text, notes = import_script(path, tmp_path)
+    text, notes, *_ = import_script(path, tmp_path)
     assert "once = true" in text and reason in notes[-1]
 
 
@@ -308,7 +308,7 @@ def test_an_invalid_value_is_named(tmp_path: Path, directive: str) -> None:
     tables, notes = imported(tmp_path, f"#SBATCH {directive}\nsrun ./a.out")
     value = re.split("[ =]", directive)[1]
     assert value in notes[-2] and re.search(r"(^line |:)2:", notes[-2]) and tables["job"]["once"]
-    assert notes[-1] == "the script stays the entry of the job: it cannot be submitted"
+    assert notes[-1].startswith("the script stays the entry of the job: it cannot be submitted. Fix: ")
 
 
 def test_a_directive_after_a_command_is_named_once(tmp_path: Path) -> None:
@@ -350,3 +350,90 @@ def test_lines_that_change_the_path_or_read_variables_of_ranks(tmp_path: Path) -
     assert tables["env"]["setup"] == ["PATH=/opt/bin:$PATH"] and tables["job"]["entry"] == ["python", "train.py"]
     _, notes = imported(tmp_path, "export MASTER_ADDR=$(hostname)\nexport URL=tcp://$MASTER_ADDR\nsrun ./a.out")
     assert "line 3 uses MASTER_ADDR, which toolkit sets only for each rank" in notes[-1]
+
+
+def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
+    """A block, a here-document and what depends on them are one obstacle each, with line and fix."""
+    text = (
+        "#SBATCH -N2 -n5 --chdir=/scratch --export=ALL\nfor f in *.txt; do\n  if true; then\n    cp $f in/\n  fi\ndone\n"
+        "cat > conf <<EOF\nsrun ./not_a_launch\nEOF\nDIR=$(date +%F)\nsrun python a.py --out $DIR > log\npython report.py\n"
+    )
+    tables, notes = imported(tmp_path, text)
+    obstacles = notes[notes.index(next(one for one in notes if "stays the entry" in one)) :]
+    expected = [
+        "line 2: --chdir has no key", "line 2: --export has no key", "line 2: Slurm chooses how many of 5 tasks",
+        "line 3 needs a shell: for f", "line 8 needs a shell: cat", "line 12 needs a shell: srun", "line 13 follows the launch",
+    ]  # fmt: skip
+    assert tables["job"]["once"] and len(obstacles) == len(expected)
+    for note, words in zip(obstacles, expected, strict=True):
+        assert words in note and ". Fix: " in note
+    assert obstacles[0].startswith("the script stays the entry of the job: ") and obstacles[1].startswith("also: ")
+
+
+TASKS = "#SBATCH --array=0-2\nLRS=(0.1 3e-4 1e-5)\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "keys", "sweep"),
+    [
+        ("srun python a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} -x", {"argv": ["--lr", "0.1", "-x"]}, "argv.lr=0.1,3e-4,1e-5"),
+        ("LR=${LRS[SLURM_ARRAY_TASK_ID]}\npython a.py --lr=$LR", {"argv": ["--lr=0.1"]}, "argv.lr=0.1,3e-4,1e-5"),
+        ('python a.py "out-${LRS[${SLURM_ARRAY_TASK_ID}]}"', {"argv": ["out-0.1"]}, "argv.1=out-0.1,out-3e-4,out-1e-5"),
+        ("python a.py --seed $SLURM_ARRAY_TASK_ID", {"argv": ["--seed", "0"]}, "argv.seed=0,1,2"),
+        (
+            "source env/bin/activate\nLRS=(1 2 4)\nexport LR=${LRS[$SLURM_ARRAY_TASK_ID]}\npython a.py --lr $LR",
+            {"entry": ["python", "a.py"], "argv": ["--lr", "1"]}, "argv.lr=1,2,4",
+        ),
+    ],
+)  # fmt: skip
+def test_values_by_the_number_of_a_task_become_a_sweep(tmp_path: Path, lines: str, keys: dict, sweep: str) -> None:
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/bash\n{TASKS}{lines}\n")
+    found = import_script(path, tmp_path)
+    job = tomllib.loads(found.text)["job"]
+    assert "array" not in job and "once" not in job
+    assert {key: job[key] for key in keys} == keys
+    assert (found.sweep, found.grid) == (["--sweep", sweep], "")
+
+
+def test_the_tasks_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lrs").write_text("0.1\n0.2\n0.3\n")
+    (tmp_path / "job.sh").write_text(
+        '#!/bin/bash\n#SBATCH --array=1-3%2\nLR=$(sed -n "${SLURM_ARRAY_TASK_ID}p" lrs)\nsrun ./a.out --lr $LR\n'
+    )
+    found = import_script(tmp_path / "job.sh", tmp_path)
+    assert found.sweep == ["--sweep", "argv.lr=unused0,0.1,0.2,0.3", "-a", "1-3%2"]
+    job = tomllib.loads(found.text)["job"]
+    assert (job["entry"], job["argv"]) == (["./a.out"], ["--lr", "0.1"])
+
+
+def test_several_values_of_a_task_are_a_grid_and_the_printed_command_runs(toolkit, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print(1)\n")
+    script = tmp_path / "job.sh"
+    script.write_text(
+        f"#!/bin/bash\n{TASKS}NAMES=('a b' c d)\nI=$SLURM_ARRAY_TASK_ID\n"
+        'python a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --name "${NAMES[$SLURM_ARRAY_TASK_ID]}" --seed $I\n'
+    )
+    said = toolkit("import", script, "-o", tmp_path / "job.toml")
+    assert f"the array becomes a sweep: toolkit submit {tmp_path}/job.toml --grid {tmp_path}/job.csv\n" in said.err
+    assert (tmp_path / "job.csv").read_text() == "argv.lr,argv.name,argv.seed\n0.1,a b,0\n3e-4,c,1\n1e-5,d,2\n"
+    from toolkit.submission.sweep.sweep import array_of, read_sweep_options
+
+    assert array_of(read_sweep_options([], tmp_path / "job.csv"), None) == "0-2"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "python a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --lr 4 ${LRS[$SLURM_ARRAY_TASK_ID]}x${OTHER[$SLURM_ARRAY_TASK_ID]}",
+        "LRS=('1 2' 3 4)\npython a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}",
+        "LRS=(1 2)\npython a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}",
+        "source env.sh\npython a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}",
+        "P=(./a ./b ./c)\nsrun ${P[$SLURM_ARRAY_TASK_ID]} -x",
+        "python a.py $(sed -n ${SLURM_ARRAY_TASK_ID}p missing)",
+    ],
+)
+def test_values_that_only_the_shell_knows_keep_the_script(tmp_path: Path, lines: str) -> None:
+    tables, notes = imported(tmp_path, TASKS + lines)
+    assert tables["job"]["once"] and tables["job"]["array"] == "0-2" and "line " in notes[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -125,15 +126,25 @@ def import_script(script: Path, output: Path | None) -> None:
 
     if output is not None:
         require_new_file(output, "-o")
-    text, notes = translate(script, (output.parent if output is not None else Path()).absolute())
-    for note in notes:
+    imported = translate(script, (output.parent if output is not None else Path()).absolute())
+    for note in imported.notes:
         say(note)
+    grid = (output or Path("FILE.toml")).with_suffix(".csv")
+    if imported.grid and output is not None:
+        require_new_file(grid, "-o")
+        write_text(grid, imported.grid, mode=0o644)
+        click.echo(f"wrote {grid}")
+    if imported.sweep or imported.grid:
+        options = ["--grid", str(grid)] if imported.grid else []
+        command = shlex.join(["toolkit", "submit", str(output or "FILE.toml"), *imported.sweep, *options])
+        files = "" if output else ", with the files that -o FILE.toml writes"
+        say(f"the array becomes a sweep{files}: {command}")
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(imported.text, nl=False)
     else:
         if output.parent.absolute() != Path.cwd():
             say("arguments that are relative paths are relative to the folder in which you run `toolkit submit`")
-        write_text(output, text, mode=0o644)
+        write_text(output, imported.text, mode=0o644)
         click.echo(f"wrote {output}")
 
 

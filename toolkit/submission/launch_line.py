@@ -31,7 +31,10 @@ _PASSWORD_IN_URL = re.compile(r"://[^/\s:]+:[^@\s]+@")
 
 
 class NoTranslationError(Exception):
-    """The reason why a script has no translation and stays a script."""
+    """The reason why a script has no translation and stays a script, and what would allow one."""
+
+    def __init__(self, reason: str, fix: str = "move this into the program that the ranks run") -> None:
+        super().__init__(f"{reason}. Fix: {fix}")
 
 
 def expand(raw: str, known: Mapping[str, str], *, is_argument: bool = False) -> str | None:
@@ -102,7 +105,9 @@ def keys_of_launch(
     if not (starter or match or _PYTHON.fullmatch(words[0])):
         raise NoTranslationError(f"{where} has no translation: {command[:60]}")
     if not starter and nodes * tasks > 1:
-        raise NoTranslationError(f"{where} starts one process; the directives request {nodes * tasks} tasks")
+        raise NoTranslationError(
+            f"{where} starts one process; the directives request {nodes * tasks} tasks", "start it with srun"
+        )
     if "signal" in job and starter != "srun":
         raise NoTranslationError(f"{where}: the signal of --signal reaches only what srun starts")
     if match:
@@ -136,10 +141,15 @@ def _values(words: Sequence[str], known: Mapping[str, str], where: str) -> list[
         if (value := expand(f'"{word}"' if is_variable else word, known, is_argument=True)) is None or (
             is_variable and re.search(r"[*?\[\\]", value)
         ):
-            raise NoTranslationError(f"{where} uses {word}, which only a shell can evaluate")
+            raise NoTranslationError(
+                f"{where} uses {word}, which only a shell can evaluate",
+                "write its value, or assign it in the line before, after `source`, `module` and `conda`",
+            )
         values += [value] if re.search(r"['\"\\]", word) else value.split()
     if is_secret(values):
-        raise NoTranslationError(f"{where} has an argument that looks like a secret")
+        raise NoTranslationError(
+            f"{where} has an argument that looks like a secret", "read it from a variable that you export"
+        )
     if not values or values[0].startswith("-"):
         raise NoTranslationError(f"{where} names no program")
     if _OTHER_LAUNCHER.fullmatch(values[0]):
@@ -166,7 +176,10 @@ def _after_starter(
         if count is not None:
             raw = short[2] if short else raw if equals else rest.pop(0) if rest else ""
             if _count(raw, counts, option, where) != count:
-                raise NoTranslationError(f"{where}: {option} of {program} is not that of the directives, {count}")
+                raise NoTranslationError(
+                    f"{where}: {option} of {program} is not that of the directives, {count}",
+                    "request that many by #SBATCH",
+                )
         elif is_srun and (
             option in _SRUN_SWITCHES or (option in _SRUN_OPTIONS and equals and expand(raw, counts) is not None)
         ):
@@ -174,7 +187,9 @@ def _after_starter(
                 f"{where}: omitted {option}{equals}{raw} of {program}; `job.launcher_options` sets options of the launcher"
             )
         else:
-            raise NoTranslationError(f"{where}: {option} of {program} has no key")
+            raise NoTranslationError(
+                f"{where}: {option} of {program} has no key", "remove it, or use job.launcher_options"
+            )
     if not rest or ":" in rest:
         raise NoTranslationError(f"{where} names {'several programs' if rest else 'no program'}")
     return rest
@@ -183,7 +198,7 @@ def _after_starter(
 def _count(raw: str, counts: Mapping[str, str], option: str, where: str) -> int:
     value = expand(raw, counts)
     if value is None or not value.isdecimal() or not int(value):
-        raise NoTranslationError(f"{where}: only a shell can evaluate {option} {raw}")
+        raise NoTranslationError(f"{where}: only a shell can evaluate {option} {raw}", "write the number")
     return int(value)
 
 

@@ -1,0 +1,144 @@
+"""Turn the values that the tasks of an array look up by their number into a sweep: `${LRS[$SLURM_ARRAY_TASK_ID]}`."""
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.argv import SWEPT_ARGUMENT, replace_argument
+from toolkit.errors import ToolkitError
+from toolkit.slurm.array import parse_array
+from toolkit.submission.launch_line import NoTranslationError, is_secret
+
+__all__ = ["ArrayValues"]
+
+_ID = r"\$(?:SLURM_ARRAY_TASK_ID\b|\{SLURM_ARRAY_TASK_ID\})"
+_LOOKUP = re.compile(
+    rf"\$\{{(?P<array>\w+)\[(?:{_ID}|SLURM_ARRAY_TASK_ID)\]\}}"
+    r"|\$\(sed -n (?P<quote>[\"']?)\$\{SLURM_ARRAY_TASK_ID\}p(?P=quote) (?P<file>[\w./-]+)\)"
+    rf"|(?P<number>{_ID})"
+)
+_PLAIN = re.compile(r"[\w.+:/@=-]+")  # as an unquoted value of --sweep
+_MOST = 20  # the most values in a command; more of them are in a grid file
+_SPLIT_BY_SHELL = re.compile(r"[\s*?\[\\]")
+
+
+class ArrayValues:
+    """The values of each task by the variable that replaces their lookup in a command.
+
+    A replaced lookup is a variable whose value in `known` is a mark, which `swept` finds in the arguments.
+    """
+
+    def __init__(self, array: str) -> None:
+        self._array = array
+        self._tasks = sorted(parse_array(array)) if array else []
+        self._arrays: dict[str, list[str]] = {}
+        self._values: dict[str, dict[int, str]] = {}  # by mark
+        self.known: dict[str, str] = {}
+
+    def define(self, name: str, values: Sequence[str | None]) -> None:
+        """Note an array of the shell, unless only the shell can evaluate it."""
+        self._arrays.pop(name, None)
+        if known := [one for one in values if one is not None]:
+            self._arrays |= {name: known} if len(known) == len(values) else {}
+
+    def forget(self) -> None:
+        """Forget the arrays: a line may have changed any variable."""
+        self._arrays.clear()
+
+    def is_swept(self, value: str) -> bool:
+        """Return whether a value differs between tasks."""
+        return any(mark in value for mark in self._values)
+
+    def replaced(self, command: str) -> str:
+        """Return the command with each lookup that has a value for every task as a variable in `known`."""
+        return _LOOKUP.sub(self._variable, command) if self._tasks else command
+
+    def _variable(self, match: re.Match[str]) -> str:
+        if match["number"]:
+            values = {number: str(number) for number in self._tasks}
+        elif match["array"]:
+            values = dict(enumerate(self._arrays.get(match["array"], ())))
+        else:
+            file = Path(match["file"])
+            values = dict(enumerate(file.read_text("utf-8").splitlines(), start=1)) if file.is_file() else {}
+        if not all(values.get(number) for number in self._tasks) or is_secret(list(values.values())):
+            return match[0]
+        splits = "\\" if any(_SPLIT_BY_SHELL.search(values[number]) for number in self._tasks) else ""
+        name = f"TOOLKIT_VALUE_{len(self.known)}"
+        self.known[name] = f"\ue000{splits}{len(self.known)}\ue001"  # a backslash, as the value is not one argument
+        self._values[self.known[name]] = values
+        return f"${{{name}}}"
+
+    def swept(self, keys: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str], str]:
+        """Return the keys of a launch with the values of the first task, and the options and the grid file of the sweep.
+
+        Raises:
+            NoTranslationError: the program itself depends on the task.
+        """
+        program = [keys["entry"]] if isinstance(keys["entry"], str) else [*keys["entry"]]
+        own, arguments = len(program), [*program, *keys.get("argv", [])]
+        marked = [at for at, one in enumerate(arguments) if self.is_swept(one)]
+        if not marked:
+            return dict(keys), [], ""
+        if marked[0] == 0:
+            raise NoTranslationError(f"{where}: the program depends on the task", "submit a run for each program")
+        begin = min(own, marked[0] - arguments[marked[0] - 1].startswith("-"))
+        lines = {number: [self._filled(one, number) for one in arguments[begin:]] for number in self._tasks}
+        first = lines[self._tasks[0]]
+        names = [_name_of(arguments[begin:], at - begin) for at in marked]
+        rows: dict[int, list[str]] = {}
+        for number, line in lines.items():
+            values = [line[at - begin] for at in marked]
+            rows[number] = [
+                one if name.isdecimal() else one.removeprefix(f"{arguments[at].partition('=')[0]}=")
+                for name, at, one in zip(names, marked, values, strict=True)
+            ]
+            if _swept(first, names, rows[number]) != line or any(one.strip() != one for one in rows[number]):
+                raise NoTranslationError(
+                    f"{where}: no sweep sets the arguments of task {number}", "write a --grid file"
+                )
+        last = self._tasks[-1]
+        table = [rows.get(number) or [f"unused{number}"] * len(names) for number in range(last + 1)]
+        options, grid = _as_options([f"{SWEPT_ARGUMENT}{name}" for name in names], table)
+        options += [] if self._array in (f"0-{last}", "0") else ["-a", self._array]
+        entry = keys["entry"] if isinstance(keys["entry"], str) else program[:begin]
+        return {**keys, "entry": entry, "argv": first}, options, grid
+
+    def _filled(self, argument: str, number: int) -> str:
+        for mark, values in self._values.items():
+            argument = argument.replace(mark, values.get(number, ""))
+        return argument
+
+
+def _name_of(arguments: Sequence[str], at: int) -> str:
+    """Return the option whose value is the argument `at`, as a sweep names it, else the position of the argument."""
+    option, equals, _ = arguments[at].partition("=")
+    before = arguments[at - 1] if at else ""
+    option = option if equals else before if before.startswith("-") and "=" not in before else ""
+    name = option.lstrip("-")
+    alike = [one for one in arguments if one.partition("=")[0].lstrip("-").replace("-", "_") == name.replace("-", "_")]
+    return name if re.fullmatch(r"[A-Za-z][\w-]*", name) and len(alike) == 1 else str(at + 1)
+
+
+def _swept(arguments: Sequence[str], names: Sequence[str], values: Sequence[str]) -> list[str]:
+    """Return the arguments as a task of the sweep gets them; [] if the sweep would be refused."""
+    replaced = list(arguments)
+    try:
+        for name, value in zip(names, values, strict=True):
+            replaced = replace_argument(replaced, name, value, where="")
+    except ToolkitError:
+        return []
+    return replaced
+
+
+def _as_options(keys: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
+    """Return the options of a sweep and the contents of its grid file, "" without one."""
+    values = [row[0] for row in rows]
+    if len(keys) == 1 and len({*values}) == len(values) <= _MOST and all(map(_PLAIN.fullmatch, values)):
+        return ["--sweep", f"{keys[0]}={','.join(values)}"], ""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([keys, *rows])
+    return [], stream.getvalue()
