@@ -430,6 +430,7 @@ def test_several_values_of_a_task_are_a_grid_and_the_printed_command_runs(toolki
         "LRS=('1 2' 3 4)\npython a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}",
         "LRS=(1 2)\npython a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}",
         "source env.sh\npython a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}",
+        "O=(-x -y -z)\npython a.py --mode ${O[$SLURM_ARRAY_TASK_ID]}",
         "P=(./a ./b ./c)\nsrun ${P[$SLURM_ARRAY_TASK_ID]} -x",
         "python a.py $(sed -n ${SLURM_ARRAY_TASK_ID}p missing)",
     ],
@@ -437,3 +438,9 @@ def test_several_values_of_a_task_are_a_grid_and_the_printed_command_runs(toolki
 def test_values_that_only_the_shell_knows_keep_the_script(tmp_path: Path, lines: str) -> None:
     tables, notes = imported(tmp_path, TASKS + lines)
     assert tables["job"]["once"] and tables["job"]["array"] == "0-2" and "line " in notes[-1]
+
+
+def test_a_value_that_is_exported_stays_with_the_shell(tmp_path: Path) -> None:
+    tables, _ = imported(tmp_path, f"{TASKS}export LR=${{LRS[$SLURM_ARRAY_TASK_ID]}}\npython a.py")
+    assert tables["job"]["array"] == "0-2" and tables["job"]["entry"] == "a.py"
+    assert tables["env"]["setup"] == ["LRS=(0.1 3e-4 1e-5) || true", "export LR=${LRS[$SLURM_ARRAY_TASK_ID]}"]

@@ -75,7 +75,7 @@ def import_script(path: Path, folder: Path) -> Imported:
     is_refused = bool(refused) or any(one.severity is Severity.CRITICAL for one in warnings)
     body.obstacles += _whole_obstacles(path, values, is_refused=is_refused)
     if not body.obstacles:
-        job = _keys(values["job"], places, body.notes, body.obstacles.append)
+        job = _keys(values["job"], places, body.notes, body.refuse)
         keys = body.read(script.commands, job)
         if not body.obstacles:
             translated = _translated(values, job, keys, folder, places, body)
@@ -153,53 +153,43 @@ def _others(values: dict[str, Any], places: Mapping[str, str], notes: list[str])
 
 
 def _keys(
-    table: dict[str, Any], places: Mapping[str, str], notes: list[str], refuse: Callable[[NoTranslationError], object]
+    table: dict[str, Any], places: Mapping[str, str], notes: list[str], refuse: Callable[[str, str], object]
 ) -> dict[str, Any]:
     """Return [job] with keys for the options that a script may state in more forms; other options stay in `sbatch`."""
     job = {name: value for name, value in table.items() if name not in ("entry", "once", "sbatch")}
     options, nodes, each = table.get("sbatch", []), job.get("nodes", 1), job.get("ranks_per_node")
     if last_value_of(options, "chdir"):
         refuse(
-            NoTranslationError(
-                f"{places['chdir']}: --chdir has no key, and paths in the script are relative to it",
-                "submit in that folder, without --chdir",
-            )
+            f"{places['chdir']}: --chdir has no key, and paths in the script are relative to it",
+            "submit in that folder, without --chdir",
         )
     if "export" in places:
         refuse(
-            NoTranslationError(
-                f"{places['export']}: --export has no key; ranks get only the variables in [env]",
-                "write `export` lines instead",
-            )
+            f"{places['export']}: --export has no key; ranks get only the variables in [env]",
+            "write `export` lines instead",
         )
     mib, ranks = memory_mib(last_value_of(options, "mem")), last_value_of(options, "ntasks")
     if mib and not mib % 1024:
         job["mem_gb_per_node"] = int(mib // 1024)
     if not isinstance(nodes, int):
-        refuse(NoTranslationError(f"{places['nodes']}: Slurm chooses the number of nodes", "write one number"))
+        refuse(f"{places['nodes']}: Slurm chooses the number of nodes", "write one number")
         nodes = job["nodes"] = 1
     if ranks.isdecimal():
         if "nodes" not in job and ranks != "1":
-            refuse(
-                NoTranslationError(
-                    f"{places['ntasks']}: Slurm chooses the nodes of {ranks} tasks without --nodes", "add --nodes"
-                )
-            )
+            refuse(f"{places['ntasks']}: Slurm chooses the nodes of {ranks} tasks without --nodes", "add --nodes")
             nodes = job["nodes"] = 1
         each = each or (int(ranks) if nodes == 1 else 1)
         if each * nodes != int(ranks):
             refuse(
-                NoTranslationError(
-                    f"{places['ntasks']}: Slurm chooses how many of {ranks} tasks run on each node",
-                    "write --ntasks-per-node instead",
-                )
+                f"{places['ntasks']}: Slurm chooses how many of {ranks} tasks run on each node",
+                "write --ntasks-per-node instead",
             )
         job["ranks_per_node"] = each
     if (own := signal_in(options)) is not None:
         if own[0] not in _SIGNALS or signal_in(options, only_shell=True):
             reason = "reaches the shell alone" if own[0] in _SIGNALS else "has no key"
             value = last_value_of(options, "signal")
-            refuse(NoTranslationError(f"{places['signal']}: --signal={value} {reason}", "write --signal=USR1@300"))
+            refuse(f"{places['signal']}: --signal={value} {reason}", "write --signal=USR1@300")
         else:
             job["signal"] = own[0]
     counts = {
@@ -208,10 +198,7 @@ def _keys(
     }
     if counts["gpus-per-task"] and (not counts["gpus-per-task"].isdecimal() or (each or 1) > 1):
         refuse(
-            NoTranslationError(
-                f"{places['gpus-per-task']}: --gpus-per-task gives each task its own GPUs",
-                "write --gpus-per-node instead",
-            )
+            f"{places['gpus-per-task']}: --gpus-per-task gives each task its own GPUs", "write --gpus-per-node instead"
         )
     for name, count in counts.items():
         if count.isdecimal() and (name != "gpus" or nodes == 1):
@@ -221,7 +208,7 @@ def _keys(
         typed, _, value = option.removeprefix("--").partition("=")
         name = SAME.get(typed, typed)
         if name in ("cpus-per-gpu", "tres-per-task") or re.fullmatch("ntasks-per-(?!node).*", name):
-            refuse(NoTranslationError(f"{places[name]}: {option} has no key", "remove it"))
+            refuse(f"{places[name]}: {option} has no key", "remove it")
             continue
         if name == "job-name":
             notes.append(f"{places[name]}: {option}: the name of the job is {job['name']}")
@@ -239,5 +226,5 @@ def _keys(
             try:
                 kept += check_sbatch_options([option])
             except ValueError:
-                refuse(NoTranslationError(f"{places.get(name, 'its options')}: {option} has no key", "remove it"))
+                refuse(f"{places.get(name, 'its options')}: {option} has no key", "remove it")
     return job | ({"sbatch": kept} if kept else {})

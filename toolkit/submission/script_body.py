@@ -73,6 +73,10 @@ class ScriptBody:
         self._stops = False  # `set -e`
         self._activation = ""  # the last line that may put another Python on PATH
 
+    def refuse(self, reason: str, fix: str) -> None:
+        """Add an obstacle."""
+        self.obstacles.append(NoTranslationError(reason, fix))
+
     def without_secrets(self, options: Sequence[str], places: Mapping[str, str]) -> list[str]:
         """Return options without the values of --export that look like secrets; [env] passes these variables."""
         kept = []
@@ -140,9 +144,7 @@ class ScriptBody:
                 if not self._launch and _LAUNCHES.match(command):
                     self._launch = {"entry": command}  # for the lines after it
         if not self._launch and not self.obstacles:
-            self.obstacles.append(
-                NoTranslationError("it starts no ranks with srun, mpirun, torchrun or python", "add such a line")
-            )
+            self.refuse("it starts no ranks with srun, mpirun, torchrun or python", "add such a line")
         return self._launch
 
     def _command(self, command: str, job: dict[str, Any], where: str) -> None:
