@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.metrics.own import OwnRecord
+from toolkit.metrics.records import RecordLog
 from toolkit.observe.server import application
 from toolkit.observe.sockets import listen
 from toolkit.runs.follow.pages import Pages
@@ -159,3 +162,16 @@ def test_an_injected_script_is_blocked(browser, url, pages):
     )
     assert page.evaluate("window.injected") is None and "Content Security Policy" in problems[0]
     context.close()
+
+
+def test_metrics_of_the_program_have_charts(open_page, url, pages):  # last, as it adds files to the runs of the module
+    for run in pages[1:]:
+        with RecordLog(run.metrics / "own.jsonl") as log:
+            for step in (10, 20):
+                log.write(OwnRecord(step, step, "2026-11-28T00:00:00.000Z", 1, {"reward": step / 40, "lr": math.inf}))
+    page = open_page(f"{url}?run={pages[1].run_id}")
+    page.wait_for_selector("section:visible h2:has-text('reward')")
+    assert "reward 0.5," in page.inner_text("header") and "lr inf," in page.inner_text("header")
+    assert page.locator("section:visible h2").all_inner_texts()[-2:] == ["reward", "Events"]
+    page = open_page(f"{url}?run={pages[1].run_id}&run={pages[2].run_id}")
+    page.wait_for_selector("section:visible h2:has-text('reward')")

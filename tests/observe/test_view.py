@@ -87,9 +87,9 @@ def test_a_run_without_windows_or_records_has_an_empty_view(run_directory):
 def test_losses_are_bounded_and_not_finite_ones_are_null(readings):
     readings.training = [record(step, math.inf if step == 3000 else 5 - step / 1000) for step in range(1, 3001)]
     loss = view_of(readings)["loss"]
-    assert len(loss["step"]) == COLUMNS and loss["loss"][-1] is None
+    assert len(loss["step"]) == COLUMNS and loss["mean"][-1] is None
     assert loss["slope"] == pytest.approx(-0.001, rel=1e-3)
-    assert loss["trend"][0] is None and loss["trend"][-2] == pytest.approx(loss["loss"][-2], rel=1e-3)
+    assert loss["trend"][0] is None and loss["trend"][-2] == pytest.approx(loss["mean"][-2], rel=1e-3)
     readings.training = [record(1, math.nan)]
     json.dumps(view_of(readings), allow_nan=False)
 

@@ -67,6 +67,20 @@ def test_a_metric_belongs_to_the_step_in_which_it_is_recorded(rank):
     assert second["eval/accuracy"] > 1e38
 
 
+def test_the_first_step_and_what_follows_the_last_one_have_no_length_but_values(rank):
+    toolkit.record("loss", 9.0)
+    toolkit.record("data_s", 0.5)
+    toolkit.step(5)
+    toolkit.step(6)
+    toolkit.record("test/acc", 0.5)
+    recorder_of_rank().write(is_last=True)
+    recorder_of_rank().write(is_last=True)
+    first, second, third = rank()
+    assert {name: first[name] for name in first if name != "ended_s"} == {"step": 5, "loss": 9.0}
+    assert (second["step"], second["data_s"]) == (6, 0.5) and "loss" not in second
+    assert {name: third[name] for name in third if name != "ended_s"} == {"step": 6, "test/acc": 0.5}
+
+
 def test_of_too_many_metrics_the_first_16_are_kept(rank, capsys):
     toolkit.step(0)
     for number in range(MOST_USER_METRICS + 5):

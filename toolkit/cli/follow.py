@@ -43,13 +43,14 @@ def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> Run
 
 def _table(statuses: Sequence[RunStatus]) -> None:
     """Print a table with a line for each run."""
+    from toolkit.metrics.run_metrics import in_words as metrics_in_words
     from toolkit.rundir.sweep import in_words
 
     rows = []
     for status in statuses:
         step = "" if status.step is None else status.step
         reason = f"{in_words(status.values)}: {status.reason}" if status.values else status.reason
-        explanation = "; ".join(filter(None, (reason, status.validated)))
+        explanation = "; ".join(filter(None, (reason, metrics_in_words(status.metrics), status.validated)))
         rows.append(
             (status.full_job_id, status.run_id, status.job_name, status.state.value, status.site, status.nodes, status.ranks, step, explanation)
         )  # fmt: skip

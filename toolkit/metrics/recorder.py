@@ -48,6 +48,7 @@ _PHASES = {
 }
 _NO_WORK = {*step_profile.WAITS, step_profile.BUBBLE, step_profile.CHECKPOINT}
 _NOTHING = [ABSENT] * WIDTH
+_OWN = (_AT[windows.LOSS], _AT[windows.GRAD_NORM])  # besides the columns of names of the program
 
 Log = Sequence[tuple[str | None, Any]]  # of the phases of a step, from `Profile.take_step`
 
@@ -127,14 +128,28 @@ class Recorder:
         if self._reported is None:
             self._polls = _waits_in_mpi()
             self.begin(number)
+            self._write_noted()
         else:
             self.end_reported(number)
         self._reported = number
 
     def write(self, *, is_last: bool = False) -> None:
         """Write the finished steps to the ring, the last ones also if the device has not reached their phases."""
-        if not self._ended:
-            return
+        if self._ended:
+            self._write_ended(is_last=is_last)
+        if is_last:
+            self._write_noted()
+
+    def _write_noted(self) -> None:
+        """Write what the program has recorded of its first step, whose length is unknown, or since its last step."""
+        columns = [one for one in self.noted if one >= len(windows.COLUMNS) or (one in _OWN and not self.is_driven)]
+        if columns:
+            values = _NOTHING.copy()
+            for column in columns:
+                values[column] = self.noted.pop(column)
+            self._ring.append(time_ns() / 1e9, self._number, values)
+
+    def _write_ended(self, *, is_last: bool) -> None:
         usual = self._usual_values()
         ahead_ns = time_ns() - perf_counter_ns()
         memory = self._memory() if self._ended[-1][1] >= self._memory_at_ns else {}

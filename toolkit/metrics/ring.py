@@ -218,6 +218,12 @@ class Steps:
         column = _field(self.data, "f", _FLOATS_AT // 4 + self.names.index(name))
         return [value for value in column if value != ABSENT] if ABSENT in column else column
 
+    def newest(self, name: str) -> tuple[int, float] | None:
+        """Return the step and value of the last step that reported a metric; None if no step did."""
+        column = _field(self.data, "f", _FLOATS_AT // 4 + self.names.index(name))
+        at = next((at for at in range(len(column) - 1, -1, -1) if column[at] != ABSENT), None)
+        return None if at is None else (self.numbers()[at], column[at])
+
     def first_not_finite(self, name: str) -> int | None:
         """Return the number of the first step whose value of a metric is not finite; None if there is none."""
         column = _field(self.data, "f", _FLOATS_AT // 4 + self.names.index(name))

@@ -8,6 +8,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveRecord
 from toolkit.metrics.detectors.disk import with_disk
+from toolkit.metrics.own import OwnTail
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.samples import Sample
 from toolkit.metrics.training import TrainRecord
@@ -40,12 +41,14 @@ class RunReadings:
     training: list[TrainRecord] = field(default_factory=list)  # each step once
     validations: list[ValidationRecord] = field(default_factory=list)
     saves: list[SaveRecord] = field(default_factory=list)
+    own: OwnTail = field(init=False)  # the metrics of the program itself
     verdicts: list[Verdict] = field(default_factory=list)  # all changes
     problems: list[str] = field(default_factory=list)  # files that could not be read, each once
 
     def __post_init__(self) -> None:
         metrics = self.run.metrics
         self._train = RecordTail(metrics / "train.jsonl", TrainRecord.from_line)
+        self.own = OwnTail(metrics)
         self._validation = RecordTail(metrics / "validation.jsonl", ValidationRecord.from_line)
         self._save = RecordTail(metrics / "checkpoints.jsonl", SaveRecord.from_line)
         self._verdict = RecordTail(metrics / "verdicts.jsonl", Verdict.from_line)
@@ -68,6 +71,7 @@ class RunReadings:
                 while self.training and self.training[-1].step >= record.step:  # steps repeat after a resume
                     self.training.pop()
                 self.training.append(record)
+        self.own.update()
         self.validations += self._validation.new()
         self.saves += self._save.new()
         self.verdicts += self._verdict.new()

@@ -11,7 +11,6 @@ import numpy as np
 
 from toolkit.metrics import windows
 from toolkit.metrics.checkpoints import seconds_since_epoch
-from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import line_of_verdict
 from toolkit.observe.readings import RunReadings
 from toolkit.observe.window_grid import AT, COLUMNS, PACE, Array, WindowGrid
@@ -25,6 +24,7 @@ HEAT = {
 }  # fmt: skip
 PARTS = (windows.DATA, windows.FORWARD, windows.BACKWARD, windows.EXPOSED, windows.BUBBLE, windows.OPTIMIZER)
 MOST_ROWS, MOST_EVENTS, MOST_NODES = 1024, 200, 8  # in a larger run, a row of the heat map is the maximum of some ranks
+MOST_CHARTS = 20  # of metrics of the program itself
 SCALE = 9999  # a cell is the nearest integer between 0 for `least` and this for `most`; -1 if there is no value
 
 
@@ -33,6 +33,7 @@ def view_of(readings: RunReadings, heats: Sequence[str] = ()) -> dict[str, Any]:
     grid = readings.grid or WindowGrid()
     means = {name: grid.means(metric) for name, metric in HEAT.items()}
     known = [name for name, values in means.items() if np.isfinite(values).any()]
+    own: dict[str, list[Any]] = {**readings.own.points}
     tokens, pace = _mean(grid.means(windows.TOKENS)) * len(grid.hosts), _mean(grid.means(PACE))
     has_tokens = np.isfinite(tokens).any()
     return {
@@ -41,7 +42,9 @@ def view_of(readings: RunReadings, heats: Sequence[str] = ()) -> dict[str, Any]:
         "heats": {name: _heat(means[name]) for name in [one for one in heats if one in known] or known[:1]},
         "parts": _parts(readings, grid, pace), "spread": _spread(known[0], means[known[0]]) if known else {},
         "rate": _numbers((tokens if has_tokens else 1) / pace), "unit": "tokens/s" if has_tokens else "steps/s",
-        "step_s": _numbers(_mean(means["step"])), "memory": _memory(grid, means["memory"]), "loss": _loss(readings.training),
+        "step_s": _numbers(_mean(means["step"])), "memory": _memory(grid, means["memory"]),
+        "loss": _curve([(one.step, one.loss) for one in readings.training] or own.pop(windows.LOSS, [])),
+        "own": {name: _curve(own[name]) for name in list(own)[:MOST_CHARTS]},
         "events": sorted(_events(readings))[-MOST_EVENTS:],
         "problems": [*readings.problems, *[windows.NOT_MEASURED] * (len(grid.hosts) > 1 and "step" in known and "work" not in known)],
     }  # fmt: skip
@@ -106,19 +109,19 @@ def _memory(grid: WindowGrid, values: Array) -> dict[str, list[float | None]]:
     return {host: _numbers(np.where(nodes[host] > 0, nodes[host], np.nan)) for host in most if nodes[host].any()}
 
 
-def _loss(records: Sequence[TrainRecord]) -> dict[str, Any]:
-    """Return mean and maximum of the loss by step, with the linear trend of the newer half."""
-    if not records:
+def _curve(points: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return mean and maximum of a metric by step, with the linear trend of the newer half; points are (step, value, ...)."""
+    if not points:
         return {}
-    edges = np.unique(np.linspace(0, len(records), min(COLUMNS, len(records)), endpoint=False).astype(int))
-    losses, steps = np.array([one.loss for one in records]), np.array([records[edge].step for edge in edges], float)
-    loss = np.add.reduceat(losses, edges) / np.diff([*edges, len(records)])
-    trend, slope, recent = np.full(len(loss), np.nan), None, np.flatnonzero(np.isfinite(loss))[-len(loss) // 2 :]
+    edges = np.unique(np.linspace(0, len(points), min(COLUMNS, len(points)), endpoint=False).astype(int))
+    values, steps = np.array([one[1] for one in points]), np.array([points[edge][0] for edge in edges], float)
+    mean = np.add.reduceat(values, edges) / np.diff([*edges, len(points)])
+    trend, slope, recent = np.full(len(mean), np.nan), None, np.flatnonzero(np.isfinite(mean))[-len(mean) // 2 :]
     if len(recent) > 2:
-        slope, start = np.polyfit(steps[recent], loss[recent], 1).tolist()
+        slope, start = np.polyfit(steps[recent], mean[recent], 1).tolist()
         trend[recent[0] :] = start + slope * steps[recent[0] :]
-    found = {"step": steps, "loss": loss, "highest": np.fmax.reduceat(losses, edges), "trend": trend}
-    return {"slope": slope} | {name: _numbers(values) for name, values in found.items()}
+    found = {"step": steps, "mean": mean, "highest": np.fmax.reduceat(values, edges), "trend": trend}
+    return {"slope": slope} | {name: _numbers(each) for name, each in found.items()}
 
 
 def _events(readings: RunReadings) -> Iterator[tuple[float, str, str]]:

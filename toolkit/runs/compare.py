@@ -9,6 +9,8 @@ from typing import Any
 from toolkit.config.amend import with_values
 from toolkit.config.document import Flag
 from toolkit.config.resolved import ResolvedJob, shown, shown_origin, shown_tables
+from toolkit.metrics.own import as_number
+from toolkit.metrics.run_metrics import own_name
 from toolkit.metrics.training import last_record
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_json
@@ -49,7 +51,10 @@ class Comparison:
         """Return the documented JSON of `diff --json`."""
         value = asdict(self)
         for section in ("code", "versions", "result"):
-            value[section] = [{name: row[name] for name in ("key", "a", "b")} for row in value[section]]
+            value[section] = [
+                {name: as_number(one) if isinstance(one := row[name], float) else one for name in ("key", "a", "b")}
+                for row in value[section]
+            ]
         return value
 
 
@@ -167,7 +172,7 @@ def _result(run: RunDirectory) -> dict[str, Any]:
     status = run_status(run)
     ends = [end for number in run.attempt_numbers() if (end := AttemptRecord.read(run.attempt(number)))]
     newest = last_record(run.metrics / "train.jsonl")
-    return {
+    result = {
         "state": status.state.value,
         "exit_code": status.exit_code,
         "nodes": status.nodes,
@@ -175,10 +180,11 @@ def _result(run: RunDirectory) -> dict[str, Any]:
         "starts": status.starts,
         "attempts": status.attempts,
         "step": status.step,
-        "loss": newest.loss if newest else None,
+        "loss": status.metrics.get("loss"),
         "tokens_per_s": newest.tokens_per_s if newest else None,
         "seconds": round(sum(end.seconds or 0.0 for end in ends), 3) if ends else None,
     }
+    return result | {own_name(name, result): value for name, value in status.metrics.items() if name != "loss"}
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:

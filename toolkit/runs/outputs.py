@@ -6,12 +6,13 @@ import json
 import urllib.error
 import urllib.request
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.metrics.run_metrics import scalars_of, with_own
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.validation import read_validations
 from toolkit.metrics.window_file import read_windows
@@ -23,8 +24,6 @@ from toolkit.runs.timeline.life import moment
 from toolkit.runs.verdicts import all_verdicts
 
 __all__ = ["push_end", "write_csv", "write_events"]
-
-_SCALARS = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")
 
 
 def push_end(run: RunDirectory, gateway: str, *, is_deletion: bool) -> str:
@@ -57,8 +56,9 @@ def send(method: str, url: str, text: str, kind: str = "text/plain") -> None:
 
 def rows_of(run: RunDirectory, what: str) -> Iterator[dict[str, Any]]:
     """Yield the "training", "verdicts" or "windows" of a run; of windows one row for each metric."""
-    if what == "training" and (path := run.metrics / "train.jsonl").exists():
-        yield from (vars(one) for one in read_train_log(path))
+    if what == "training":
+        path = run.metrics / "train.jsonl"
+        yield from with_own(path.parent, [vars(one) for one in read_train_log(path)] if path.exists() else [])
     for verdict in all_verdicts(run) if what == "verdicts" else ():
         ranks, evidence = " ".join(map(str, verdict.ranks)), json.dumps(verdict.evidence)
         yield {**vars(verdict), "ranks": ranks, "evidence": evidence}
@@ -74,9 +74,13 @@ def write_csv(run: RunDirectory, what: str, stream: TextIO) -> None:
     rows = ({"run_id": one.run_id, **row} for one in run.with_tasks() for row in rows_of(one, what))
     if (first := next(rows, None)) is None:
         raise NotFoundError(f"the run has no {what} records", where=str(run.path), fix="choose others with --what")
+    found: Iterable[dict[str, Any]] = chain([first], rows)
+    if what == "training":  # rows differ in the metrics of the program itself; the others are many, and alike
+        found = list(found)
+        first = dict.fromkeys(name for row in found for name in row)
     writer = csv.DictWriter(stream, list(first), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(chain([first], rows))
+    writer.writerows(found)
     stream.flush()
 
 
@@ -90,13 +94,13 @@ def write_events(run: RunDirectory, folder: Path) -> None:
         raise ToolkitError("tensorboard is not installed", fix='pip install "toolkit[tensorboard]"') from error
     for one in run.with_tasks():
         own, path = folder / one.job_name / one.run_id, one.metrics / "validation.jsonl"
-        found = [(row, f"train/{name}", row[name]) for row in rows_of(one, "training") for name in _SCALARS]
+        found = [(row, f"train/{name}", row[name]) for row in rows_of(one, "training") for name in scalars_of(row)]
         for record in read_validations(path) if path.exists() else ():
             found += [(vars(record), f"validation/{name}", mean) for name, mean in record.means.items()]
         earlier = list(own.glob("events.out.tfevents.*"))
         writer = EventFileWriter(str(own))
         for row, tag, value in found:
-            summary = Summary(value=[] if value is None else [Summary.Value(tag=tag, simple_value=value)])
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
             writer.add_event(Event(wall_time=moment(row["time"]), step=row["step"], summary=summary))
         writer.close()
         for each in earlier:

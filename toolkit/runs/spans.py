@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from toolkit.metrics.run_metrics import scalars_of
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.outputs import rows_of, send
@@ -81,6 +82,9 @@ def _periods(run: RunDirectory, piece: Piece) -> Iterator[tuple[str, str, float,
     for (kind, *_), (began, facts) in raised.items():
         yield own, kind.value, began, max(began, *times), facts
     steps = [row for row in rows_of(run, "training") if row["attempt"] == piece.number]
+    before = None
     for row in steps[:: 1 + len(steps) // _MOST_STEPS]:
-        at = moment(row["time"])
-        yield own, f"step {row['step']}", at - row["seconds"], at, {"loss": row["loss"]}
+        at, is_loop = moment(row["time"]), "loss_hex" in row  # else of the program itself
+        mean_s = (at - moment(before["time"])) / (row["step"] - before["step"]) if before else 0.0
+        seconds, names, before = row["seconds"] if is_loop else mean_s, ["loss"] if is_loop else scalars_of(row), row
+        yield own, f"step {row['step']}", at - seconds, at, {name: row[name] for name in names}

@@ -144,11 +144,12 @@ class Run:
         return self.stdout()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics/train.jsonl`, one dictionary per line."""
+        """Return the lines of `metrics/train.jsonl`, one dictionary per line, with the metrics that the program recorded itself."""
+        from toolkit.metrics.run_metrics import with_own
         from toolkit.rundir.files import read_lines
 
         path = self.directory.metrics / "train.jsonl"
-        return list(read_lines(path)) if path.exists() else []
+        return with_own(path.parent, list(read_lines(path)) if path.exists() else [])
 
     def explain(self) -> str:
         """Return what `toolkit explain` prints: the state, its reason, and what to do."""

@@ -11,8 +11,11 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collector import Collector
+from toolkit.metrics.own import OwnLog
 from toolkit.metrics.ring import RingReader, rings_of
 from toolkit.metrics.window_file import WindowFile
+from toolkit.metrics.windows import declared_metrics
+from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.gpus import nvidia_gpus
 from toolkit.supervise.node_state import STATE_PERIOD_S, NodeState
@@ -37,6 +40,7 @@ class NodeCollection:
     first_rank: int
     visible_gpus: str | None = None  # the value of CUDA_VISIBLE_DEVICES
     is_signalled: bool = False  # whether the launcher forwards the request of stacks as a signal
+    resolved_job: str = ""
     _problems: set[str] = field(default_factory=set)
     _rings: dict[tuple[Path, int], RingReader | None] = field(default_factory=dict)  # None: damaged, or of another node
     _collector: Collector = field(default_factory=lambda: Collector(socket.gethostname()))
@@ -69,6 +73,7 @@ class NodeCollection:
         gpus = self._usage.gpus = nvidia_gpus(self.visible_gpus)
         state_at, pause_s = time.monotonic(), PERIOD_S
         usage_at = state_at + pause_s
+        self._trying(self._begin_own)
         while not self._over.wait(PERIOD_S):
             now = time.monotonic()
             if now >= usage_at:
@@ -81,6 +86,8 @@ class NodeCollection:
                 state_at += STATE_PERIOD_S
                 self._trying(lambda: state.write(gpus))
         self._trying(lambda: self.collect(math.inf))
+        if self._collector.own is not None:
+            self._trying(self._collector.own.close)
         self._usage.finish()
 
     def _trying(self, part: Callable[[], None]) -> None:
@@ -96,11 +103,20 @@ class NodeCollection:
         """Write the windows of the slots that are over at `now`."""
         self._find_rings()
         windows = self._collector.collect([ring for ring in self._rings.values() if ring is not None], now)
+        if self._collector.own is not None:
+            self._collector.own.flush()
         self._stepped_at = time.monotonic() if windows else self._stepped_at
         if windows and self._file is None:
             self._file = WindowFile(self.attempt.windows_file(self.first_rank), socket.gethostname())
         if self._file is not None:
             self._file.append(windows)
+
+    def _begin_own(self) -> None:
+        """Record the metrics of the program itself, except those whose means the supervisor writes; on rank 0's node."""
+        if self.first_rank == 0:
+            job = read_json(Path(self.resolved_job)) if self.resolved_job else {}
+            means = [name for name, is_mean in declared_metrics(job).items() if is_mean]
+            self._collector.own = OwnLog(self.attempt.run.metrics, self.attempt.number, means)
 
     def _ask_for_stacks(self, state: NodeState) -> None:
         """Make the guards of this node keep the stacks of their ranks if the supervisor, on another node, requests it."""
@@ -145,7 +161,8 @@ def collection_of_node(
     if not is_first_of_node(rank, environ):
         return None
     is_signalled = environ.get("TOOLKIT_LAUNCHER") == "srun" and environ.get("TOOLKIT_FOREIGN") != "1"
-    return NodeCollection(attempt, launcher, rank, environ.get("CUDA_VISIBLE_DEVICES"), is_signalled)
+    gpus, job = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("TOOLKIT_RESOLVED_JOB", "")
+    return NodeCollection(attempt, launcher, rank, gpus, is_signalled, job)
 
 
 def is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:

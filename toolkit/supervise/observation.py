@@ -12,6 +12,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.metrics.detectors.disk import disk_sample
 from toolkit.metrics.judge import Detectors
+from toolkit.metrics.own import MeanLog
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.samples import DiskSample, LossSample, Sample
 from toolkit.metrics.training import TrainRecord
@@ -39,13 +40,14 @@ class Observation:
     """Judges one attempt every `PERIOD_S`, in a thread. It never ends the attempt: what it cannot read is logged once.
 
     `left_s` returns the seconds until the allocation ends. `alerting` evaluates the rules of alerts. `culprit` collects the
-    stacks of the ranks, and returns who stalls them.
+    stacks of the ranks, and returns who stalls them. `means` gets the windows of all ranks.
     """
 
     attempt: AttemptDirectory
     left_s: Callable[[], float]
     alerting: Alerting | None = None
     culprit: Callable[[], Culprit] | None = None
+    means: MeanLog | None = None
     _readers: dict[Path, WindowReader] = field(default_factory=dict)
     _states: dict[Path, int] = field(default_factory=dict)
     _peers: dict[int, int] = field(default_factory=dict)  # the pipeline stage of each rank
@@ -80,6 +82,8 @@ class Observation:
         self.look()
         if self._log is not None:
             self._log.close()
+        if self.means is not None:
+            self.means.close()
 
     def look(self) -> None:
         """Judge what is new, and record who requested what."""
@@ -102,6 +106,8 @@ class Observation:
         self._trying(lambda: samples.append(self._disk_sample()))
         samples += self._new_samples()
         windows = self._new_windows()
+        if self.means is not None:
+            self.means.add_windows(windows)
         if windows and not self._peers:
             self._trying(self._read_stages)
         verdicts = self._detectors.observe(

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
+from toolkit.metrics.own import MeanLog
+from toolkit.metrics.windows import declared_metrics
 from toolkit.rundir.attempt_records import OWN_REQUEUE, AttemptRecord, StartRecord, keep_room
 from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
 from toolkit.rundir.files import utc_now, write_text
@@ -343,7 +345,8 @@ class Supervisor:
             return unlaunched(error)
         left_s = self.allocation.left_s
         alerting = Alerting(attempt, self.job, left_s, self.notifier)
-        observation = Observation(attempt, left_s, alerting, lambda: watch.culprit(ranks))
+        means = MeanLog(attempt.run.metrics, attempt.number, declared_metrics(self.job))
+        observation = Observation(attempt, left_s, alerting, lambda: watch.culprit(ranks), means)
         observation.start()
         try:
             return watch.follow(ranks)

@@ -12,7 +12,8 @@ const has = (value) => value !== null && value !== undefined;
 
 function number(value, unit = "") {
   const [size, shown] = unit === "B" ? [2 ** 30, "GiB"] : unit === "s" && value < 0.1 ? [1e-3, "ms"] : [1, unit];
-  return has(value) ? `${compact.format(value / size)} ${shown}`.trim() : "–";
+  if (value && Math.abs(value) < 1e-5) return value.toExponential(2);
+  return has(value) ? value.$float ?? `${compact.format(value / size)} ${shown}`.trim() : "–";
 }
 
 function duration(seconds) {
@@ -62,7 +63,7 @@ class Chart { // `isStacked`: the series are areas on top of each other
       ...this.size(), scales: { x: { time: this.isTime }, y: this.isStacked || this.unit === "B" ? { range: (_, low, high) => [0, 1.05 * high] } : {} },
       axes: [{ ...axis, values: (_, all) => all.map(place) }, { ...axis, size: 68, values: (_, all) => all.map((value) => number(value, this.unit)) }],
       series: [{ label: this.isTime ? "time" : "step", value: (_, value) => place(value) }, ...drawn.map(({ label, colour, dash }, index) => ({
-        label, dash, stroke: colour, fill: this.isStacked ? colour : undefined, width: 1.5, spanGaps: !this.isTime, points: { show: false },
+        label, dash, stroke: colour, fill: this.isStacked ? colour : undefined, width: 1.5, spanGaps: !this.isTime, points: { show: (plot, at) => plot.data[at].filter(has).length < 2 },
         value: (_, value, series, at) => number(this.raw[index][at], this.unit),
       }))],
     }, data, this.body);
@@ -162,8 +163,9 @@ function verdict({ severity, message, change, cost_s_per_hour: cost, is_past: is
 }
 
 function showHead(run) {
-  const { step, steps, steps_per_s: rate, loss, ends_in_s: end, walltime_left_s: left, saved_step: saved } = run;
-  const facts = [has(step) && `step ${step}`, steps && `of ${steps} (${Math.floor(100 * step / steps)} %),`, rate && `${number(rate)} steps/s,`, has(loss) && `loss ${number(loss)},`,
+  const { step, steps, steps_per_s: rate, metrics: { loss, ...own }, ends_in_s: end, walltime_left_s: left, saved_step: saved } = run;
+  const facts = [has(step) && `step ${step}${steps ? "" : ","}`, steps && `of ${steps} (${Math.floor(100 * step / steps)} %),`, rate && `${number(rate)} steps/s,`, has(loss) && `loss ${number(loss)},`,
+    ...Object.entries(own).slice(0, 3).map(([name, value]) => `${name} ${number(value)},`),
     has(end) && `ends in ${duration(end)},`, has(left) && `walltime ends in ${duration(left)},`, has(saved) && `saved step ${saved},`, `attempt ${run.attempt ?? "–"}`];
   document.title = `${run.job_name} ${run.state}`;
   header.replaceChildren(make("h1", {}, run.job_name), make("span", { class: "dim" }, run.run_id), make("b", { class: run.state, title: run.reason }, run.state),
@@ -175,8 +177,11 @@ function runPage(choose) { // returns the function that shows a view
   main.replaceChildren(verdicts);
   const heat = new HeatMap((name) => { metric = name; choose(name, show); });
   const spread = new Chart("Slowest and median rank", "s"), parts = new Chart("Composition of a step", "s", { isStacked: true });
-  const loss = new Chart("Loss", "", { isTime: false }), rate = new Chart("Throughput", ""), memory = new Chart("Memory by node", "B");
-  main.append(make("section", {}, make("h2", {}, "Events"), events));
+  const loss = new Chart("Loss", "", { isTime: false }), rate = new Chart("Throughput", ""), memory = new Chart("Memory by node", "B"), own = {};
+  const eventList = make("section", {}, make("h2", {}, "Events"), events);
+  main.append(eventList);
+  const curve = (chart, { step, slope, mean, highest, trend }) => chart.show(step, [["highest", highest, COLOURS[4]], ["mean", mean, COLOURS[0]],
+    ["trend", trend, COLOURS[5], [6, 4]]], has(slope) ? `trend: ${number(1000 * slope)} per 1,000 steps` : "");
   let metric, last;
   function show(view = last) {
     last = view;
@@ -184,10 +189,12 @@ function runPage(choose) { // returns the function that shows a view
     verdicts.replaceChildren(make("h2", {}, view.verdicts.length || view.problems.length ? "Verdicts" : "No raised verdict"), ...view.verdicts.map(verdict),
       ...view.problems.map((problem) => make("p", { class: "problem" }, problem)));
     heat.show(view, metric);
-    const { metric: name, rank, slowest, median } = view.spread, { step, slope, loss: mean, highest, trend } = view.loss;
+    const { metric: name, rank, slowest, median } = view.spread;
     spread.show(view.times, [["slowest", slowest, COLOURS[5]], ["median", median, COLOURS[0]]], `${name}; slowest now: rank ${rank?.at(-1)} on ${view.hosts[rank?.at(-1)]}`);
     parts.show(view.times, Object.entries(view.parts), "mean of all ranks");
-    loss.show(step, [["highest", highest, COLOURS[4]], ["mean", mean, COLOURS[0]], ["trend", trend, COLOURS[5], [6, 4]]], has(slope) ? `trend: ${number(1000 * slope)} per 1,000 steps` : "");
+    curve(loss, view.loss);
+    for (const [name, values] of Object.entries(view.own)) curve(own[name] ??= new Chart(name, "", { isTime: false }), values);
+    main.append(eventList); // after the charts
     rate.show(view.times, [[view.unit, view.rate, COLOURS[2]]], view.unit);
     memory.show(view.times, Object.entries(view.memory), "resident memory of the ranks");
     events.replaceChildren(table(["time", "kind", "event"], view.events.toReversed().map(([at, ...rest]) => [moment(at), ...rest])));
@@ -198,15 +205,18 @@ function runPage(choose) { // returns the function that shows a view
 function compare(names) {
   main.replaceChildren();
   header.replaceChildren(make("h1", {}, "Comparison"), make("a", { href: "?" }, "All runs"));
-  const views = {}, loss = new Chart("Loss", "", { isTime: false }), step = new Chart("Time of a step", "s", { isTime: false });
+  const views = {}, own = {}, loss = new Chart("Loss", "", { isTime: false }), step = new Chart("Time of a step", "s", { isTime: false });
   const draw = (chart, pick) => {
     const known = names.filter((name) => views[name] && pick(views[name])[0]?.length), [x, ...values] = uPlot.join(known.map((name) => pick(views[name])));
     chart.show(x, known.map((name, index) => [name, values[index], COLOURS[5 * names.indexOf(name)]]));
   };
   for (const name of names) listen(link(name), { view: (view) => {
     views[name] = view;
-    draw(loss, (one) => [one.loss.step, one.loss.loss]);
+    draw(loss, (one) => [one.loss.step, one.loss.mean]);
     draw(step, (one) => [one.at, one.step_s]);
+    for (const metric of Object.keys(view.own)) {
+      draw(own[metric] ??= new Chart(metric, "", { isTime: false }), ({ own: { [metric]: curve } }) => [curve?.step, curve?.mean]);
+    }
   } });
 }
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from toolkit.errors import OWN_FAILURE, InterruptedWaitError, counted
-from toolkit.metrics.training import TrainRecord, last_record
+from toolkit.metrics.run_metrics import Newest, newest_metrics
 from toolkit.rundir.attempt_records import FAILED_INSIDE, AttemptRecord
 from toolkit.rundir.claims import start_has_ended
 from toolkit.rundir.layout import RunDirectory
@@ -80,7 +80,7 @@ class Follower:
                 status = self.look()
                 for line in restarts.new():
                     self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-                record = last_record(self.run.metrics / "train.jsonl")
+                record = newest_metrics(self.run.metrics)
                 text = self._describe(status, record)
                 if bar is not None and task is not None:
                     done, total = (record.step, record.steps) if record else (0, None)
@@ -135,7 +135,7 @@ class Follower:
         numbers = self.run.start_numbers() if status.tasks is None else []
         return bool(numbers) and not start_has_ended(self.run, numbers[-1])
 
-    def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
+    def _describe(self, status: RunStatus, record: Newest | None) -> str:
         head = f"{status.job_name} {status.state.value}"
         if status.tasks is not None:
             return f"{head}: {clean(status.reason)}"
@@ -146,9 +146,9 @@ class Follower:
             if record is None or record.attempt < attempt.number:
                 begun = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
                 return f"{head}: {begun} of {counted(status.ranks, 'rank')} started"
-            return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+            return f"{head}: {record}"
         if status.state is RunState.COMPLETED and record is not None:
-            return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+            return f"{head}: {record}"
         if status.state.final and settle_s(status) == RESULT_S:
             return f"{head}: Slurm reports the job as completed; waiting for its result"
         if status.state.final:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.training import last_record
+from toolkit.metrics.own import as_number
 from toolkit.observe.readings import RunReadings
 from toolkit.observe.view import view_of
 from toolkit.observe.window_grid import WindowGrid
@@ -67,8 +67,8 @@ class Pages:
 
 
 def _row(status: RunStatus, run: RunDirectory) -> dict[str, Any]:
-    last = last_record(run.metrics / "train.jsonl")
+    loss = status.metrics.get("loss")
     return {name: getattr(status, name) for name in ("run_id", "job_name", "state", "reason", "step")} | {
-        "loss": last.loss if last else None,
+        "loss": None if loss is None else as_number(loss),
         "verdicts": verdict_lines(run, status.state),
     }

@@ -1,21 +1,19 @@
 """Determine the progress of a run: step, rate, expected end and walltime, loss, last save, ranks."""
 
 import json
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from toolkit.errors import NotFoundError
 from toolkit.metrics.checkpoints import SaveRecord
-from toolkit.metrics.record_search import samples_of
 from toolkit.metrics.records import last_of
+from toolkit.metrics.run_metrics import losses_of, metrics_as_json, newest_metrics, rate_of, recent_records
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import line_of_verdict
-from toolkit.rundir.files import tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, step_of
 from toolkit.rundir.states import RunState
 from toolkit.rundir.tail import last_lines
@@ -40,6 +38,7 @@ class Progress:
     ends_in_s: the time until the last step, at this rate.
     walltime_left_s: the time until Slurm ends the allocation.
     losses: samples of the loss over the whole run.
+    metrics: the newest value of each metric, the loss included.
     saved_age_s: the time since the end of the last save.
     silent_s: the time since the last change of the heartbeat.
     last_line: the last output of a run that reports no steps.
@@ -57,6 +56,7 @@ class Progress:
     walltime_left_s: float | None = None
     loss: float | None = None
     losses: tuple[float, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
     saved_step: int | None = None
     saved_age_s: float | None = None
     ranks_started: int | None = None
@@ -82,7 +82,7 @@ class Progress:
         }  # fmt: skip
         without = asdict(replace(self, losses=()))
         row |= {name: value for name, value in without.items() if name not in ("status", "losses")}
-        row["loss"] = self.loss if self.loss is not None and math.isfinite(self.loss) else None
+        row |= metrics_as_json(self.metrics)
         return json.dumps(
             {
                 key: round(value, 3) if isinstance(value, float) and key != "loss" else value
@@ -104,33 +104,20 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
         verdicts=() if status.state.final else tuple(map(line_of_verdict, raised_verdicts(run))),
         note="" if status.state.final else unmeasured(run),
     )  # fmt: skip
-    recent = _recent(run)
-    if not recent:
+    newest, recent = newest_metrics(run.metrics), recent_records(run.metrics, RECENT_RECORDS)
+    if newest is None or not recent:
         return replace(found, last_line=_last_line(run))
-    curve = samples_of(run.metrics / "train.jsonl", TrainRecord.from_line, CURVE_POINTS)
-    last = recent[-1]
-    found = replace(found, steps=last.steps, loss=last.loss, losses=(*(one.loss for one in curve), last.loss))
-    if last.attempt != attempt.number or status.state.final:  # an earlier attempt may have had another rate
+    curve = [*losses_of(run.metrics, CURVE_POINTS), *([] if newest.loss is None else [newest.loss])]
+    found = replace(found, steps=newest.steps, loss=newest.loss, losses=tuple(curve), metrics=newest.values)
+    if newest.attempt != attempt.number or status.state.final:  # an earlier attempt may have had another rate
         return found
-    rate = _rate([one for one in recent if one.attempt == attempt.number])
+    last, rate = recent[-1], rate_of([one for one in recent if one.attempt == attempt.number])
+    if rate is None or not isinstance(last, TrainRecord):
+        return replace(found, steps_per_s=rate)
     left = max(0, last.steps - max(last.step, status.step or 0))
     return replace(
         found, steps_per_s=rate, tokens_per_s=last.tokens_per_s if last.tokens else None, ends_in_s=left / rate
     )
-
-
-def _recent(run: RunDirectory) -> list[TrainRecord]:
-    found = []
-    for line in tail_text(run.metrics / "train.jsonl", RECENT_RECORDS):
-        with suppress(ValueError, KeyError, TypeError):  # the first or last line may be incomplete
-            found.append(TrainRecord.from_line(line))
-    return found
-
-
-def _rate(records: Sequence[TrainRecord]) -> float:
-    first, last = records[0], records[-1]
-    seconds = (datetime.fromisoformat(last.time) - datetime.fromisoformat(first.time)).total_seconds()
-    return (last.step - first.step) / seconds if seconds > 0 < last.step - first.step else 1 / max(last.seconds, 1e-9)
 
 
 def _started(attempt: AttemptDirectory, ranks: int) -> int:

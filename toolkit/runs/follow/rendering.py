@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.errors import counted
+from toolkit.metrics.run_metrics import in_words
 from toolkit.rundir.states import RunState
 from toolkit.runs.explain.running import QUIET_S
 from toolkit.runs.follow.progress import Progress
@@ -52,6 +53,8 @@ def _shown(one: Progress) -> Iterator[tuple[str, str]]:
         yield "ends", ends
     if one.loss is not None:
         yield "loss", f"loss {one.loss:.4g}"
+    if others := in_words({name: value for name, value in one.metrics.items() if name != "loss"}):
+        yield "also", others
     if one.saved_step is not None:
         age = f", {round_duration(one.saved_age_s)} ago" if one.saved_age_s is not None and not state.final else ""
         yield "saved", f"saved step {one.saved_step}{age}"

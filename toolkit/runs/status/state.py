@@ -3,10 +3,10 @@
 import shlex
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError, counted
-from toolkit.metrics.training import last_record
+from toolkit.metrics.run_metrics import newest_metrics
 from toolkit.metrics.validation import ValidationRecord, last_validation
 from toolkit.rundir.attempt_records import FAILED_INSIDE
 from toolkit.rundir.claims import process_start_ticks, slurm_id
@@ -155,10 +155,11 @@ def _covers(answer: Answer | None, ids: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Progress:
-    """The last step that any file contains, and the last validation up to it."""
+    """The last step that any file contains, the last validation up to it, and the newest value of each metric."""
 
     step: int | None = None
     validation: ValidationRecord | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def decide_state(
@@ -188,14 +189,15 @@ def decide_state(
     # Report the shape of the last attempt or, if a later start was submitted, that of the job.
     has_shape = begun is not None and begun.start >= folder.last_submitted
     nodes, ranks = (begun.nodes, begun.ranks) if begun is not None and has_shape else (files.job.nodes, files.job.ranks)
+    progress = progress or Progress()
     counted = [folder] if tasks is None else list(files.tasks.values())
     number = files.run.task_number
     return RunStatus(
         run_id=files.run.run_id, job_name=files.run.job_name, state=report.state, site=files.job.site, job_id=job_id,
         reason=report.reason, source=report.source, nodes=nodes, ranks=ranks,
         starts=sum(len(one.starts) for one in counted), attempts=sum(len(one.attempts) for one in counted),
-        step=progress.step if progress else None, exit_code=code, path=str(files.run.path), tasks=tasks,
-        cannot_start=report.cannot_start, validation=progress.validation if progress else None,
+        step=progress.step, exit_code=code, path=str(files.run.path), tasks=tasks,
+        cannot_start=report.cannot_start, validation=progress.validation, metrics=progress.metrics,
         values=files.sweep.values_of(number) if files.sweep is not None and number is not None else None,
         cluster=files.job.cluster,
     )  # fmt: skip
@@ -292,17 +294,18 @@ def read_progress(files: RunFiles) -> Progress:
     attempt, metrics = files.folder.attempt, files.run.metrics
     if attempt is None:
         return Progress()
-    record = last_record(metrics / "train.jsonl")
+    newest = newest_metrics(metrics)
     steps = [
         attempt.step,
         attempt.end.step if attempt.end is not None else None,
-        record.step if record is not None and record.attempt == attempt.directory.number else None,
+        newest.step if newest is not None and newest.attempt == attempt.directory.number else None,
     ]
     known = [step for step in steps if step is not None]
     known = known or [step_of(path) for path in files.run.committed_checkpoints()[-1:]]
     step = max(known, default=None)
     last = last_validation(metrics / "validation.jsonl")
-    return Progress(step, last if last is not None and step is not None and last.step <= step else None)
+    validation = last if last is not None and step is not None and last.step <= step else None
+    return Progress(step, validation, newest.values if newest is not None else {})
 
 
 def host_of_local_run(run: RunDirectory) -> str:

@@ -4,12 +4,13 @@ The first row that applies wins. A test checks each row.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from toolkit.errors import ToolkitError
+from toolkit.metrics.run_metrics import metrics_as_json
 from toolkit.metrics.validation import ValidationRecord
 from toolkit.metrics.validation import in_words as validation_in_words
 from toolkit.rundir.attempt_records import reason_of
@@ -329,6 +330,7 @@ class RunStatus:
     values: Values | None = None  # the swept values if this is a task of a sweep
     validation: ValidationRecord | None = None  # the last validation at or before `step`
     cluster: str = ""  # "" for the site's own
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the newest value of each metric
 
     @property
     def full_job_id(self) -> str:
@@ -358,6 +360,7 @@ class RunStatus:
         validation = None if self.validation is None else self.validation.as_json()
         without = replace(self, tasks=None, validation=None)  # both have their own `as_json`
         value = {**asdict(without), "state": self.state.value, "tasks": tasks, "validation": validation}
+        value |= metrics_as_json(self.metrics)
         del value["cannot_start"]  # only `explain --json` contains it, with the reason
         return value
 
