@@ -16,11 +16,13 @@ FILES = (
     "record.json", "submitted-000.json", "starts/000/claim.json", "starts/000/end.json", "starts/000/job.json",
     "attempts/000/start.json", "attempts/000/exit.json", "attempts/000/heartbeat", "attempts/000/ranks/rank-00000.json",
     "attempts/000/errors/rank-00000.json", "attempts/000/events.jsonl", "metrics/train.jsonl",
+    "metrics/own.jsonl", "metrics/means.jsonl",
 )  # fmt: skip
 COMMANDS = (
     ("status",), ("status", "--json"), ("history",), ("history", "--json"), ("explain",), ("explain", "--json"),
     ("logs",), ("logs", "--rank", "all"), ("resume", "--set", "no.key=1"), ("wait",),
 )  # fmt: skip
+OWN = '{"first": 1, "step": 3, "time": "2026-11-21T00:00:00.000Z", "attempt": 0, "values": {"acc": {"$float": "nan"}}, "at": {"acc": 2}}\n'
 STEP = '{"step": 3, "steps": 9, "loss": 1.5, "attempt": 0}\n'
 
 
@@ -32,6 +34,8 @@ def failed(toolkit) -> Path:
     assert toolkit("wait", run.run_id).code == 3
     (run.path / "attempts/000/heartbeat").write_text('{"step": 3, "time": "2026-11-21T00:00:00.000Z"}\n')
     (run.path / "metrics/train.jsonl").write_text(STEP)
+    for name in ("own", "means"):
+        (run.path / f"metrics/{name}.jsonl").write_text(OWN)
     return run.path
 
 

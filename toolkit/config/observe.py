@@ -23,7 +23,7 @@ class ObserveTable(Table):
     )
     metrics: list[_Metric] = key(
         None,
-        "Metrics of `toolkit.record` for rules of alerts: the value of rank 0, or, with `:mean`, the mean over ranks.",
+        "Metrics of `toolkit.record` for rules of alerts; they and all views use the value of rank 0, or, with `:mean`, the mean over ranks.",
         form=f'a list of up to {MOST_USER_METRICS} names such as ["reward", "acc:mean"]',
         max_length=MOST_USER_METRICS,
         default_factory=list,

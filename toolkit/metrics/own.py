@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from ctypes import c_float
 from dataclasses import asdict, dataclass, field, replace
@@ -51,11 +52,14 @@ class OwnRecord:
     @classmethod
     def from_line(cls, line: str) -> OwnRecord:
         row = json.loads(line)
-        for name, kind in (("first", int), ("step", int), ("attempt", int), ("time", str), ("at", dict)):
+        for name, kind in (("first", int), ("step", int), ("attempt", int), ("time", str), ("values", dict)):
             if type(row[name]) is not kind:
                 raise ValueError(f"expected {name} to be {kind.__name__}, got {row[name]!r}")
         found = ((name, one["$float"] if isinstance(one, dict) else one) for name, one in row["values"].items())
-        return cls(**row | {"values": {name: float(one) for name, one in found}})
+        # As strings, since an integer may be too large.
+        row["values"] = {name: float(str(one)) for name, one in found}
+        row["at"] = {name: operator.index(step) for name, step in dict(row["at"]).items()}
+        return cls(**row)
 
     def step_of(self, name: str) -> int:
         return self.at.get(name, self.step)
