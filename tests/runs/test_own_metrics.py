@@ -21,15 +21,14 @@ from toolkit.submission.run_handle import Run
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/run-directory.schema.json").read_text())
 PROGRAM = """
 import os, sys, time, toolkit
-for n in range(1, 9):
+for n in range(1, 10):
     time.sleep(0.3)
-    toolkit.record("loss", float("nan") if n == 8 and "nan" in sys.argv else 8.0 / n)
+    toolkit.record("loss", float("nan") if n == 9 and "nan" in sys.argv else 9.0 / n)
     toolkit.record("gap", int(os.environ["TOOLKIT_RANK"]))
     if n == 4:
         toolkit.record("val_acc", 0.25)
     toolkit.step(n)
 if "kill" in sys.argv:
-    time.sleep(0.7)
     os.kill(os.getpid(), 9)
 time.sleep(0.4)
 toolkit.record("test_acc", 0.75)
@@ -60,7 +59,7 @@ def test_every_view_shows_them(toolkit, runs):
     jsonschema.validate(status, {**SCHEMA, "$ref": "#/$defs/status"})
     # The last values before kill -9 are kept.
     nan = {"$float": "nan"}
-    assert (status["state"], status["step"], status["loss"]) == ("failed", 8, None)
+    assert (status["state"], status["step"], status["loss"]) == ("failed", 9, None)
     assert status["metrics"] == {"loss": nan, "val_acc": 0.25, "gap": 0.5}
     for _ in range(2):  # the second one is from the cache
         lines = toolkit.ok("history").splitlines()
@@ -69,7 +68,7 @@ def test_every_view_shows_them(toolkit, runs):
         )
 
     found = progress_of(killed, run_status(killed), None)
-    assert line_of(found) == "own failed: step 8, loss nan, val_acc 0.25, gap 0.5"
+    assert line_of(found) == "own failed: step 9, loss nan, val_acc 0.25, gap 0.5"
     assert found.losses[-1] != found.losses[-1] and found.losses[0] > 1.0
     assert json.loads(found.as_json())["metrics"] == status["metrics"]
     result = {
@@ -83,13 +82,13 @@ def test_every_view_shows_them(toolkit, runs):
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
     (row,) = (row for row in rows if "val_acc" in row)
     assert (row["step"], row["val_acc"]) == (4, 0.25)
-    assert (rows[-1]["step"], rows[-1]["loss"], rows[-1]["test_acc"], rows[-1]["gap"]) == (8, 1.0, 0.75, 0.5)
+    assert (rows[-1]["step"], rows[-1]["loss"], rows[-1]["test_acc"], rows[-1]["gap"]) == (9, 1.0, 0.75, 0.5)
     table = list(csv.DictReader(io.StringIO(toolkit.ok("metrics", "export", killed.run_id, "--csv", "-"))))
-    assert (table[-1]["step"], table[-1]["loss"], table[-1]["gap"]) == ("8", "nan", "0.5")
+    assert (table[-1]["step"], table[-1]["loss"], table[-1]["gap"]) == ("9", "nan", "0.5")
     assert {row["step"]: row["val_acc"] for row in table if row["val_acc"]} == {"4": "0.25"}
     toolkit.ok("metrics", "export", good.run_id, "--otlp", toolkit.folder / "spans.json")
     (spans,) = json.loads((toolkit.folder / "spans.json").read_text())["resourceSpans"][0]["scopeSpans"]
-    (last,) = (one for one in spans["spans"] if one["name"] == "step 8")
+    (last,) = (one for one in spans["spans"] if one["name"] == "step 9")
     assert {"key": "test_acc", "value": {"stringValue": "0.75"}} in last["attributes"]
     assert int(last["endTimeUnixNano"]) > int(last["startTimeUnixNano"])
 
@@ -104,9 +103,9 @@ def test_the_page_has_a_curve_of_each(toolkit, runs):
     assert shown["run"]["metrics"]["test_acc"] == 0.75
     assert set(shown["view"]["own"]) == {"val_acc", "test_acc", "gap"}
     assert (shown["view"]["own"]["val_acc"]["step"], shown["view"]["own"]["val_acc"]["mean"]) == ([4], [0.25])
-    assert (shown["view"]["loss"]["step"][-1], shown["view"]["loss"]["mean"][-1]) == (8, 1.0)
+    assert (shown["view"]["loss"]["step"][-1], shown["view"]["loss"]["mean"][-1]) == (9, 1.0)
     shown = pages.look(killed.run_id)[0]["view"]["loss"]
-    assert (shown["step"][-1], shown["mean"][-1]) == (8, None)
+    assert (shown["step"][-1], shown["mean"][-1]) == (9, None)
 
 
 def test_tensorboard_has_a_scalar_of_each(toolkit, runs):
@@ -120,7 +119,7 @@ def test_tensorboard_has_a_scalar_of_each(toolkit, runs):
 
 
 def test_a_running_program_has_a_rate_and_its_last_values(toolkit, wait_until):
-    (toolkit.folder / "p.py").write_text(PROGRAM.replace("range(1, 9)", "range(1, 5000)"))
+    (toolkit.folder / "p.py").write_text(PROGRAM.replace("range(1, 10)", "range(1, 5000)"))
     run = toolkit.submit(toolkit.job(f"exec {sys.executable} {toolkit.folder}/p.py"))
     found = []
 

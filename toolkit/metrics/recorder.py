@@ -1,7 +1,8 @@
 """Record the steps of one rank in its ring. Standard library only.
 
 The code between two steps runs with cold processor caches, which makes it about ten times slower than in a benchmark's loop
-(`benchmarks/recorder_cost.py`). So the end of a step only reads two clocks; all else happens every `PERIOD_NS`.
+(`benchmarks/recorder_cost.py`). So the end of a step only reads two clocks; all else happens every `PERIOD_NS`, or
+at the end of a step of at least `LONG_NS`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from toolkit.metrics.ring import ABSENT, WIDTH, Ring
 __all__ = ["PhaseReader", "PhaseSampling", "Recorder"]
 
 PERIOD_NS = 500_000_000
+LONG_NS = 100_000_000
 MEMORY_PERIOD_NS = 1_000_000_000
 MOST_LATE = 8  # steps that wait for the phases of an earlier step before it is recorded without them
 # The share of the time that phases may cost, what they cost in one step, and for each start or end of a phase in it.
@@ -113,7 +115,8 @@ class Recorder:
         at_ns = perf_counter_ns()
         self._ended.append((number, at_ns, thread_time_ns(), self.noted, log))
         self.noted = {}
-        if at_ns >= self._write_at_ns:
+        # Long steps are written at once, which costs 0.1 % of them: `kill -9` loses what is not in the ring.
+        if at_ns >= self._write_at_ns or at_ns - self._at_ns >= LONG_NS * len(self._ended):
             self._write_at_ns = at_ns + PERIOD_NS
             self.write()
         return at_ns
