@@ -59,6 +59,16 @@ def test_tensorboard_has_every_step_of_both_attempts(trains):
     assert alike([(one.step, one.value) for one in events.Scalars("train/loss")], LOSSES), log
 
 
+def test_metrics_of_a_script_of_its_own_are_sent_with_their_steps(toolkit):
+    script = "import toolkit, time\nfor n in range(1, 6):\n    toolkit.record('loss', 6 / n)\n    if n == 3: toolkit.record('acc', 0.5)\n"
+    (toolkit.folder / "own.py").write_text(script + "    toolkit.step(n)\n    time.sleep(1.2)\n")
+    job = toolkit.folder / "own.toml"
+    job.write_text("[job]\nentry = 'own.py'\n[observe]\ntrackers = ['tensorboard']\n")
+    events = EventAccumulator(str(toolkit.submit(job, "--wait").trackers / "tensorboard")).Reload()
+    assert alike([(one.step, one.value) for one in events.Scalars("train/loss")], [(n, 6 / n) for n in range(1, 6)])
+    assert alike([(one.step, one.value) for one in events.Scalars("train/acc")], [(3, 0.5)])
+
+
 def test_mlflow_has_the_history_the_parameters_and_the_end(trains, toolkit):
     store = f"file:{toolkit.folder}/mlruns"
     run, log = trains("mlflow", MLFLOW_TRACKING_URI=store, MLFLOW_ALLOW_FILE_STORE="true")

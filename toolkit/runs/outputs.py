@@ -22,6 +22,8 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.status.state import run_status
 from toolkit.runs.timeline.life import moment
 from toolkit.runs.verdicts import all_verdicts
+from toolkit.trackers.rows import Row
+from toolkit.trackers.sinks import TensorBoard
 
 __all__ = ["push_end", "write_csv", "write_events"]
 
@@ -86,22 +88,14 @@ def write_csv(run: RunDirectory, what: str, stream: TextIO) -> None:
 
 def write_events(run: RunDirectory, folder: Path) -> None:
     """Write training and validations into FOLDER/JOB/RUN, instead of an earlier export. ToolkitError without tensorboard."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise ToolkitError("tensorboard is not installed", fix='pip install "toolkit[tensorboard]"') from error
     for one in run.with_tasks():
         own, path = folder / one.job_name / one.run_id, one.metrics / "validation.jsonl"
-        found = [(row, f"train/{name}", row[name]) for row in rows_of(one, "training") for name in scalars_of(row)]
+        found = [(row, {f"train/{name}": row[name] for name in scalars_of(row)}) for row in rows_of(one, "training")]
         for record in read_validations(path) if path.exists() else ():
-            found += [(vars(record), f"validation/{name}", mean) for name, mean in record.means.items()]
+            found.append((vars(record), {f"validation/{name}": mean for name, mean in record.means.items()}))
         earlier = list(own.glob("events.out.tfevents.*"))
-        writer = EventFileWriter(str(own))
-        for row, tag, value in found:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(Event(wall_time=moment(row["time"]), step=row["step"], summary=summary))
-        writer.close()
+        events = TensorBoard(own)
+        events.send([Row(row["step"], moment(row["time"]), values) for row, values in found])
+        events.close("")
         for each in earlier:
             each.unlink()

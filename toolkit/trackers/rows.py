@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.metrics.own import FILES, OwnRecord
 from toolkit.metrics.records import RecordTail
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.validation import ValidationRecord
 from toolkit.rundir.files import read_json_or_none, write_json
 
-__all__ = ["TRAINING", "Row", "Unsent", "row_of_training", "row_of_validation"]
+__all__ = ["Row", "Unsent"]
 
-TRAINING = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")
+_TRAINING = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Row:
     values: dict[str, float]
 
 
-def row_of_training(record: TrainRecord) -> Row:
-    values = {f"train/{name}": getattr(record, name) for name in TRAINING}
+def _row_of_training(record: TrainRecord) -> Row:
+    values = {f"train/{name}": getattr(record, name) for name in _TRAINING}
     return _row(record, {name: value for name, value in values.items() if value is not None})
 
 
-def row_of_validation(record: ValidationRecord) -> Row:
+def _row_of_validation(record: ValidationRecord) -> Row:
     return _row(record, {f"validation/{name}": mean for name, mean in record.means.items()})
 
 
@@ -40,9 +41,20 @@ def _row(record: Any, values: dict[str, float]) -> Row:
     return Row(record.step, datetime.fromisoformat(record.time).timestamp(), values)
 
 
-_FILES: dict[str, Callable[[str], Row]] = {
-    "train.jsonl": lambda line: row_of_training(TrainRecord.from_line(line)),
-    "validation.jsonl": lambda line: row_of_validation(ValidationRecord.from_line(line)),
+def _rows_of_own(record: OwnRecord) -> list[Row]:
+    """Return the new values of a line, a row for each of their steps."""
+    steps = sorted({step for name in record.values if (step := record.step_of(name)) >= record.first})
+    values = {
+        step: {f"train/{name}": one for name, one in record.values.items() if record.step_of(name) == step}
+        for step in steps
+    }
+    return [_row(replace(record, step=step), found) for step, found in values.items()]
+
+
+_SOURCES: dict[str, Callable[[str], list[Row]]] = {
+    "train.jsonl": lambda line: [_row_of_training(TrainRecord.from_line(line))],
+    "validation.jsonl": lambda line: [_row_of_validation(ValidationRecord.from_line(line))],
+    **dict.fromkeys(FILES, lambda line: _rows_of_own(OwnRecord.from_line(line))),
 }
 
 
@@ -54,7 +66,7 @@ class Unsent:
     metrics: Path
     state: Path
     kept: dict[str, Any] = field(init=False)
-    _tails: dict[str, RecordTail[Row]] = field(init=False)
+    _tails: dict[str, RecordTail[list[Row]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.kept = read_json_or_none(self.state) or {}
@@ -62,7 +74,9 @@ class Unsent:
 
     def _rewind(self) -> None:
         sent = self.kept.get("sent", {})
-        self._tails = {name: RecordTail(self.metrics / name, make, sent.get(name, 0)) for name, make in _FILES.items()}
+        self._tails = {
+            name: RecordTail(self.metrics / name, make, sent.get(name, 0)) for name, make in _SOURCES.items()
+        }
 
     def send(self, accept: Callable[[list[Row]], None]) -> int:
         """Pass the new rows to `accept`, and return their number; if it raises an error, the next call passes them again."""
@@ -85,5 +99,5 @@ class Unsent:
 
     def _new(self) -> Iterator[list[Row]]:
         for tail in self._tails.values():
-            while rows := tail.new():
-                yield rows
+            while lines := tail.new():
+                yield [row for rows in lines for row in rows]
