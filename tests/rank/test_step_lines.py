@@ -9,7 +9,7 @@ import pytest
 
 import toolkit
 from toolkit.errors import ToolkitError
-from toolkit.rank.step_lines import StepLines
+from toolkit.rank.step_lines import StepLines, StepRecords
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, write_json
 from toolkit.world import step as step_module
@@ -47,12 +47,12 @@ def test_a_line_that_is_being_written_does_not_count_yet(run_directory):
     attempt = claim_attempt(run_directory)
     log = attempt.log_file(0)
     log.write_text("toolkit: step 7\ntoolkit: step 1")
-    lines = StepLines(attempt, log)
-    lines._record_new()
+    records = StepRecords(attempt, log, {})
+    records.read()
     assert step_in(attempt) == 7
     with log.open("a") as stream:
         stream.write("2\n")
-    lines._record_new()
+    records.read(is_over=True)
     assert step_in(attempt) == 12
 
 

@@ -13,6 +13,7 @@ from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.metrics.alert_rules import SERIES, channels_of, parse_condition
 from toolkit.rundir.arguments import NEWEST, continued
+from toolkit.metrics.windows import declared_metrics
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
@@ -88,7 +89,7 @@ def check_alerts(resolved: ResolvedJob) -> None:
     if not resolved.alerts.rules:
         return
     known = channels_of(dict(resolved.notify))
-    series = [*SERIES, *(one.removesuffix(":mean") for one in resolved.observe.metrics)]
+    series = [*SERIES, *declared_metrics({"observe": dict(resolved.observe)})]
     errors = []
     for name, rule in resolved.alerts.rules.items():
         condition = parse_condition(rule.when)
@@ -172,6 +173,9 @@ def _check_function(resolved: ResolvedJob) -> None:
     if is_function and resolved.restart.argv:
         what = "has no effect for a function, which receives no arguments"
         raise refuse(resolved, "restart.argv", what, "remove argv; a function calls toolkit.is_restart()")
+    if is_function and resolved.observe.step_line:
+        what = "has no effect for a function, which reports its steps"
+        raise refuse(resolved, "observe.step_line", what, "remove step_line; `toolkit.record` adds metrics")
     key = "restart.steps_must_succeed"  # the user's own default applies to jobs of any kind
     if resolved.restart.steps_must_succeed and not resolved.job.once and resolved.origin(key).layer != "user":
         what = "has no effect without job.once: a rank that fails always fails the run"

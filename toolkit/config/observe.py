@@ -1,12 +1,13 @@
 """The table [observe]: what toolkit records about the steps of a run."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import StringConstraints, field_validator
+from pydantic import StringConstraints, field_validator, model_validator
 
 from toolkit.config.presets import preset
 from toolkit.config.table import Table, key, refuse_value
-from toolkit.metrics.windows import MEASURED, METRIC_NAME, MOST_USER_METRICS
+from toolkit.metrics.windows import COLUMNS, MEASURED, METRIC_NAME, MOST_USER_METRICS, printed_metrics
 
 __all__ = ["ObserveTable"]
 
@@ -48,7 +49,28 @@ class ObserveTable(Table):
     @field_validator("step_line")
     @classmethod
     def _expand_step_line(cls, patterns: str | list[str]) -> list[str]:
-        return preset(patterns, "step_line") if isinstance(patterns, str) else patterns
+        if isinstance(patterns, str):
+            return preset(patterns, "step_line")
+        example = r"write a group such as (?P<step>\d+) or (?P<loss>\S+)"
+        groups: set[str] = set()
+        for number, pattern in enumerate(patterns, start=1):
+            try:
+                names = re.compile(pattern).groupindex
+            except re.error as error:
+                problem = f"pattern {number}, {pattern!r}, is not a regular expression: {error}"
+                raise refuse_value((), problem, "correct it; in TOML, write patterns in single quotes") from None
+            if not names:
+                raise refuse_value((), f"pattern {number}, {pattern!r}, has no named group", example)
+            for name in names:
+                if name in MEASURED:
+                    raise refuse_value((), f"toolkit measures {name} itself", f"use another name for the group {name}")
+                if len(name) > 63 or not name.isascii():
+                    what = f"{name[:80]} is not a valid name of a metric"
+                    raise refuse_value((), what, "use up to 63 of A-Z a-z 0-9 _")
+            groups.update(names)
+        if patterns and "step" not in groups:
+            raise refuse_value((), "no pattern has the group `step`", example)
+        return patterns
 
     @field_validator("metrics")
     @classmethod
@@ -60,3 +82,12 @@ class ObserveTable(Table):
             if names.count(name) > 1:
                 raise refuse_value((), f"{name} occurs more than once", f"keep one of {name} and {name}:mean")
         return metrics
+
+    @model_validator(mode="after")
+    def _check_number(self) -> Self:
+        names = {one.removesuffix(":mean") for one in self.metrics} | set(printed_metrics(self.step_line))
+        own = sorted(names - {*COLUMNS})
+        if len(own) > MOST_USER_METRICS:
+            what = f"expected up to {MOST_USER_METRICS} metrics with those in metrics, got {len(own)}: {', '.join(own)}"
+            raise refuse_value(("step_line",), what, "remove some of them")
+        return self

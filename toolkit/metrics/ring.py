@@ -37,6 +37,7 @@ LARGEST = -ABSENT
 _MAGIC = b"TKRING\0\3"
 _HEADER = struct.Struct("<8s4I64s")  # magic, rank, attempt, columns, launcher, run
 _COUNT = struct.Struct("<Q")
+_GIVES_WAY_AT = _HEADER.size  # a byte: whether the ring of the program itself may replace this one
 _RECORDS_COUNT_AT, _NAMES_COUNT_AT, _NAMES_AT, _RECORDS_AT = 128, 136, 256, 4096
 _NAME_BYTES = 64
 WIDTH = len(COLUMNS) + MOST_USER_METRICS  # values of a record
@@ -58,8 +59,12 @@ def _name(run_id: str, attempt: int, rank: int | str) -> str:
 class Ring:
     """The ring of this process. Only one process at a time can write the ring of a rank."""
 
-    def __init__(self, path: Path, run_id: str, attempt: int, rank: int, launcher: int = 0) -> None:
+    def __init__(
+        self, path: Path, run_id: str, attempt: int, rank: int, launcher: int = 0, *, gives_way: bool = False
+    ) -> None:
         """Create the file; `launcher` is the pid of the process that started the ranks of this node.
+
+        If it `gives_way`, another process may replace it: its steps are read from the output of a program.
 
         Raises:
             OSError: no free space, or another process writes this ring.
@@ -83,6 +88,7 @@ class Ring:
         header = (rank, attempt, len(COLUMNS), launcher, run_id.encode()[:64])
         self._counts[_NAMES_COUNT_AT // 8] = len(COLUMNS)
         _HEADER.pack_into(self._map, 0, b"", *header)
+        self._map[_GIVES_WAY_AT] = gives_way
         self._map[: len(_MAGIC)] = _MAGIC  # last: a reader ignores the file until then
 
     def column(self, name: str) -> int | None:
@@ -117,7 +123,7 @@ class Ring:
         struct.pack_into(f"<{_NAME_BYTES}s", self._map, _NAMES_AT + column * _NAME_BYTES, name.encode())
 
     @classmethod
-    def of_rank(cls, run_id: str, attempt: int, rank: int, launcher: int = 0) -> Ring:
+    def of_rank(cls, run_id: str, attempt: int, rank: int, launcher: int = 0, *, gives_way: bool = False) -> Ring:
         """Create the ring of a rank in the first folder with free space.
 
         Raises:
@@ -126,7 +132,7 @@ class Ring:
         problem: OSError = FileNotFoundError()
         for folder in _folders():
             try:
-                return cls(folder / _name(run_id, attempt, rank), run_id, attempt, rank, launcher)
+                return cls(folder / _name(run_id, attempt, rank), run_id, attempt, rank, launcher, gives_way=gives_way)
             except FileExistsError as error:
                 if _is_own(folder / _name(run_id, attempt, rank)):
                     raise
@@ -138,7 +144,7 @@ class Ring:
 
 def _created(path: Path) -> int:
     """Return the descriptor of a new, locked file, which replaces that of a process that has exited."""
-    if _is_unused(path):
+    if _is_unused(path) or _gives_way(path):
         path.unlink(missing_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.fchmod(file, 0o600)  # regardless of the umask
@@ -156,6 +162,14 @@ def _is_own(path: Path) -> bool:
         return path.lstat().st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def _gives_way(path: Path) -> bool:
+    """Return whether the process of this user that writes a ring reads its steps from the output of the program."""
+    if not _is_own(path) or path.is_symlink():
+        return False
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), 1, _GIVES_WAY_AT) == b"\1"
 
 
 def _is_unused(path: Path) -> bool:

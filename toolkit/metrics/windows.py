@@ -1,13 +1,15 @@
 """Windows: statistics of the steps of one rank over an interval of time. Standard library only."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
     "BACKWARD", "BUBBLE", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "DEVICE_PEAK", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM",
-    "LOSS", "MEASURED", "METRIC_NAME", "MOST_USER_METRICS", "NOT_FINITE_AFTER", "NOT_MEASURED", "OPTIMIZER", "RSS", "SAVE", "STEP",
-    "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "declared_metrics", "merge", "statistics_of",
+    "LOSS", "MEASURED", "METRIC_NAME", "MOST_USER_METRICS", "NOT_FINITE_AFTER", "NOT_MEASURED", "OPTIMIZER", "RANK_0_READ", "RSS", "SAVE", "STEP",
+    "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "declared_metrics", "merge", "printed_metrics",
+    "statistics_of",
 ]  # fmt: skip
 
 # Metrics of a step. Times are in seconds; a metric that a program does not report is absent from its windows.
@@ -35,6 +37,7 @@ DEVICE_PEAK = "device_peak_bytes"  # the most that steps have allocated there by
 NOT_MEASURED = (
     "work of ranks is not measured: record exposed_s, the seconds that a rank waits for others (docs/python.md)"
 )
+RANK_0_READ = "only the steps of rank 0 are read, from its output, so it is unknown which rank is slow"
 # Only in windows: steps from the first one of the window to the first one whose loss is not finite.
 NOT_FINITE_AFTER = "loss_not_finite_after"
 # All metrics of a step, in the order of their values in a record; a program may record others.
@@ -49,9 +52,17 @@ MOST_USER_METRICS = 16  # names besides COLUMNS
 
 
 def declared_metrics(job: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the names in `observe.metrics` of a resolved job, each with whether rules compare the mean over ranks."""
-    declared = (job.get("observe") or {}).get("metrics") or ()  # jobs of older versions have no such key
-    return {name.removesuffix(":mean"): name.endswith(":mean") for name in declared}
+    """Return the metrics that a resolved job declares, each with whether rules compare the mean over ranks."""
+    observe = job.get("observe") or {}
+    declared = observe.get("metrics") or ()  # jobs of older versions have no such key
+    printed = dict.fromkeys(printed_metrics(observe.get("step_line") or ()), False)
+    return printed | {name.removesuffix(":mean"): name.endswith(":mean") for name in declared}
+
+
+def printed_metrics(patterns: Sequence[str]) -> list[str]:
+    """Return the metrics that the patterns in `observe.step_line` read from the output of rank 0."""
+    groups = dict.fromkeys(name for pattern in patterns for name in re.compile(pattern).groupindex)
+    return [name for name in groups if name not in ("step", "total")]
 
 
 @dataclass(frozen=True)

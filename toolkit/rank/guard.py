@@ -104,10 +104,10 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         if os.getppid() != guard_process:  # the guard had exited before prctl took effect
             os._exit(1)
         return body()
-    log.begin()
-    steps = StepLines(attempt, log.path) if foreign and rank == 0 else None
+    steps = StepLines(attempt, log.path, launcher_of_node) if foreign and rank == 0 else None
     if steps is not None:
         steps.start()
+    log.begin()
     forward = _Forward(child)
     received = forward.received
     if is_script:

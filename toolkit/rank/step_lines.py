@@ -1,71 +1,220 @@
-"""Read the steps that rank 0 of a script prints, as lines `toolkit: step N` or `toolkit: step N / M`, from its log."""
+"""Record the steps and metrics that rank 0 of a script or executable prints: heartbeat and ring. Standard library only.
 
+The guard starts a process for this, as a pattern of the user that does not end must not stop the guard.
+"""
+
+import math
 import os
-import re
-import threading
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.metrics.ring import ABSENT, WIDTH, Ring
+from toolkit.metrics.windows import COLUMNS, STEP
+from toolkit.rank.log_tail import PERIOD_S, TICK_BYTES, LogTail
+from toolkit.rank.step_patterns import StepCount, StepPatterns
+from toolkit.rundir.files import open_append, read_json, read_json_or_none, utc_of, write_json
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.rundir.rank_logs import is_shared, label_of
+from toolkit.supervise.parent_death import signal_on_parent_death
+from toolkit.supervise.process_tree import OWN_PROCESSES
 from toolkit.terminal.talk import say_beside
 
-PERIOD_S = 1.0
-CHUNK_BYTES = 1 << 20
+__all__ = ["StepLines", "StepRecords"]
+
+BEAT_PERIOD_S = 1.0
+STEP_SPAN_S, RATE_SPAN_S = 2.0, 60.0  # lines are read every 0.1 s, so shorter spans would be inexact
+LATE_S = 1.0  # how long a step waits for metrics that follow its line
+END_S = 2.0  # maximum wait for the last lines, since the file system may hang
+_STEP = COLUMNS.index(STEP)
 
 
 class StepLines:
-    """A thread that writes the last printed step to the heartbeat file, once a second."""
+    """The process that reads the log. It ends with the guard."""
 
-    def __init__(self, attempt: AttemptDirectory, log: Path) -> None:
-        label = label_of(0) if is_shared(log) else ""
-        # A progress bar may precede the words on the same line.
-        self._pattern = re.compile(
-            rb"^" + re.escape(label.encode()) + rb"[^\n]*toolkit: step (\d{1,15})(?: ?/ ?\d+)?\s*$", re.MULTILINE
-        )
-        self._attempt, self._log = attempt, log
-        self._offset = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+    def __init__(self, attempt: AttemptDirectory, log: Path, launcher: int = 0) -> None:
+        self._attempt, self._log, self._launcher = attempt, log, launcher
+        self._process = self._alive = 0
 
     def start(self) -> None:
-        """Start the thread; after the fork of the rank, which would not copy it."""
-        self._thread.start()
+        """Start the process; after the fork of the rank, and before the threads of this process."""
+        over, self._alive = os.pipe()
+        guard = os.getpid()
+        self._process = os.fork()
+        if self._process:
+            os.close(over)
+            OWN_PROCESSES.add(self._process)
+            return
+        try:
+            os.close(self._alive)
+            signal_on_parent_death(signal.SIGKILL)
+            # Launchers signal all processes of a rank. This one ends when the guard closes the pipe.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGVTALRM})
+            log = open_append(self._log)  # not the pipe to it, whose end the guard awaits
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            if os.getppid() == guard:
+                self._follow(over)
+        except Exception as error:  # noqa: BLE001  the outermost frame of this process
+            say_beside(f"steps are no longer read from the output of rank 0: {error!r}")
+        finally:
+            os._exit(0)
 
     def finish(self) -> None:
-        """Read the last lines of the exited rank, and end the thread."""
-        self._over.set()
-        self._thread.join()
+        """Have the last lines of the exited rank read."""
+        os.close(self._alive)
+        deadline = time.monotonic() + END_S
+        with suppress(ChildProcessError):  # the guard has reaped it
+            while not os.waitpid(self._process, os.WNOHANG)[0]:
+                if time.monotonic() > deadline:
+                    os.kill(self._process, signal.SIGKILL)
+                time.sleep(0.01)
 
-    def _follow(self) -> None:
-        while not self._over.wait(PERIOD_S):
-            self._record_new()
-        self._record_new(is_over=True)
+    def _follow(self, over: int) -> None:
+        path = os.environ.get("TOOLKIT_RESOLVED_JOB")  # ranks without a supervisor have none
+        job = read_json(Path(path)) if path else {}
+        records = StepRecords(self._attempt, self._log, job.get("observe") or {}, self._launcher)
+        is_over = False
+        while not is_over and not records.has_other_writer:
+            is_over = bool(select.select([over], [], [], PERIOD_S)[0])
+            records.read(is_over=is_over)
 
-    def _record_new(self, *, is_over: bool = False) -> None:
+
+@dataclass
+class _Step:
+    """A step that waits for its metrics: when its line was read, and its duration, NaN if that is unknown."""
+
+    number: int
+    at_s: float
+    seconds: float = math.nan
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class _Pace:
+    """The mean duration of the steps in the last `span_s`, or since the last step if that is longer."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, step: int) -> float:
+        """Return the duration after a step; NaN after the first one."""
+        while len(self._marks) > 1 and self._marks[1][0] <= now - self._span_s:
+            self._marks.popleft()
+        self._marks.append((now, step))
+        began, first = self._marks[0]
+        return max(1e-6, now - began) / (step - first) if step > first else math.nan
+
+
+class StepRecords:
+    """What is read from the log, in the ring of rank 0 and in the heartbeat file.
+
+    `has_other_writer` becomes true if the program itself writes the heartbeat, by `toolkit.step` or `world.should_stop`.
+    """
+
+    def __init__(self, attempt: AttemptDirectory, log: Path, observe: Mapping[str, object], launcher: int = 0) -> None:
+        self.has_other_writer = False
+        self._attempt, self._launcher = attempt, launcher
+        patterns = observe.get("step_line") or []
+        assert isinstance(patterns, Sequence)
+        self._patterns, self._tail = StepPatterns(patterns, self._tell), LogTail(log)
+        self._has_patterns, self._has_ring = bool(patterns), bool(observe.get("record", True))
+        self._count = StepCount()
+        self._step_s, self._rate = _Pace(STEP_SPAN_S), _Pace(RATE_SPAN_S)
+        self._waiting: list[_Step] = []
+        self._ring: Ring | None = None
+        self._beat: dict[str, object] | None = None  # the last one of this process
+        self._beat_at = -math.inf
+        self._step_at: float | None = None  # when the last line with a step was read that the heartbeat lacks
+        self._seconds = math.nan
+        self._lines = self._matches = 0
+        self._told: set[str] = set()
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            say_beside(message)
+
+    def read(self, *, is_over: bool = False) -> None:
+        """Record the new lines, and all that waits for further lines if the rank `is_over`."""
         try:
-            step = self._read_new(is_over=is_over)
-            beat = read_json_or_none(self._attempt.heartbeat)
-            if step is not None and (beat is None or not beat.get("saves", True)):  # not that of world.should_stop
-                beat = {"step": step, "time": utc_now(), "saves": False}
-                write_json(self._attempt.heartbeat, beat, durable=False)
-        except (OSError, ToolkitError) as error:  # a file server that does not respond must not end the guard
-            say_beside(f"cannot record the step of rank 0: {error}")
+            self._read(time.time(), is_over=is_over)
+        except (OSError, ToolkitError) as error:  # a file server that does not respond
+            self._tell(f"cannot record the steps of rank 0: {error}")
 
-    def _read_new(self, *, is_over: bool) -> int | None:
-        """Return the last step in the lines written since the previous call; None if they contain none.
+    def _read(self, now: float, *, is_over: bool) -> None:
+        lines = self._tail.new(is_over=is_over)
+        if self._tail.skipped and self._has_patterns:
+            limit = f"{TICK_BYTES / PERIOD_S / 1e3:.0f} kB/s"
+            self._tell(f"rank 0 prints more than {limit}: only the newest lines of each {PERIOD_S} s are read")
+        new = [step for line in lines if (step := self._read_line(line, now)) is not None]
+        if new:
+            self._seconds, seconds = self._rate.add(now, new[-1].number), self._step_s.add(now, new[-1].number)
+            for step in new:
+                step.seconds = seconds
+        while self._waiting and (len(self._waiting) > 1 or is_over or now - self._waiting[0].at_s >= LATE_S):
+            self._record(self._waiting.pop(0))
+        if lines and self._patterns.was_cut and self._beat is not None:  # it runs, although its steps are unknown
+            self._step_at = now
+        if self._step_at is not None and (is_over or now - self._beat_at >= BEAT_PERIOD_S):
+            self._write_beat(self._step_at)
+            self._step_at, self._beat_at = None, now
+        if is_over and self._has_patterns and self._lines and not self._matches:
+            self._tell(f"observe.step_line matched none of the {self._lines} lines that rank 0 printed")
 
-        The last line counts without a newline only if the rank `is_over`.
-        """
-        step = None
-        with self._log.open("rb") as log:
-            while chunk := os.pread(log.fileno(), CHUNK_BYTES, self._offset):
-                is_whole = is_over or len(chunk) == CHUNK_BYTES
-                whole = chunk.rpartition(b"\n")[0] or (chunk if is_whole else b"")
-                if not whole:
-                    break
-                found = self._pattern.findall(whole)
-                step = int(found[-1]) if found else step
-                self._offset += len(whole)
-        return step
+    def _read_line(self, line: str, now: float) -> _Step | None:
+        """Return the step that a line begins, if it is a new one; metrics are those of the last step."""
+        report = self._patterns.read(line)
+        self._lines += 1
+        if report is None:
+            return None
+        self._matches += 1
+        new = None
+        if report.step is not None:
+            self._step_at = now
+            if self._count.is_new(report) and self._count.step is not None:
+                new = _Step(self._count.step, now)
+                self._waiting.append(new)
+        if report.metrics and self._count.step is not None:
+            if not self._waiting:
+                self._waiting.append(_Step(self._count.step, now))
+            self._waiting[-1].metrics.update(report.metrics)
+        return new
+
+    def _record(self, step: _Step) -> None:
+        if self._ring is None and self._has_ring:
+            self._has_ring = False
+            with suppress(FileExistsError):  # the program records its own steps
+                run = self._attempt.run.run_id
+                self._ring = Ring.of_rank(run, self._attempt.number, 0, self._launcher, gives_way=True)
+        if self._ring is None:
+            return
+        values = [ABSENT] * WIDTH
+        if not math.isnan(step.seconds):
+            values[_STEP] = step.seconds
+        for name, value in step.metrics.items():
+            if (column := self._ring.column(name)) is not None:
+                values[column] = value
+        self._ring.append(step.at_s, step.number, values)
+
+    def _write_beat(self, at_s: float) -> None:
+        if read_json_or_none(self._attempt.heartbeat) != self._beat:
+            self.has_other_writer = True
+            return
+        beat: dict[str, object] = {"step": self._count.step, "time": utc_of(at_s), "saves": False}
+        if self._count.total is not None:
+            beat["total"] = self._count.total
+        if not math.isnan(self._seconds):
+            beat["steps_per_s"] = float(f"{1 / self._seconds:.4g}")
+        try:
+            write_json(self._attempt.heartbeat, beat, durable=False)
+            self._beat = beat
+        except OSError:  # for example a full disk; the rank still runs and must not count as stalled
+            with suppress(FileNotFoundError):
+                os.utime(self._attempt.heartbeat)
+            raise

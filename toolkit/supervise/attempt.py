@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.metrics.windows import RANK_0_READ
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
@@ -32,6 +33,7 @@ FILE_SYSTEM_PATIENCE_S = 600.0  # a file server failover takes minutes, and rank
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last done markers late
 START_S = 15.0  # time for the first rank to start before the supervisor queries Slurm for a reason
 TERM_S = 10.0  # time between SIGTERM and SIGKILL for programs that first receive `job.signal`
+LONGEST_PAUSES = 10
 LAUNCHER_PATIENCE_S = 15.0  # time for the launcher to exit after every rank has exited
 
 
@@ -63,7 +65,8 @@ class AttemptWatch:
 
     `stall_s` is the longest time allowed from the launch to the first step, and between steps. Unmanaged ranks run
     programs without toolkit's signal handlers, so they receive SIGTERM instead of a stop request. A script that only reports
-    its steps may do so rarely, so `stall_s` applies to it only if the user set it.
+    its steps may do so rarely, so `stall_s` applies to it only if the user set it. Steps that are read from the output of a
+    program also stop while it validates or saves, so they may be absent for `LONGEST_PAUSES` times the longest such pause.
     """
 
     run: RunDirectory
@@ -74,6 +77,7 @@ class AttemptWatch:
     stall_s: float
     is_unmanaged: bool
     is_stall_set: bool = False  # whether the user set `stall_s`
+    reads_steps: bool = False  # whether steps of unmanaged ranks are read from their output
     has_own_signal: bool = False  # whether unmanaged ranks receive `job.signal` before SIGTERM
     _last_beat: int = 0
     _beat_seen_at: float = 0.0
@@ -92,7 +96,8 @@ class AttemptWatch:
     _asked_at: float = 0.0  # when the ranks were asked to stop
     _kill_at: float | None = None  # end of the grace time after a stop request
     _killed_after_s: float | None = None  # how long after that request the ranks were killed
-    _longest_pause_s: float = 0.0  # between two heartbeats
+    _longest_pause_s: float = 0.0  # between two heartbeats, or since the last one
+    _limit_s: float = 0.0  # seconds without a step after which the attempt has stalled
     _is_stalled: bool = False
     _is_stacks_asked: bool = False
     _answer: threading.Thread | None = None  # collects the stacks that `toolkit stacks` requested
@@ -103,6 +108,7 @@ class AttemptWatch:
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank has exited; return how they ended."""
         self._beat_seen_at = self._end_seen_at = time.monotonic()
+        self._limit_s = self.stall_s
         over = threading.Event()
         # Signals have their own thread, so that neither a hanging file system nor a slow Slurm query delays them.
         signaller = threading.Thread(target=self._signal_ranks, args=(ranks, over), daemon=True)
@@ -250,11 +256,12 @@ class AttemptWatch:
         return self._all_ended_at is not None and now - self._all_ended_at > LAUNCHER_PATIENCE_S
 
     def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
-        self.event("stalled", seconds=round(self.stall_s))
+        self.event("stalled", seconds=round(self._limit_s))
         where = self._retrying(lambda: self._stacks(range(self.shape.ranks), ranks))
         ranks.kill()
         found = self._retrying(lambda: self._culprit(where or []))
-        reason, step = f"no step for {self.stall_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
+        reason, step = f"no step for {self._limit_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
+        reason += f" ({RANK_0_READ})" if self.reads_steps else ""
         reason += f": {found.sentence}" if found is not None else ""
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
         rank = found.ranks[0] if found is not None and len(found.ranks) == 1 else None
@@ -339,11 +346,14 @@ class AttemptWatch:
             self._longest_pause_s = max(self._longest_pause_s, now - self._beat_seen_at)
         if beat != self._last_beat:
             self._last_beat, self._beat_seen_at = beat, now
-            self._may_stall = self.is_stall_set or not self.is_unmanaged or self._accepts_stops()
+            accepts = not self.is_unmanaged or self._accepts_stops()
+            self._may_stall = self.is_stall_set or self.reads_steps or accepts
+            if self.reads_steps and not accepts:
+                self._limit_s = max(self.stall_s, LONGEST_PAUSES * self._longest_pause_s)
 
     def _stalled(self, now: float) -> bool:
         may_stall = self._may_stall and (self._last_beat or not self.is_unmanaged)  # not all programs write heartbeats
-        return bool(may_stall) and now - self._beat_seen_at > self.stall_s
+        return bool(may_stall) and now - self._beat_seen_at > self._limit_s
 
     def _accepts_stops(self) -> bool:
         """Return whether the heartbeat is that of a loop with `world.should_stop`, which reaches every step soon."""

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from toolkit.supervise.proc import below, children_in_proc, status_of
 
-__all__ = ["GRACE_S", "ProcessTree", "end_descendants", "handles"]
+__all__ = ["GRACE_S", "OWN_PROCESSES", "ProcessTree", "end_descendants", "handles"]
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL for remaining processes: srun needs some of it to end its step
+OWN_PROCESSES: set[int] = set()  # pids of children of this process that are not the program's
 HANGING_S = 2.0  # a process that hangs in the kernel outlives even SIGKILL
 POLL_S = 0.2
 _PAUSE_S = 0.05
@@ -168,7 +169,7 @@ def running_below(root: int) -> list[Process]:
 
 
 def _children_of_run(children: Callable[[int], Sequence[int]]) -> Callable[[int], Sequence[int]]:
-    return lambda pid: [child for child in children(pid) if not _is_another_run(child)]
+    return lambda pid: [child for child in children(pid) if child not in OWN_PROCESSES and not _is_another_run(child)]
 
 
 def _running(pids: Iterable[int]) -> list[Process]:

@@ -304,6 +304,7 @@ class Supervisor:
             self.run, attempt, self.shape, self.request,
             self, stall_s=float(restart["stall_s"]), is_unmanaged=unmanaged,
             is_stall_set="restart.stall_s" in self.job.get("origins", {}),
+            reads_steps=bool((self.job.get("observe") or {}).get("step_line")),
             has_own_signal=unmanaged and has_own_signal(self.job),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)

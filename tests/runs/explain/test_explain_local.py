@@ -87,7 +87,7 @@ def test_what_has_not_run_is_explained_too(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job("sleep 60", name="lives"))
     wait_until(lambda: run.attempt_numbers() and run.attempt(0).rank_file(0).exists())
     told = explain(toolkit, run)
-    assert (told["symptom"], "report no steps" in told["why"]) == ("running", True)
+    assert (told["symptom"], "observe.step_line" in told["why"]) == ("running", True)
     os.kill(read_claim(run, 0).pid, signal.SIGKILL)
     wait_until(lambda: explain(toolkit, run)["state"] == "lost")
     assert explain(toolkit, run)["symptom"] == "supervisor_lost"

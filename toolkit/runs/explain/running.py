@@ -87,7 +87,7 @@ def _running(run: RunDirectory) -> Explanation:
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, and no step has been reported yet"
         if here == wanted and is_unmanaged(job.job.entry):
-            why = f"attempt {attempt.number} is running with {counted(wanted, 'rank')}; scripts and executables report no steps"
+            why = f"attempt {attempt.number} is running with {counted(wanted, 'rank')}; no step has been read or reported (observe.step_line, toolkit.step)"
         actions = actions[:1]
         why = f"{why}: {waits}" if here == 0 and (waits := _why_it_waits(attempt)) else why
     elif stall is not None:  # it names the rank that the others wait for

@@ -14,6 +14,7 @@ from toolkit.metrics.records import last_of
 from toolkit.metrics.run_metrics import losses_of, metrics_as_json, newest_metrics, rate_of, recent_records
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.verdicts import line_of_verdict
+from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, step_of
 from toolkit.rundir.states import RunState
 from toolkit.rundir.tail import last_lines
@@ -105,10 +106,13 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
         note="" if status.state.final else unmeasured(run),
     )  # fmt: skip
     newest, recent = newest_metrics(run.metrics), recent_records(run.metrics, RECENT_RECORDS)
+    printed = _printed(attempt, status)
     if newest is None or not recent:
-        return replace(found, last_line=_last_line(run))
+        return replace(found, **printed, last_line="" if "steps_per_s" in printed else _last_line(run))
     curve = [*losses_of(run.metrics, CURVE_POINTS), *([] if newest.loss is None else [newest.loss])]
     found = replace(found, steps=newest.steps, loss=newest.loss, losses=tuple(curve), metrics=newest.values)
+    if newest.steps is None and any(printed.values()):
+        return replace(found, **printed)
     if newest.attempt != attempt.number or status.state.final:  # an earlier attempt may have had another rate
         return found
     last, rate = recent[-1], rate_of([one for one in recent if one.attempt == attempt.number])
@@ -118,6 +122,16 @@ def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) ->
     return replace(
         found, steps_per_s=rate, tokens_per_s=last.tokens_per_s if last.tokens else None, ends_in_s=left / rate
     )
+
+
+def _printed(attempt: AttemptDirectory, status: RunStatus) -> dict[str, Any]:
+    """Return what the heartbeat of a program whose steps are read from its output adds to the step."""
+    beat = read_json_or_none(attempt.heartbeat) or {}
+    steps, rate = beat.get("total"), beat.get("steps_per_s")
+    if status.state.final or not rate:
+        return {"steps": steps}
+    left = max(0, steps - beat["step"]) if steps is not None else None
+    return {"steps": steps, "steps_per_s": rate, "ends_in_s": left / rate if left is not None else None}
 
 
 def _started(attempt: AttemptDirectory, ranks: int) -> int:

@@ -142,7 +142,8 @@ def require_stepping(run: RunDirectory) -> AttemptDirectory:
         raise CheckFailedError(
             f"run {run.run_id} has not made a step in attempt {attempt.number}",
             where=str(attempt.heartbeat),
-            fix="wait for its first step; scripts and executables that never call `world.should_stop` have none",
+            fix="wait for its first step; a script or executable has steps if observe.step_line matches lines that rank 0 "
+            "prints, or if it calls `toolkit.step`",
         )
     return attempt
 
