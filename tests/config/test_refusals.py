@@ -363,3 +363,24 @@ def test_keys_of_checkpoint_that_go_together_and_defaults_that_are_written_out(r
     defaults = 'keep_best = 0\nbest_mode = "min"\nbest_every_steps = 100\nwhen_busy = "wait"'
     for keys in (together, defaults):
         resolve(text=f'[job]\nentry = ["env"]\n[checkpoint]\n{keys}\n')
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["(?P<step>"], "pattern 1, '(?P<step>', is not a regular expression: missing ), unterminated subpattern at position 0"),
+        ([r"step (\d+)"], r"pattern 1, 'step (\\d+)', has no named group. Fix: write a group such as (?P<step>\d+)"),
+        ([r"loss (?P<loss>\S+)"], "no pattern has the group `step`"),
+        ([r"(?P<step>\d+) (?P<step_s>\S+)"], "toolkit measures step_s itself. Fix: use another name for the group step_s"),
+        ([r"(?P<step>\d+)", *(f"(?P<m{number}>a)" for number in range(17))], "expected up to 16 metrics with those in metrics, got 17: m0,"),
+    ],
+)  # fmt: skip
+def test_a_wrong_pattern_of_lines(tmp_path, resolve, patterns, message):
+    more = f"[observe]\nstep_line = {patterns!r}".replace("\\\\", "\\")
+    assert message_of(tmp_path, lambda: resolve(more=more)).startswith(f"job.toml:5:observe.step_line: {message}")
+
+
+def test_patterns_of_lines_have_no_effect_on_a_function(tmp_path, resolve):
+    text = "[job]\nentry = 'train.py:main'\n[observe]\nstep_line = 'nanogpt'\n"
+    message = message_of(tmp_path, lambda: resolve(text=text))
+    assert "observe.step_line: has no effect for a function, which reports its steps" in message

@@ -115,3 +115,30 @@ def test_a_program_gets_the_variables_of_torchrun(supervise, local_job):
     run = supervise(job)
     assert run.wait() == 0
     assert [run.rank_log(rank).strip() for rank in range(2)] == [f"{r} {r}/2 of 2 at 127.0.0.1:port" for r in range(2)]
+
+
+PRINTS = """
+import sys, time
+for step in range(1, 9):
+    time.sleep({pause} if step == 3 else 0.3)
+    print(f"iter {{step}}: loss {{9 / step:.3f}}", flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize(("pause", "least", "most"), [(0.3, 2, 29), (3.2, 32, 70)])
+def test_printed_steps_stall_after_the_longer_of_stall_s_and_ten_times_the_longest_pause(
+    supervise, local_job, pause, least, most
+):
+    job = local_job(
+        [sys.executable, "x.py"], ranks=1, files={"x.py": PRINTS.format(pause=pause)}, restart="crashes = 0"
+    )
+    job["job"]["entry"] = [sys.executable, f"{job['job_directory']}/x.py"]
+    job["restart"]["stall_s"] = 2  # as if it were the default of a key that the user did not set
+    job["observe"]["step_line"] = [r"iter (?P<step>\d+): loss (?P<loss>\S+)"]
+    run = supervise(job)
+    assert run.wait() == 125
+    end = run.end()
+    assert (end["cause"], end["step"]) == ("stalled", 8)
+    assert "only the steps of rank 0 are read" in end["reason"]
+    assert least <= int(end["reason"].split()[3]) < most

@@ -59,7 +59,8 @@ class LogTail:
             self._offset, self._rest = 0, b""
             data = os.pread(self._log, most, 0)
         elif len(data) == most and (size := os.fstat(self._log).st_size) > self._offset + most:
-            data, self._rest, self._allowance = self._newest(size, most), b"", len(data)
+            data, self._rest = self._newest(size, most), b""
+            self._allowance = len(data)
             self.skipped += size - self._offset - len(data)
             self._offset = size - len(data)
         self._offset += len(data)

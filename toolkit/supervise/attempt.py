@@ -34,6 +34,7 @@ MARKER_PATIENCE_S = 3.0  # a network file system may show the last done markers 
 START_S = 15.0  # time for the first rank to start before the supervisor queries Slurm for a reason
 TERM_S = 10.0  # time between SIGTERM and SIGKILL for programs that first receive `job.signal`
 LONGEST_PAUSES = 10
+BEAT_PERIOD_S = 1.0  # a heartbeat may be written this late, which hides as much of the pause after it
 LAUNCHER_PATIENCE_S = 15.0  # time for the launcher to exit after every rank has exited
 
 
@@ -349,7 +350,7 @@ class AttemptWatch:
             accepts = not self.is_unmanaged or self._accepts_stops()
             self._may_stall = self.is_stall_set or self.reads_steps or accepts
             if self.reads_steps and not accepts:
-                self._limit_s = max(self.stall_s, LONGEST_PAUSES * self._longest_pause_s)
+                self._limit_s = max(self.stall_s, LONGEST_PAUSES * (self._longest_pause_s + BEAT_PERIOD_S))
 
     def _stalled(self, now: float) -> bool:
         may_stall = self._may_stall and (self._last_beat or not self.is_unmanaged)  # not all programs write heartbeats
