@@ -65,7 +65,7 @@ def test_a_c_program_is_followed_judged_and_rehearsed(here: Site) -> None:
     wait_for(lambda: verdicts.exists() and "loss_not_finite" in verdicts.read_text())
     (not_finite,) = [json.loads(line) for line in verdicts.read_text().splitlines() if "loss_not_finite" in line]
     assert not_finite["first_step"] == 40
-    assert "loss.mean is" in here.ok("alerts", run.run_id)
+    wait_for(lambda: "loss.mean is" in here.ok("alerts", run.run_id))
     assert here.status(run)["step"] > 40
     beat = json.loads(run.attempt(0).heartbeat.read_text())
     assert beat["total"] == 5000
@@ -74,5 +74,7 @@ def test_a_c_program_is_followed_judged_and_rehearsed(here: Site) -> None:
     cost = json.loads(done.stdout)
     assert (cost["cause"], cost["next_attempt"]) == ("crashed", 1)
     assert 0 < cost["steps_repeated"] < cost["steps"]
+    watched = json.loads(here.ok("status", run.run_id, "--json"))
+    assert watched["step"] > cost["steps"]
     here.ok("cancel", run.run_id)
     here.wait(run)

@@ -167,7 +167,7 @@ def test_patterns_without_a_match_are_reported(run_directory, log, capsys):
     records = StepRecords(claim_attempt(run_directory), log, {"step_line": [STEP]})
     append(log, b"a\nb\n")
     records.read(is_over=True)
-    assert "observe.step_line matched none of the 2 lines that rank 0 printed" in capsys.readouterr().err
+    assert "observe.step_line matched none of the 2 lines that were read" in capsys.readouterr().err
 
 
 def test_the_process_is_not_one_of_the_program_ignores_its_signals_and_ends_at_once(run_directory):
@@ -185,3 +185,21 @@ def test_the_process_is_not_one_of_the_program_ignores_its_signals_and_ends_at_o
     assert read_json(attempt.heartbeat)["total"] == 9
     with pytest.raises(ProcessLookupError):
         os.kill(lines._process, 0)
+
+
+def test_the_last_rank_is_read_if_rank_0_prints_no_steps(run_directory, log, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_WORLD_SIZE", "4")
+    attempt = claim_attempt(run_directory)
+    append(log, b"hello\n")
+    append(attempt.log_file(3), b"step 5\n")
+    records = StepRecords(attempt, log, {"step_line": [STEP]})
+    records._read(records._began_at + 20, is_over=False)
+    assert not attempt.heartbeat.exists()
+    records._read(records._began_at + 40, is_over=False)
+    assert read_json(attempt.heartbeat)["step"] == 5
+    append(log, b"step 9\n")
+    append(attempt.log_file(3), b"step 6\n")
+    records._read(records._began_at + 60, is_over=True)
+    assert read_json(attempt.heartbeat)["step"] == 6
+    for path in rings_of(attempt.run.run_id, attempt.number, 0):
+        path.unlink()

@@ -12,8 +12,8 @@ from toolkit.config.site import PartitionTable, Site
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.metrics.alert_rules import SERIES, channels_of, parse_condition
-from toolkit.rundir.arguments import NEWEST, continued
 from toolkit.metrics.windows import declared_metrics
+from toolkit.rundir.arguments import NEWEST, continued
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = [
     "BACKWARD", "BUBBLE", "BYTES", "COLUMNS", "CPU_WAIT", "DATA", "DEVICE", "DEVICE_PEAK", "EXPOSED", "FAULTS", "FORWARD", "GRAD_NORM",
-    "LOSS", "MEASURED", "METRIC_NAME", "MOST_USER_METRICS", "NOT_FINITE_AFTER", "NOT_MEASURED", "OPTIMIZER", "RANK_0_READ", "RSS", "SAVE", "STEP",
+    "LOSS", "MEASURED", "METRIC_NAME", "MOST_USER_METRICS", "NOT_FINITE_AFTER", "NOT_MEASURED", "ONE_RANK_READ", "OPTIMIZER", "RSS", "SAVE", "STEP",
     "SWITCHES", "TOKENS", "WORK", "WORK_CPU", "Statistics", "Window", "declared_metrics", "merge", "printed_metrics",
     "statistics_of",
 ]  # fmt: skip
@@ -37,7 +37,7 @@ DEVICE_PEAK = "device_peak_bytes"  # the most that steps have allocated there by
 NOT_MEASURED = (
     "work of ranks is not measured: record exposed_s, the seconds that a rank waits for others (docs/python.md)"
 )
-RANK_0_READ = "only the steps of rank 0 are read, from its output, so it is unknown which rank is slow"
+ONE_RANK_READ = "steps are read from the output of one rank, so it is unknown which rank is slow"
 # Only in windows: steps from the first one of the window to the first one whose loss is not finite.
 NOT_FINITE_AFTER = "loss_not_finite_after"
 # All metrics of a step, in the order of their values in a record; a program may record others.

@@ -1,4 +1,4 @@
-"""Follow the log of rank 0 at a bounded cost. Standard library only."""
+"""Follow the log of a rank at a bounded cost. Standard library only."""
 
 import os
 import re
@@ -23,10 +23,10 @@ class LogTail:
     The log may be shared by ranks, moved or truncated. `skipped` is the number of bytes that were not read.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the log; OSError if it does not exist."""
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        """Open the log of a rank; OSError if it does not exist."""
         self._log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._label = label_of(0).encode() if is_shared(path) else b""
+        self._label = label_of(rank).encode() if is_shared(path) else b""
         self._offset, self._allowance = 0, BURST_BYTES
         self._rest = b""  # the beginning of an unfinished line
         self._rest_age_s = 0.0

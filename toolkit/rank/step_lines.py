@@ -21,6 +21,7 @@ from toolkit.rank.log_tail import PERIOD_S, TICK_BYTES, LogTail
 from toolkit.rank.step_patterns import StepCount, StepPatterns
 from toolkit.rundir.files import open_append, read_json, read_json_or_none, utc_of, write_json
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.rank_logs import find_log
 from toolkit.supervise.parent_death import signal_on_parent_death
 from toolkit.supervise.process_tree import OWN_PROCESSES
 from toolkit.terminal.talk import say_beside
@@ -30,6 +31,7 @@ __all__ = ["StepLines", "StepRecords"]
 BEAT_PERIOD_S = 1.0
 STEP_SPAN_S, RATE_SPAN_S = 2.0, 60.0  # lines are read every 0.1 s, so shorter spans would be inexact
 LATE_S = 1.0  # how long a step waits for metrics that follow its line
+OTHER_RANK_S = 30.0  # after which the last rank is read, too, if no line of rank 0 has matched: Megatron prints there
 END_S = 2.0  # maximum wait for the last lines, since the file system may hang
 _STEP = COLUMNS.index(STEP)
 
@@ -122,7 +124,9 @@ class StepRecords:
         self._attempt, self._launcher = attempt, launcher
         patterns = observe.get("step_line") or []
         assert isinstance(patterns, Sequence)
-        self._patterns, self._tail = StepPatterns(patterns, self._tell), LogTail(log)
+        self._patterns, self._tails = StepPatterns(patterns, self._tell), [LogTail(log)]
+        self._last_rank = int(os.environ.get("TOOLKIT_WORLD_SIZE") or 1) - 1
+        self._began_at = time.time()
         self._has_patterns, self._has_ring = bool(patterns), bool(observe.get("record", True))
         self._count = StepCount()
         self._step_s, self._rate = _Pace(STEP_SPAN_S), _Pace(RATE_SPAN_S)
@@ -148,11 +152,20 @@ class StepRecords:
             self._tell(f"cannot record the steps of rank 0: {error}")
 
     def _read(self, now: float, *, is_over: bool) -> None:
-        lines = self._tail.new(is_over=is_over)
-        if self._tail.skipped and self._has_patterns:
-            limit = f"{TICK_BYTES / PERIOD_S / 1e3:.0f} kB/s"
-            self._tell(f"rank 0 prints more than {limit}: only the newest lines of each {PERIOD_S} s are read")
-        new = [step for line in lines if (step := self._read_line(line, now)) is not None]
+        is_late = self._has_patterns and now - self._began_at > OTHER_RANK_S
+        if is_late and self._last_rank and not self._matches and len(self._tails) == 1:
+            with suppress(FileNotFoundError):
+                self._tails.append(LogTail(find_log(self._attempt, self._last_rank), self._last_rank))
+        lines, new = [], []
+        for tail in self._tails:
+            lines = tail.new(is_over=is_over)
+            new = [step for line in lines if (step := self._read_line(line, now)) is not None]
+            if tail.skipped and self._has_patterns:
+                limit = f"{TICK_BYTES / PERIOD_S / 1e3:.0f} kB/s"
+                self._tell(f"a rank prints more than {limit}: only the newest lines of each {PERIOD_S} s are read")
+            if self._matches:
+                self._tails = [tail]
+                break
         if new:
             self._seconds, seconds = self._rate.add(now, new[-1].number), self._step_s.add(now, new[-1].number)
             for step in new:
@@ -165,7 +178,7 @@ class StepRecords:
             self._write_beat(self._step_at)
             self._step_at, self._beat_at = None, now
         if is_over and self._has_patterns and self._lines and not self._matches:
-            self._tell(f"observe.step_line matched none of the {self._lines} lines that rank 0 printed")
+            self._tell(f"observe.step_line matched none of the {self._lines} lines that were read")
 
     def _read_line(self, line: str, now: float) -> _Step | None:
         """Return the step that a line begins, if it is a new one; metrics are those of the last step."""

@@ -4,7 +4,7 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.detectors.disk import with_disk
 from toolkit.metrics.verdicts import Severity, Verdict, line_of_verdict, open_verdicts, read_verdicts
 from toolkit.metrics.window_file import WindowReader
-from toolkit.metrics.windows import NOT_MEASURED, RANK_0_READ, WORK
+from toolkit.metrics.windows import NOT_MEASURED, ONE_RANK_READ, WORK
 from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
@@ -52,7 +52,7 @@ def unmeasured(run: RunDirectory) -> str:
     if not names or WORK in names:
         return ""
     # Only for steps that are read from the output of rank 0, the heartbeat has their rate.
-    return RANK_0_READ if "steps_per_s" in (read_json_or_none(attempt.heartbeat) or {}) else NOT_MEASURED
+    return ONE_RANK_READ if "steps_per_s" in (read_json_or_none(attempt.heartbeat) or {}) else NOT_MEASURED
 
 
 def verdict_lines(run: RunDirectory, state: RunState) -> list[str]:

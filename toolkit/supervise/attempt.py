@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.metrics.windows import RANK_0_READ
+from toolkit.metrics.windows import ONE_RANK_READ
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
@@ -262,7 +262,7 @@ class AttemptWatch:
         ranks.kill()
         found = self._retrying(lambda: self._culprit(where or []))
         reason, step = f"no step for {self._limit_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
-        reason += f" ({RANK_0_READ})" if self.reads_steps else ""
+        reason += f" ({ONE_RANK_READ})" if self.reads_steps else ""
         reason += f": {found.sentence}" if found is not None else ""
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
         rank = found.ranks[0] if found is not None and len(found.ranks) == 1 else None

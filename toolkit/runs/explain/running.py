@@ -81,6 +81,10 @@ def _running(run: RunDirectory) -> Explanation:
     silent_s = _silent_s(attempt)
     job = recorded_job(run)
     stall_s = job.restart.stall_s
+    is_read = bool(job.observe.step_line)
+    may_stall = is_read or not is_unmanaged(job.job.entry) or job.origin("restart.stall_s").layer != "built-in"
+    pause = ", or ten times the longest pause if that is longer," if is_read else ""
+    stalls = f"after {stall_s} s without a step (restart.stall_s){pause} the supervisor ends the attempt as stalled"
     follows = "it continues to its last step" + (", unless it fails as before" if before else "")
     raised = {verdict.kind: verdict for verdict in reversed(raised_verdicts(run))}
     stall, not_finite = raised.get(VerdictKind.STALL), raised.get(VerdictKind.LOSS_NOT_FINITE)
@@ -93,13 +97,12 @@ def _running(run: RunDirectory) -> Explanation:
     elif stall is not None:  # it names the rank that the others wait for
         why = f"attempt {attempt.number} with {counted(wanted, 'rank')} is stalled: {stall.message}"
         actions = [f"`toolkit stacks {run.run_id}` shows where each rank waits", *actions[:1]]
-        if not is_unmanaged(job.job.entry) or job.origin("restart.stall_s").layer != "built-in":
-            follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
-    elif silent_s > QUIET_S and is_unmanaged(job.job.entry) and job.origin("restart.stall_s").layer == "built-in":
+        follows = stalls if may_stall else follows
+    elif silent_s > QUIET_S and not may_stall:
         why = f"attempt {attempt.number} with {counted(wanted, 'rank')} has reported no step for {silent_s:.0f} s"
     elif silent_s > QUIET_S:
         why = f"attempt {attempt.number} with {counted(wanted, 'rank')} has completed no step for {silent_s:.0f} s"
-        follows = f"after {stall_s} s without a step (restart.stall_s) the supervisor ends the attempt as stalled"
+        follows = stalls
     else:
         why = f"attempt {attempt.number} with {counted(wanted, 'rank')} is making steps, the last one {silent_s:.0f} s ago"
     if not_finite is not None:
