@@ -2,8 +2,10 @@
 
 import pytest
 
+from toolkit.config.checks import check_request
 from toolkit.config.document import Flag
 from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.site.load import load_site
 
 
 def message_of(tmp_path, call):
@@ -382,5 +384,6 @@ def test_a_wrong_pattern_of_lines(tmp_path, resolve, patterns, message):
 
 def test_patterns_of_lines_have_no_effect_on_a_function(tmp_path, resolve):
     text = "[job]\nentry = 'train.py:main'\n[observe]\nstep_line = 'nanogpt'\n"
-    message = message_of(tmp_path, lambda: resolve(text=text))
+    site = load_site("local")
+    message = message_of(tmp_path, lambda: check_request(resolve(text=text, site=site), site))
     assert "observe.step_line: has no effect for a function, which reports its steps" in message
