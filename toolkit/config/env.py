@@ -285,8 +285,8 @@ class RestartTable(Table):
     blind_requeues: int = key(
         1,
         "Number of consecutive walltimes without progress after which a script or executable ends; -1 is unlimited. Progress is "
-        "a new step (`toolkit.step(N)`, `observe.step_line`, or a line `toolkit: step N` of rank 0), or a file that `progress` matches and whose name "
-        "no earlier attempt had. Files that were only rewritten allow one more start; with `argv` they are progress.",
+        "a new step (`toolkit.step(N)`, `observe.step_line`, or a line `toolkit: step N` of rank 0), or a file that `progress` "
+        "matches and whose name no earlier attempt had. Files that were only rewritten allow one more start; with `argv` they are progress.",
         form="a whole number, at least 1, or -1",
         ge=-1,
     )
