@@ -76,9 +76,9 @@ class Wandb:
             "id": run.run_id.replace("/", "-"), "name": run.run_id, "config": dict(run.parameters), "dir": str(run.folder),
             "settings": wandb.Settings(x_disable_stats=True, x_disable_meta=True, console="off"),
         }  # fmt: skip
-        is_offline = os.environ.get("WANDB_MODE") == "offline"
+        resume: Any = None if os.environ.get("WANDB_MODE") == "offline" else "allow"
         try:
-            self._run = wandb.init(**options, **({} if is_offline else {"resume": "allow"}))
+            self._run = wandb.init(**options, resume=resume)
         except wandb.errors.Error as error:
             say_beside(
                 f"wandb: recording offline, since its server cannot be used: {error}; send it with `wandb sync {run.folder}/wandb/offline-*`"
