@@ -28,7 +28,7 @@ def find_option(arguments: Sequence[str], name: str, *, where: str, fix: str) ->
 
 
 def is_value(arguments: Sequence[str], at: int) -> bool:
-    """Return whether there is an argument at position `at` (from 0) that is no option."""
+    """Return whether there is an argument at position `at` (from 0) that is not an option."""
     return at < len(arguments) and (not arguments[at].startswith("-") or bool(_NUMBER.fullmatch(arguments[at])))
 
 
@@ -44,7 +44,7 @@ def set_value(arguments: list[str], at: int, value: str) -> None:
 def continued(arguments: Sequence[str], more: Sequence[str], *, newest: str | None, where: str) -> list[str]:
     """Return the arguments of a program that continues: options of `more` replace the same options, others are appended.
 
-    `newest` replaces `{newest}`. If it is None, an argument with it is left out, with the option whose value it is.
+    `newest` replaces `{newest}`. If it is None, an argument with it is omitted, with the option whose value it is.
 
     Raises:
         ToolkitError: `arguments` contain an option of `more` twice, so that it is unknown which one to replace.
