@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from toolkit.submission.executor import AutoExecutor
     from toolkit.submission.public import list_runs, resume, run, submit
     from toolkit.submission.run_handle import Run, RunFailedError
+    from toolkit.world.own_loop import should_save, should_stop
     from toolkit.world.record import record
     from toolkit.world.restart import is_restart, last_progress
     from toolkit.world.step import step
@@ -25,6 +26,8 @@ __all__ = [
     "record",
     "resume",
     "run",
+    "should_save",
+    "should_stop",
     "step",
     "submit",
 ]
@@ -41,6 +44,8 @@ _MODULES = {
     "record": "toolkit.world.record",
     "resume": "toolkit.submission.public",
     "run": "toolkit.submission.public",
+    "should_save": "toolkit.world.own_loop",
+    "should_stop": "toolkit.world.own_loop",
     "step": "toolkit.world.step",
     "submit": "toolkit.submission.public",
 }
@@ -53,7 +58,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     found = getattr(import_module(_MODULES[name]), name)
-    if name in ("record", "step"):  # called in every step
+    if name in ("record", "should_save", "should_stop", "step"):  # called in every step
         globals()[name] = found
     return found
 

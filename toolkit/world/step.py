@@ -13,7 +13,7 @@ from toolkit.terminal.talk import say_beside
 from toolkit.world.record import recorder_of_rank
 from toolkit.world.stop import StopWatch
 
-__all__ = ["step"]
+__all__ = ["step", "watch_of_rank"]
 
 
 def step(number: SupportsIndex) -> None:
@@ -29,8 +29,8 @@ def step(number: SupportsIndex) -> None:
     recorder = recorder_of_rank()
     if recorder is not None:
         recorder.step(step_number)
-    watch = _watch_of_attempt()
-    if watch is not None:
+    watch = watch_of_rank()
+    if watch is not None and watch.attempt is not None:
         try:
             watch.beat(step_number)
         except OSError as error:  # a full disk must not end the script
@@ -50,19 +50,19 @@ def _checked(number: SupportsIndex) -> int:
 
 
 @cache
-def _watch_of_attempt() -> StopWatch | None:
-    """Return the watch that writes the heartbeat of this attempt; None if this process is not rank 0 of a run."""
+def watch_of_rank() -> StopWatch | None:
+    """Return the stop watch of this process; None if it is not a rank of a run. That of rank 0 writes the heartbeat."""
     folder, attempt = os.environ.get("TOOLKIT_RUN_DIR"), os.environ.get("TOOLKIT_ATTEMPT", "")
-    if not folder or not attempt or os.environ.get("TOOLKIT_RANK") != "0":
+    if not folder or not attempt:
         return None
-    run = RunDirectory(Path(folder))
-    watch = StopWatch(run, run.attempt(int(attempt)), saves=False)
+    run, rank = RunDirectory(Path(folder)), os.environ.get("TOOLKIT_RANK")
+    watch = StopWatch(run, run.attempt(int(attempt)) if rank == "0" else None, saves=False)
     atexit.register(watch.tell_last_step)
     return watch
 
 
 # A child process has no thread of the watch of its parent.
-os.register_at_fork(after_in_child=_watch_of_attempt.cache_clear)
+os.register_at_fork(after_in_child=watch_of_rank.cache_clear)
 
 
 @cache
