@@ -21,7 +21,7 @@ def main() -> None:
     venv.create(GUESTS, symlinks=True)
     (own,) = VENV.glob("lib/python*/site-packages")
     (packages,) = GUESTS.glob("lib/python*/site-packages")
-    (packages / "toolkit.pth").write_text(f"{own}\n")
+    (packages / "toolkit.pth").write_text(f"import site; site.addsitedir({str(own)!r})\n")  # also toolkit itself
     python = VENV / "bin" / "python"
     command = [python, "-m", "pip", "--python", GUESTS / "bin" / "python", "install", "-q", "-r", PINS]
     if subprocess.run([*command, "-c", ROOT / "constraints.txt"], cwd=ROOT, check=False).returncode:

@@ -1,0 +1,21 @@
+"""DeepSpeed's checkpoints of another number of ranks; without DeepSpeed itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.integrations import deepspeed
+
+
+def test_another_number_of_ranks_is_refused_with_the_command_that_converts(tmp_path) -> None:
+    saved = tmp_path / "global_step120"
+    saved.mkdir()
+    for rank in (0, 1):
+        (saved / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    (tmp_path / "latest").write_text("global_step120")
+    with pytest.raises(ToolkitError, match="a checkpoint of 1 data-parallel ranks, got one of 2") as refused:
+        deepspeed.ToolkitLoop(SimpleNamespace(dp_world_size=1), tmp_path).load()
+    assert f"deepspeed.checkpoint.ds_to_universal --inject_missing_state --input_folder {saved} " in refused.value.fix
