@@ -86,7 +86,8 @@ def test_a_stopped_run_continues_as_if_it_had_not_been_stopped(commands, wait_un
     commands("stop", run.run_id)
     commands("wait", run.run_id, code=130)
     stopped_at = step_of(run)
-    assert f"saved at step {stopped_at} in" in (run.attempt(0).path / "logs/rank-0.log").read_text()
+    log = (run.attempt(0).path / "logs/rank-0.log").read_text()
+    assert f"saved at step {stopped_at} in" in log and "steps are done" not in log  # what follows the training
     assert any(str(stopped_at) in path.name for path in run.checkpoints.glob("*"))
     assert {path.read_text() for path in run.attempt(0).ranks.glob("*.done")} == {"stopped\n"}
     commands("resume", run.run_id, "--wait", *arguments, 0)
@@ -101,7 +102,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been_stopped(commands, wait_un
         assert losses(run).keys() == {*range(1, STEPS + 3)} and step_of(run, 2) == STEPS + 2
     else:
         answer = commands("resume", run.run_id, "-n", 1, "--wait", "--", "--steps", STEPS + 2, code=2)
-        (command,) = re.findall(r"python (-m deepspeed.checkpoint.ds_to_universal .*)", answer)
+        command, *_of_other_lines = re.findall(r"python (-m deepspeed.checkpoint.ds_to_universal .*)", answer)
         subprocess.run([commands.python, *command.split()], check=True)
         commands("resume", run.run_id, "-n", 1, "--wait", "--", "--steps", STEPS + 2)
         assert losses(run).keys() == {*range(1, STEPS + 3)}

@@ -55,7 +55,7 @@ def test_all_ranks_of_a_script_save_and_stop_after_the_same_step(toolkit, wait_u
     wait_until(lambda: len(steps_of(run, "saves")) == 2)
     first, second = steps_of(run, "saves")
     assert first == second
-    (run.control / "stop").touch()
+    assert "saves at its next step boundary and ends" in toolkit.ok("stop", run.run_id)
     assert toolkit("wait", run.run_id).code == 130
     assert json.loads(toolkit.ok("status", run.run_id, "--json"))["state"] == "stopped"
     first, second = steps_of(run, "stops")

@@ -26,6 +26,7 @@ class ToolkitLoop:
 
     def __init__(self, engine: Any, folder: str | Path, *, every: int = 0, keep: int = 2) -> None:
         self._engine, self._folder, self._every, self._keep = engine, Path(folder), every, keep
+        self._number = int(engine.global_steps)
 
     def load(self) -> int:
         """Load the newest checkpoint on all ranks, and return the number of finished steps, 0 without a checkpoint.
@@ -52,7 +53,8 @@ class ToolkitLoop:
             # Otherwise a key of DeepSpeed's configuration, which would be wrong after the next save.
             self._engine._config.load_universal_checkpoint = is_universal
             self._engine.load_checkpoint(str(self._folder), tag=tag)
-        return int(self._engine.global_steps)
+        self._number = int(self._engine.global_steps)
+        return self._number
 
     def step(self, *, is_last: bool = False, **metrics: Any) -> bool:
         """Report a finished step, on all ranks after each `engine.step()`; return True if the program must end now.
@@ -61,8 +63,9 @@ class ToolkitLoop:
         """
         number = int(self._engine.global_steps)
         record_metrics(metrics)
-        if not self._engine.is_gradient_accumulation_boundary():
+        if number == self._number:  # gradients accumulate
             return False
+        self._number = number
         step(number)
         stops = agree(number)
         if stops or is_last or should_save() or (self._every > 0 and number % self._every == 0):

@@ -274,7 +274,7 @@ def test_what_a_foreign_program_can_be_asked_for(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job("sleep 60"))
     wait_until(lambda: started(run))
     said = toolkit("save", run.run_id)
-    assert (said.code, "cannot save on request" in said.err, "world.should_save" in said.err) == (1, True, True), said
+    assert (said.code, "cannot save on request" in said.err, "toolkit.should_save" in said.err) == (1, True, True), said
     assert not (run.control / "save").exists()
     write_json(run.attempt(0).heartbeat, {"step": 7, "time": "t"})  # as a script that calls world.should_stop
     toolkit.ok("save", run.run_id)

@@ -61,9 +61,9 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
     status = require_running(run, f"so it cannot {request}")
     if request == "save" and _is_unmanaged(run) and not _reports_steps(run):
         raise CheckFailedError(
-            f"run {run.run_id} cannot save on request: its program has not called world.should_stop",
+            f"run {run.run_id} cannot save on request: its program has not called toolkit.should_stop",
             where=str(run.path),
-            fix="call world.should_stop and world.should_save in the script; the run accepts requests after its first step",
+            fix="call toolkit.should_stop and toolkit.should_save in the script (docs/frameworks.md); the run accepts requests after its first step",
         )
     for part in run.with_tasks():
         note_request(part, request, f"toolkit {request}")
@@ -100,7 +100,8 @@ def request_stacks(run: RunDirectory) -> AttemptDirectory:
 def _what_follows_a_stop(run: RunDirectory) -> str:
     job = recorded_job(run)
     seconds = f"{stop_within_s(run, {'warn_s': job.restart.warn_s}):.0f} s"
-    if is_unmanaged(job.job.entry):
+    is_signalled = is_unmanaged(job.job.entry) and not _reports_steps(run)
+    if is_signalled:
         found = signal_in(job.job.sbatch) if job.job.once else None
         own = found[0] if found is not None else job.job.signal
         signals = f"{own} now, TERM later" if own else "TERM now"
@@ -109,7 +110,7 @@ def _what_follows_a_stop(run: RunDirectory) -> str:
         first = f"run {run.run_id} saves at its next step boundary and ends; its ranks are killed after {seconds}"
     return (
         f"{first}, at the latest 10 s before its allocation ends (`toolkit stop {run.run_id}` again kills them now); "
-        f"`toolkit resume {run.run_id}` {'starts it again' if is_unmanaged(job.job.entry) else 'continues it'}"
+        f"`toolkit resume {run.run_id}` {'starts it again' if is_signalled else 'continues it'}"
     )
 
 
