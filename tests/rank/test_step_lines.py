@@ -69,11 +69,11 @@ def test_only_rank_0_counts_in_a_shared_log(run_directory):
 @pytest.fixture
 def in_rank(run_directory, monkeypatch):
     attempt = claim_attempt(run_directory)
-    step_module._watch_of_attempt.cache_clear()
+    step_module.watch_of_rank.cache_clear()
     monkeypatch.setenv("TOOLKIT_RUN_DIR", str(run_directory.path))
     monkeypatch.setenv("TOOLKIT_ATTEMPT", "0")
     yield lambda rank: (monkeypatch.setenv("TOOLKIT_RANK", rank), attempt)[1]
-    step_module._watch_of_attempt.cache_clear()
+    step_module.watch_of_rank.cache_clear()
 
 
 @pytest.mark.parametrize(("rank", "step"), [("0", 4), ("1", None)])
@@ -99,7 +99,7 @@ def test_an_integer_of_numpy_is_a_step_and_a_full_disk_does_not_end_the_script(i
     assert step_in(attempt) == 5
     attempt.heartbeat.unlink()
     attempt.heartbeat.mkdir()
-    step_module._watch_of_attempt()._beat_at = float("-inf")
+    step_module.watch_of_rank()._beat_at = float("-inf")
     toolkit.step(6)
     assert "cannot record the step" in capsys.readouterr().err
 

@@ -278,7 +278,7 @@ def test_what_a_foreign_program_can_be_asked_for(toolkit, wait_until) -> None:
     assert not (run.control / "save").exists()
     write_json(run.attempt(0).heartbeat, {"step": 7, "time": "t"})  # as a script that calls world.should_stop
     toolkit.ok("save", run.run_id)
-    assert "receives TERM now" in toolkit.ok("stop", run.run_id)
+    assert "saves at its next step boundary and ends" in toolkit.ok("stop", run.run_id)
     toolkit("wait", run.run_id)
     assert state(toolkit, run) == "stopped"
 
