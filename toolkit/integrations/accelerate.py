@@ -65,12 +65,14 @@ class ToolkitLoop:
         accelerator.save_state(str(part))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            if target.exists():  # the same state
-                shutil.rmtree(target)
+            older = self._folder / f"state-{number}.old"
+            if target.exists():  # the same state, which remains until the new one is in its place
+                target.rename(older)
             part.rename(target)
+            shutil.rmtree(older, ignore_errors=True)
             saved = self._saved()
-            for older in sorted(saved)[: -self._keep]:
-                shutil.rmtree(saved[older])
+            for expired in sorted(saved)[: -self._keep]:
+                shutil.rmtree(saved[expired])
 
     def _saved(self) -> dict[int, Path]:
         found = [path for path in self._folder.glob("state-*") if re.fullmatch(r"state-\d+", path.name)]
