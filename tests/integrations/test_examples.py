@@ -32,7 +32,8 @@ class Commands:
         return done.stdout + done.stderr
 
     def submit(self, job: str, *words: object) -> RunDirectory:
-        run_id = self("submit", job, "-n", 2, "--parsable", *words).strip().splitlines()[-1].partition(";")[2]
+        printed = self("submit", job, "-n", 2, "--parsable", *words)
+        (run_id,) = re.findall(r"^local-\d+;(\S+)$", printed, re.M)
         (path,) = (self._folder / "runs").glob(f"*/{run_id}")
         return RunDirectory(path)
 

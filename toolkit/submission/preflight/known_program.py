@@ -16,6 +16,8 @@ def offer_preset(job: ResolvedJob) -> None:
         return
     script = python_file(job)
     imported = set(_imported(parse_script(script)))
+    if "toolkit" in imported:  # it reports its steps, or continues, by itself
+        return
     for name, preset in presets().items():
         if script is not None and imported.intersection(preset.imports):
             if parts := ", ".join(_parts(name, preset, imported, job)):
