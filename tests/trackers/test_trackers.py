@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import pytest
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from toolkit.rundir.claims import read_claim
 
 TRAINS = """
 import os, time
@@ -86,6 +90,31 @@ def test_wandb_records_offline_without_a_key_and_says_so(trains):
     assert b"train/loss" in record.read_bytes()
 
 
+def test_a_cancelled_run_tells_its_tracker_so(toolkit, wait_until, monkeypatch):
+    """`toolkit cancel` signals the processes of trackers, too."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = f"file:{toolkit.folder}/mlruns"
+    (toolkit.folder / "long.py").write_text(
+        "import toolkit, time\nfor n in range(600):\n    toolkit.record('loss', n)\n    toolkit.step(n)\n    time.sleep(0.5)\n"
+    )
+    job = toolkit.folder / "long.toml"
+    job.write_text(
+        f"[job]\nentry = 'long.py'\n[observe]\ntrackers = ['mlflow']\n[env.vars]\nMLFLOW_ALLOW_FILE_STORE = 'true'\nMLFLOW_TRACKING_URI = '{store}'\n"
+    )
+    run, client = toolkit.submit(job), MlflowClient(store)
+    wait_until(lambda: (run.trackers / "mlflow.json").exists() and "sent" in (run.trackers / "mlflow.json").read_text())
+    os.killpg(int(read_claim(run, 0).job_id.removeprefix("local-")), signal.SIGTERM)
+    assert toolkit("wait", run.run_id).code == 143
+    (sent,) = client.search_runs([client.get_experiment_by_name("long").experiment_id])
+    log = next(run.path.glob("slurm-*.out")).read_text()
+    assert (sent.info.status, "starting it again" in log) == ("KILLED", False), log
+
+
+def test_a_password_in_a_url_is_not_logged(trains):
+    _, log = trains("mlflow", MLFLOW_TRACKING_URI="http://me:hunter2secret@127.0.0.1:9")
+    assert "mlflow does not accept metrics" in log and "hunter2secret" not in log
+
+
 def test_a_dead_service_costs_the_run_nothing_and_receives_the_metrics_later(trains, toolkit, monkeypatch):
     run, log = trains("mlflow", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_ALLOW_FILE_STORE="true")
     assert toolkit("wait", run.run_id).code == 0
@@ -106,6 +135,7 @@ def test_a_tracker_that_is_not_installed_is_named_once(trains, toolkit):
     run, log = trains("wandb", PYTHONPATH=str(toolkit.folder / "shadow"))
     assert toolkit("wait", run.run_id).code == 0
     assert log.count('wandb: wandb is not installed; fix: pip install "toolkit[wandb]"') == 1
+    assert "starting it again" not in log
 
 
 def test_metrics_of_an_active_run_are_sent_by_its_own_processes_only(toolkit, wait_until):

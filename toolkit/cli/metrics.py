@@ -126,6 +126,7 @@ def send(run: str, runs: Path | None, tracker: tuple[str, ...]) -> None:
     """
     from toolkit.runs.compare import job_of
     from toolkit.runs.status.state import run_status
+    from toolkit.supervise.secrets import read_reference
     from toolkit.trackers.sender import send_metrics
 
     for one in find(run, runs).with_tasks():
@@ -140,7 +141,11 @@ def send(run: str, runs: Path | None, tracker: tuple[str, ...]) -> None:
             )  # fmt: skip
         for variable, value in job["env"]["vars"].items():  # those of this shell override them
             os.environ.setdefault(variable, str(value))
-        codes = [send_metrics(one, job, name, iter([status.state.value])) for name in names]
+        for variable, reference in job["env"]["secrets"].items():
+            if reference.startswith("file:") and variable not in os.environ:
+                os.environ[variable] = read_reference(reference, os.environ, f"env.secrets.{variable}")
+        state = status.state.value
+        codes = [send_metrics(one, job, name, iter([state]), is_live=False) for name in names]
         if any(codes):
             sys.exit(max(codes))
 

@@ -1,5 +1,5 @@
 """Read the secrets of a job, and redact them in messages. Those in [env] are read when ranks start, and exist only in
-the environment of ranks. The URL in [notify] is read before each request to it.
+the environment of ranks and of the processes of `observe.trackers`. The URL in [notify] is read before each request to it.
 """
 
 import os

@@ -12,11 +12,11 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.log import say
 from toolkit.supervise.parent_death import die_with_parent
 
-__all__ = ["Trackers"]
+__all__ = ["GIVES_UP", "Trackers"]
 
 PAUSE_S = (10.0, 600.0)  # the first and the longest pause before a process that ended is started again
 END_S = 5.0  # to send the last metrics, for all trackers together
-_NOT_INSTALLED = 3
+GIVES_UP = 3  # exit code of a process that a further start would not help
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Trackers:
 
     def _keep(self, name: str, environment: dict[str, str]) -> None:
         pause_s = PAUSE_S[0]
-        command = [sys.executable, "-m", "toolkit.trackers", name, str(self.run.path), str(self.start)]
+        command = [sys.executable, "-P", "-m", "toolkit.trackers", name, str(self.run.path), str(self.start)]
         while not self._over.is_set():
             try:
                 process = subprocess.Popen(
@@ -50,7 +50,7 @@ class Trackers:
                 say(f"cannot start {name}: {error.strerror}")
                 return
             self._processes[name] = process
-            if process.wait() == _NOT_INSTALLED or self._over.is_set():
+            if process.wait() == GIVES_UP or self._over.is_set():
                 return
             say(
                 f"the process of {name} ended with exit code {process.returncode}; starting it again in {pause_s:.0f} s"
@@ -59,18 +59,26 @@ class Trackers:
             pause_s = min(2 * pause_s, PAUSE_S[1])
 
     def end(self, state: str) -> None:
-        """Pass the state of the run, "" if it continues, and end the processes."""
+        """Pass the state of the run, and give the processes `END_S` to send the rest; "" if the run continues, which waits for none."""
         self._over.set()
         deadline = time.monotonic() + END_S
-        for process in self._processes.values():
+        processes = dict(self._processes)
+        for process in processes.values():
             with suppress(OSError):  # it has exited
                 process.stdin.write(state)  # type: ignore[union-attr]
                 process.stdin.close()  # type: ignore[union-attr]
-        for name, process in self._processes.items():
+        for name, process in processes.items() if state else ():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                say(
-                    f"{name} did not accept the last metrics within {END_S:.0f} s; `toolkit metrics send {self.run.run_id}` sends them"
-                )
+                say(f"{name} did not accept the last metrics within {END_S:.0f} s; `{self._command(name)}` sends them")
+
+    def _command(self, name: str) -> str:
+        # The package of wandb keeps rows in files of its own until its server has them.
+        is_wandb = name == "wandb"
+        return (
+            f"wandb sync {self.run.trackers}/wandb/wandb/*run-*"
+            if is_wandb
+            else f"toolkit metrics send {self.run.run_id}"
+        )

@@ -24,9 +24,11 @@ def states() -> Iterator[str | None]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the run first
+    # The end of stdin ends it: Ctrl-C, and what Slurm sends to all processes of a job, only end the run.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     name, path, start = sys.argv[1:]
     run = RunDirectory(Path(path))
-    code = send_metrics(run, read_json(run.start(int(start)) / "job.json"), name, states())
+    code = send_metrics(run, read_json(run.start(int(start)) / "job.json"), name, states(), is_live=True)
     sys.stdout.flush()
     os._exit(code)  # threads of a tracker's package must not keep the process

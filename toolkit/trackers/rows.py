@@ -62,7 +62,6 @@ _SOURCES: dict[str, Callable[[str], list[Row]]] = {
 class Unsent:
     """What one tracker has not received. Its file `state` keeps how far each file was sent, and what the tracker needs."""
 
-    run_id: str
     metrics: Path
     state: Path
     kept: dict[str, Any] = field(init=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,18 @@ _LONGEST_PARAM = 6000  # characters of a parameter's value in MLflow
 
 @dataclass(frozen=True)
 class Described:
-    """The run: its names, its parameters, a folder for files of the tracker, and what the tracker kept of it so far."""
+    """The run: its names, its parameters, a folder for files of the tracker, and what the tracker kept of it so far.
+
+    `keep` writes `kept` to its file. `is_live` is whether the run is active, so that a tracker may record offline.
+    """
 
     run_id: str
     job_name: str
     parameters: Mapping[str, Any]
     folder: Path
     kept: dict[str, Any]
+    keep: Callable[[], None]
+    is_live: bool
 
 
 class Tracker(Protocol):
@@ -80,6 +86,8 @@ class Wandb:
         try:
             self._run = wandb.init(**options, resume=resume)
         except wandb.errors.Error as error:
+            if not run.is_live:
+                raise
             say_beside(
                 f"wandb: recording offline, since its server cannot be used: {error}; send it with `wandb sync {run.folder}/wandb/offline-*`"
             )
@@ -110,23 +118,30 @@ class MLflow:
             fix = 'set it in [env.vars] of the job, such as MLFLOW_TRACKING_URI = "http://SERVER:5000"'
             raise ToolkitError("expected the URI of a server or database in MLFLOW_TRACKING_URI, got none", fix=fix)
         self._client = MlflowClient()
-        self._id = run.kept.get("run") or self._create(run, Param)
-        run.kept["run"] = self._id
+        if "run" not in run.kept:
+            self._create(run, Param)
+        self._id = run.kept["run"]
         self._client.update_run(self._id, status="RUNNING")
 
-    def _create(self, run: Described, make: Callable[[str, str], Any]) -> str:
+    def _create(self, run: Described, make: Callable[[str, str], Any]) -> None:
+        from mlflow.exceptions import MlflowException
+
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
         created = self._client.create_run(experiment, run_name=run.run_id, tags={"toolkit.run_id": run.run_id})
-        values = [make(name, str(value)[:_LONGEST_PARAM]) for name, value in run.parameters.items()]
+        run.kept["run"] = str(created.info.run_id)
+        run.keep()  # before what may fail, since another trial must not create another run
+        values = [make(_accepted(name), str(value)[:_LONGEST_PARAM]) for name, value in run.parameters.items()]
         for at in range(0, len(values), 100):  # the most in one request
-            self._client.log_batch(created.info.run_id, params=values[at : at + 100])
-        return str(created.info.run_id)
+            try:
+                self._client.log_batch(created.info.run_id, params=values[at : at + 100])
+            except MlflowException as error:  # metrics do not depend on parameters
+                say_beside(f"mlflow does not accept parameters: {str(error)[:160]}")
 
     def send(self, rows: list[Row]) -> None:
         metrics = [
-            self._metric(name, value, int(row.time_s * 1000), row.step)
+            self._metric(_accepted(name), value, int(row.time_s * 1000), row.step)
             for row in rows
             for name, value in row.values.items()
         ]
@@ -137,6 +152,11 @@ class MLflow:
         ends = {"": None, "completed": "FINISHED", "cancelled": "KILLED", "stopped": "KILLED"}
         if (status := ends.get(state, "FAILED")) is not None:
             self._client.set_terminated(self._id, status=status)
+
+
+def _accepted(name: str) -> str:
+    """Return a name with characters that MLflow accepts."""
+    return re.sub(r"[^\w./: -]", "_", name)
 
 
 TRACKERS: dict[str, Callable[[Described], Tracker]] = {
