@@ -318,7 +318,7 @@ class RestartTable(Table):
     preemptions: int = key(-1, "Maximum number of requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(
         120, "Seconds before the walltime at which Slurm tells the ranks to save, less than the walltime.",
-        derived="120, or a quarter of a shorter walltime such as 0:01:30",
+        derived="120, or a quarter of a walltime below 8 minutes",
         ge=1, le=65535,
     )  # fmt: skip
     stall_s: int = key(900, "Seconds without a completed step after which an attempt counts as stalled.", ge=1)

@@ -261,10 +261,10 @@ def _derive_restart(resolved: ResolvedJob) -> ResolvedJob:
 
 
 def _derive_warning(resolved: ResolvedJob) -> ResolvedJob:
-    """Return the job with a later warning if its walltime is shorter than the default of `restart.warn_s`."""
-    time_s = resolved.job.time_s
-    # A plain number of minutes is left to the check, which asks whether hours were meant.
-    is_short = time_s is not None and time_s <= resolved.restart.warn_s and not meant_as_hours(resolved.job.time)
+    """Return the job with a later warning if the default of `restart.warn_s` is more than a quarter of its walltime."""
+    time_s, warn_s = resolved.job.time_s, resolved.restart.warn_s
+    # A plain number of minutes without room for the warning is left to the check, which asks whether hours were meant.
+    is_short = time_s is not None and time_s < 4 * warn_s and (time_s > warn_s or not meant_as_hours(resolved.job.time))
     if not is_short or not resolved.has_warning or "restart.warn_s" in resolved.origins:
         return resolved
     restart = resolved.restart.model_copy(update={"warn_s": max(1, (time_s or 0) // 4)})
