@@ -41,6 +41,16 @@ def test_what_could_not_take_effect_is_refused(of_program, entry, restart, messa
     assert str(caught.value).endswith(message)
 
 
+@pytest.mark.parametrize("argv", ["'hf'", "['--from', '{newest}']"])
+def test_the_newest_file_of_all_tasks_is_refused(resolve, site, argv):
+    job = f"account = 'a'\narray = '0-1'\nentry = 'train.py'\n[restart]\nprogress = '*/step-*'\nargv = {argv}\n"
+    with pytest.raises(
+        ToolkitError, match=r"job\.toml:7:restart\.argv: \{newest\} may be a file of another task: .* Fix: "
+    ):
+        resolve(text=f"[job]\n{job}", site=site)
+    assert resolve(text=f"[job]\n{job}".replace(argv, "['--resume']"), site=site).job.array == "0-1"
+
+
 def test_braces_of_other_programs_are_arguments(of_program):
     assert of_program("""argv = ['--set={"a": 1}', '{}']""").restart.argv == ['--set={"a": 1}', "{}"]
 

@@ -183,7 +183,7 @@ def _check_function(resolved: ResolvedJob) -> None:
 
 
 def _check_restart_argv(resolved: ResolvedJob) -> None:
-    """Check that `{newest}` in `restart.argv` has a path, and that each option replaces one at most."""
+    """Check that `{newest}` in `restart.argv` is a path of this run, and that each option replaces one at most."""
     more, key = list(resolved.restart.argv), "restart.argv"
     named = [name for word in more for name in re.findall(r"\{[A-Za-z_]\w*\}", word)]
     if unknown := [name for name in named if name != NEWEST]:
@@ -191,6 +191,10 @@ def _check_restart_argv(resolved: ResolvedJob) -> None:
     if named and not resolved.restart.progress:
         what = f"{NEWEST} has no path without restart.progress, whose newest match it is"
         raise refuse(resolved, key, what, 'set progress to a pattern such as "out/step-*.pt"')
+    if named and resolved.job.array:
+        what = f"{NEWEST} may be a file of another task: in an array or a sweep it is the newest of all tasks"
+        fix = 'write an argument with which each task loads its own file, such as "--resume=true", or submit each task as a run'
+        raise refuse(resolved, key, what, fix)
     entry = resolved.job.entry
     of_entry = entry[1:] if isinstance(entry, list) else []
     continued([*of_entry, *resolved.arguments], more, newest="", where=resolved.origin(key).place(key))

@@ -301,7 +301,7 @@ class RestartTable(Table):
         "Arguments with which a script or executable continues, from the first attempt after one that made progress: an option "
         "replaces the same option of the entry, others are appended. Progress is a new or changed file that `progress` matches, or "
         "without that key a step. `{newest}` is the newest path that `progress` matches; an argument with it is omitted, together "
-        "with its option, if there is none. A preset also sets `progress`.",
+        "with its option, if there is none. Not in an array or a sweep. A preset also sets `progress`.",
         form='a list such as ["--init_from=resume"] or ["--resume", "{newest}"], or the name of a preset',
         default_factory=list,
     )

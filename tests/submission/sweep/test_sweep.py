@@ -65,6 +65,13 @@ def test_what_a_program_is_not_told_of_is_said(toolkit):
     assert "TOOLKIT_RESOLVED_JOB" not in toolkit("render", "train_lm", *sweep).err
 
 
+def test_the_newest_file_of_all_tasks_is_refused(toolkit):
+    job = toolkit.job("true", more='[restart]\nargv = "lightning"\n')
+    said = toolkit("render", job, "--site", "devcluster", "--sweep", "env.vars.SEED=1,2")
+    assert said.code == 2
+    assert "restart.argv: {newest} may be a file of another task" in said.err
+
+
 def test_a_limit_alone_is_for_all_tasks_and_numbers_choose_some(rendered):
     assert "#SBATCH --array=0-2%1\n" in rendered("--sweep", "args.layers=2,4,8", "-a", "%1")[1]
     assert "#SBATCH --array=0,2\n" in rendered("--sweep", "args.layers=2,4,8", "-a", "0,2", tasks=[0, 2])[1]
