@@ -31,6 +31,9 @@ def of_program(resolve):
          "job.toml:6:restart.argv: expected no name in braces but {newest}, got {latest}. Fix: write {newest}"),
         ("['true']", "argv = ['--lr=3']",
          "job.toml:5:restart.argv: lr occurs 2 times in the arguments: --lr=1 --lr=2. Fix: write it once in the arguments"),
+        ("['true', '--a', 'b']", "argv = ['--a=3']",
+         "job.toml:5:restart.argv: --a b in the arguments: b may be a value of --a or not. "
+         "Fix: write --a=b, or write what is not its value before --a"),
         ("['true', '--a=1', '--a=2']", "argv = ['--a=3']",
          "job.toml:5:restart.argv: a occurs 2 times in the arguments: --a=1 --a=2. Fix: write it once in the arguments"),
     ],

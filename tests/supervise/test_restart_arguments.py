@@ -53,6 +53,12 @@ def test_arguments_follow_the_first_changed_file(told, tmp_path):
     assert "attempt 1 continues" not in log
 
 
+def test_an_option_may_be_added_more_than_once(told):
+    lines, log = told(["-o", "a=1", "-o", "b=2"], saves=[0], last=1)
+    assert lines[1].startswith("['--from=x', '-o', 'a=1', '-o', 'b=2'] 1 ")
+    assert "toolkit: attempt 1 continues with -o a=1 -o b=2\n" in log
+
+
 def test_files_of_an_earlier_run_are_no_progress(told, tmp_path):
     (tmp_path / "step-9.pt").touch()
     lines, _ = told(["--from={newest}"], steps=[0, 1], last=2)

@@ -13,7 +13,7 @@ from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.metrics.alert_rules import SERIES, channels_of, parse_condition
 from toolkit.metrics.windows import declared_metrics
-from toolkit.rundir.arguments import NEWEST, continued
+from toolkit.rundir.arguments import NEWEST, continued, expanded
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
@@ -197,7 +197,7 @@ def _check_restart_argv(resolved: ResolvedJob) -> None:
         raise refuse(resolved, key, what, fix)
     entry = resolved.job.entry
     of_entry = entry[1:] if isinstance(entry, list) else []
-    continued([*of_entry, *resolved.arguments], more, newest="", where=resolved.origin(key).place(key))
+    continued([*of_entry, *resolved.arguments], expanded(more, ""), where=resolved.origin(key).place(key))
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:

@@ -181,7 +181,7 @@ def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     argv = [str(word) for word in [*(job["job"].get("argv") or []), *(job.get("argv") or [])]]
     if more := json.loads(environ.get("TOOLKIT_RESTART_ARGV") or "[]"):
         options = [str(word) for word in entry[1:]] if isinstance(entry, list) else []
-        argv = continued([*options, *argv], more, newest=None, where="restart.argv")
+        argv = continued([*options, *argv], more, where="restart.argv")
         entry = entry[:1] if isinstance(entry, list) else entry
     if job["job"].get("once"):
         run_batch_script(RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).batch_script, argv, job["job"]["sbatch"])

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from toolkit.errors import ToolkitError
 
-__all__ = ["NEWEST", "continued", "find_option", "is_value", "set_value"]
+__all__ = ["NEWEST", "continued", "expanded", "find_option", "is_value", "set_value"]
 
 NEWEST = "{newest}"  # in `restart.argv`: the newest path that `restart.progress` matches
 _NUMBER = re.compile(r"-\.?\d.*")  # a negative number is the value of an option, not an option
@@ -41,31 +42,42 @@ def set_value(arguments: list[str], at: int, value: str) -> None:
         arguments[at + 1 : at + 1 + is_value(arguments, at + 1)] = [value]
 
 
-def continued(arguments: Sequence[str], more: Sequence[str], *, newest: str | None, where: str) -> list[str]:
+def expanded(more: Sequence[str], newest: str | None) -> list[str]:
+    """Return `more` with `newest` for `{newest}`; without one, an argument with it is omitted, with its option."""
+    kept = (words for words in _options(more) if newest is not None or not any(NEWEST in word for word in words))
+    return [word.replace(NEWEST, newest or "") for words in kept for word in words]
+
+
+def continued(arguments: Sequence[str], more: Sequence[str], *, where: str) -> list[str]:
     """Return the arguments of a program that continues: options of `more` replace the same options, others are appended.
 
-    `newest` replaces `{newest}`. If it is None, an argument with it is omitted, with the option whose value it is.
-
     Raises:
-        ToolkitError: `arguments` contain an option of `more` twice, so that it is unknown which one to replace.
+        ToolkitError: it is unknown what an option of `more` replaces: it occurs twice, or several words may be its value.
     """
-    result = list(arguments)
+    result, appended = list(arguments), list[str]()
     for words in _options(more):
-        if newest is None and any(NEWEST in word for word in words):
-            continue
-        option, *values = (word.replace(NEWEST, newest or "") for word in words)
+        option, *values = words
         name, equals, value = option.partition("=")
-        is_option = option.startswith("-") or bool(equals)
-        at = (
-            find_option(result, name.lstrip("-"), where=where, fix="write it once in the arguments")
-            if is_option
-            else None
-        )
+        is_option, name = option.startswith("-") or bool(equals), name.lstrip("-")
+        at = find_option(result, name, where=where, fix="write it once in the arguments") if is_option else None
         if at is None:
-            result += [option, *values]
+            appended += words
         elif values or equals:
+            find_option(more, name, where=where, fix="write it once in restart.argv")
+            _require_one_value(result, at, most=len(values), where=where)
             set_value(result, at, values[0] if values else value)
-    return result
+    return result + appended
+
+
+def _require_one_value(arguments: Sequence[str], at: int, *, most: int, where: str) -> None:
+    """Check that at most `most` words follow the option at `at`: of `--resume=true` none, as `--resume` may be a flag."""
+    after = list(takewhile(lambda word: is_value([word], 0), arguments[at + 1 :]))
+    if "=" not in arguments[at] and len(after) > most:
+        option = arguments[at]
+        raise ToolkitError(
+            f"{' '.join([option, *after])} in the arguments: {after[most]} may be a value of {option} or not",
+            where=where, fix=f"write {option}={after[0]}, or write what is not its value before {option}",
+        )  # fmt: skip
 
 
 def _options(more: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit.rundir.arguments import NEWEST, continued
+from toolkit.rundir.arguments import NEWEST, expanded
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.log import say
@@ -27,7 +27,7 @@ def restart_variables(
     newest = os.path.abspath(max(files, key=lambda path: files[path])) if files else None  # noqa: PTH100
     variables = {"TOOLKIT_RESTART": "1"} | ({"TOOLKIT_LAST_PROGRESS": newest} if newest is not None else {})
     more: Sequence[str] = restart.get("argv") or ()
-    added = continued([], more, newest=newest, where="restart.argv")
+    added = expanded(more, newest)
     if added:
         say(f"attempt {attempt.number} continues with {shlex.join(added)}")
         variables["TOOLKIT_RESTART_ARGV"] = json.dumps(added)
