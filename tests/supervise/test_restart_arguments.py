@@ -81,6 +81,26 @@ def test_without_a_path_the_arguments_stay_and_the_log_says_so(supervise, local_
     assert "toolkit: attempt 2 has no argument of restart.argv: no path for {newest}\n" in started.log
 
 
+def test_a_half_deleted_folder_is_not_the_newest(supervise, local_job, tmp_path):
+    """Deleting a file of the oldest checkpoint makes its folder the one that changed last."""
+    save = f"cd {tmp_path}; for n in 1 2; do mkdir step-$n; touch step-$n/a step-$n/b; sleep 0.1; done; mkdir step-2/c"
+    program = (
+        f'echo "got [$*]"; [ $TOOLKIT_ATTEMPT = 1 ] || {{ {save}; sleep 0.1; rm step-1/b; mkdir step-0; exit 3; }}'
+    )
+    restart = f'crashes = 1\nprogress = "{tmp_path}/step-*"\nargv = ["--from", "{{newest}}"]'
+    started = supervise(local_job(["bash", "-c", program, "x"], ranks=1, restart=restart))
+    assert started.wait() == 0, started.log
+    assert f"got [--from {tmp_path}/step-2]" in started.rank_log(0, attempt=1)
+
+
+def test_of_folders_without_files_the_last_changed_one_is_the_newest(supervise, local_job, tmp_path):
+    program = f'echo "got [$*]"; [ $TOOLKIT_ATTEMPT = 1 ] || {{ cd {tmp_path}; mkdir -p b/c; sleep 0.1; mkdir -p a/c; exit 3; }}'
+    restart = f'crashes = 1\nprogress = "{tmp_path}/[ab]"\nargv = ["--from", "{{newest}}"]'
+    started = supervise(local_job(["bash", "-c", program, "x"], ranks=1, restart=restart))
+    assert started.wait() == 0, started.log
+    assert f"got [--from {tmp_path}/a]" in started.rank_log(0, attempt=1)
+
+
 def test_a_killed_supervisor_recorded_no_files(supervise, local_job, tmp_path):
     program = f'echo "got [$*]"; [ $1 ] || {{ touch {tmp_path}/a.pt; echo saved; sleep 60; }}'
     restart = f'progress = "{tmp_path}/*.pt"\nargv = ["--from", "{{newest}}"]'

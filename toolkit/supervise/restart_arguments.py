@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from toolkit.rundir.arguments import NEWEST, expanded
@@ -24,7 +26,8 @@ def restart_variables(
     """
     if not _follows_progress(attempt, files, by_files=bool(restart.get("progress"))):
         return {"TOOLKIT_RESTART": "0"}
-    newest = os.path.abspath(max(files, key=lambda path: files[path])) if files else None  # noqa: PTH100
+    latest = max(files, key=lambda path: (_written_ns(path, files[path][0]), files[path]), default=None)
+    newest = os.path.abspath(latest) if latest is not None else None  # noqa: PTH100
     variables = {"TOOLKIT_RESTART": "1"} | ({"TOOLKIT_LAST_PROGRESS": newest} if newest is not None else {})
     more: Sequence[str] = restart.get("argv") or ()
     added = expanded(more, newest)
@@ -34,6 +37,15 @@ def restart_variables(
     elif more:
         say(f"attempt {attempt.number} has no argument of restart.argv: no path for {NEWEST}")
     return variables
+
+
+def _written_ns(path: str, changed_ns: int) -> int:
+    """Return when a file, or the newest file directly in a folder, was written: a deletion changes the time of its folder."""
+    if not Path(path).is_dir():
+        return changed_ns
+    with suppress(FileNotFoundError, PermissionError):  # deleted meanwhile, or of no use to the ranks
+        return max((one.stat().st_mtime_ns for one in Path(path).iterdir() if one.is_file()), default=0)
+    return 0
 
 
 def _follows_progress(attempt: AttemptDirectory, files: Mapping[str, tuple[int, int]], *, by_files: bool) -> bool:
