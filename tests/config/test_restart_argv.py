@@ -66,8 +66,18 @@ def test_a_preset_also_names_its_files_and_a_resume_keeps_them(of_program):
     assert (again.restart.argv, again.restart.progress) == (["--init_from=resume"], "out*/ckpt.pt")
 
 
+def test_another_preset_at_a_resume_names_its_own_files(of_program):
+    job, to_litgpt = of_program("argv = 'nanogpt'"), ["restart.argv=litgpt"]
+    amended = amend_job(job, site=load_site("local"), settings=to_litgpt)
+    assert (amended.restart.argv, amended.restart.progress) == (["--resume=true"], presets()["litgpt"].progress)
+    back = amend_job(amended, site=load_site("local"), settings=["restart.argv=nanogpt"])
+    assert back.restart.progress == "out*/ckpt.pt"
+
+
 def test_files_that_the_job_names_stay(of_program):
-    assert of_program("argv = 'nanogpt'\nprogress = 'a/*.pt'").restart.progress == "a/*.pt"
+    job = of_program("argv = 'nanogpt'\nprogress = 'a/*.pt'")
+    amended = amend_job(job, site=load_site("local"), settings=["restart.argv=litgpt"])
+    assert job.restart.progress == amended.restart.progress == "a/*.pt"
 
 
 def test_an_unknown_preset_is_refused(of_program):

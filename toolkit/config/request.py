@@ -316,12 +316,13 @@ def _from_flags(flags: Mapping[str, Flag]) -> Iterator[Setting]:
 def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
     """Return the values and origins of all settings; a later setting replaces earlier ones of its key or table."""
     kept: dict[KeyPath, Setting] = {}
+    replaced: dict[KeyPath, list[Origin]] = {}
     for setting in layered:
         path = setting.path
         for other in [old for old in kept if old[: len(path)] == path or path[: len(old)] == old]:
-            del kept[other]
+            replaced.setdefault(other, []).append(kept.pop(other).origin)
         kept[path] = setting
-    _add_files_of_preset(kept)
+    _add_files_of_preset(kept, replaced.get(("restart", "argv"), ()))
     values: dict[str, Any] = {}
     for path, setting in kept.items():
         table = values
@@ -331,12 +332,17 @@ def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]
     return values, {".".join(path): setting.origin for path, setting in kept.items()}
 
 
-def _add_files_of_preset(kept: dict[KeyPath, Setting]) -> None:
-    """Set `restart.progress`, unless it is set, to the files from which the program that `restart.argv` names continues."""
+def _add_files_of_preset(kept: dict[KeyPath, Setting], replaced: Iterable[Origin]) -> None:
+    """Set `restart.progress`, unless it is set, to the files from which the program that `restart.argv` names continues.
+
+    Files that a replaced `restart.argv` named, by its origin in `replaced`, are not set.
+    """
     argv, path = kept.get(("restart", "argv")), ("restart", "progress")
     known = presets().get(argv.value) if argv is not None and isinstance(argv.value, str) else None
-    if argv is not None and known is not None and known.progress:
-        kept.setdefault(path, Setting(path, known.progress, argv.origin))
+    if argv is None or known is None or not known.progress:
+        return
+    if path not in kept or kept[path].origin in replaced:
+        kept[path] = Setting(path, known.progress, argv.origin)
 
 
 def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
