@@ -88,3 +88,22 @@ def test_an_unknown_preset_is_refused(of_program):
 @pytest.mark.parametrize("name", [name for name, preset in presets().items() if preset.argv])
 def test_every_preset_is_valid(of_program, name):
     assert of_program(f"argv = '{name}'").restart.argv == presets()[name].argv
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        ("nanogpt", "out-owt/ckpt.pt"),
+        ("megatron", "checkpoints/iter_0000100"),
+        ("litgpt", "out/pretrain/step-00000100/lit_model.pth"),
+        ("litgpt", "out/finetune/full/step-000100/lit_model.pth"),
+        ("lightning", "lightning_logs/version_0/checkpoints/epoch=0-step=100.ckpt"),
+        ("hf", "trainer_output/checkpoint-100"),
+        ("deepspeed", "checkpoints/global_step100"),
+    ],
+)
+def test_a_preset_searches_the_folder_of_output_only(tmp_path, name, saved):
+    """What a link to large data contains is not searched, although its names would match."""
+    for path in (tmp_path / saved, tmp_path / "data" / "a" / saved):
+        path.mkdir(parents=True)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob(presets()[name].progress)] == [saved]

@@ -66,5 +66,5 @@ def test_nothing_is_offered_for_a_function(noted):
 def test_a_program_that_continues_by_itself_gets_the_pattern_of_its_files(noted):
     text = "from megatron.training import pretrain"
     (line,) = noted(text)
-    assert 'restart.progress = "**/iter_[0-9]*" shows its progress' in line
+    assert 'restart.progress = "*/iter_[0-9]*" shows its progress' in line
     assert not any("progress" in one for one in noted(text, more="[restart]\nprogress = 'x'\n"))
