@@ -23,7 +23,7 @@ NO_JSON = {
     **of(
         "submit run resume rerun cancel stop save requeue session-start session-exec session-attach session-notebook "
         "session-stop alerts-ack alerts-silence alerts-unsilence alerts-test alerts-send import trace jobs-copy site-init topo-plot ckpt-index ckpt-export ckpt-import data-pack data-index "
-        "metrics-serve metrics-push metrics-export dash report",
+        "metrics-serve metrics-push metrics-export metrics-send dash report",
         "does something; what it prints is a line about it",
     ),
     **of(

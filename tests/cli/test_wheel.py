@@ -50,7 +50,11 @@ def test_the_wheel_holds_the_package_and_its_data_and_no_more(wheel: Path) -> No
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "toolkit").rglob("*.py")}
     assert data | code <= names, sorted((data | code) - names)
     rest = names - data - code
-    marks = {"toolkit/py.typed", *(f"toolkit/{folder}/__init__.py" for folder in ("site_configs", "templates"))}
+    marks = {
+        "toolkit/py.typed",
+        "toolkit/config/presets.toml",
+        *(f"toolkit/{folder}/__init__.py" for folder in ("site_configs", "templates")),
+    }
     assert rest == marks, rest
 
 
