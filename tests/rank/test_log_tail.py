@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from toolkit.metrics.ring import ABSENT, Ring, RingReader, rings_of
+from toolkit.metrics.ring import Ring, RingReader, rings_of
 from toolkit.rank.log_tail import BURST_BYTES, LONGEST_LINE, TICK_BYTES, LogTail
 from toolkit.rank.step_lines import StepLines, StepRecords
-from toolkit.rank.step_patterns import MOST_CUTS, Report, StepCount, StepPatterns
+from toolkit.rank.step_patterns import Report, StepCount, StepPatterns
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, write_json
 from toolkit.supervise.process_tree import running_below
@@ -92,11 +92,11 @@ def test_a_truncated_log_and_a_moved_one_are_read_on(log):
 def test_a_pattern_that_backtracks_is_cut_off_named_and_dropped(log):
     told = []
     patterns = StepPatterns([r"(a+)+b", STEP], told.append)
-    for number in range(MOST_CUTS + 2):
+    for number in range(3):
         assert patterns.read("a" * 60 + f" step {number} loss -inf").step == number
-    assert len(told) == 2
-    assert "'(a+)+b'" in told[0]
-    assert "no longer searched" in told[1]
+    assert patterns.was_cut
+    assert len(told) == 1
+    assert "'(a+)+b' needed more than 50 ms" in told[0]
 
 
 def test_values_that_are_no_numbers_are_ignored_and_named(log):
@@ -142,7 +142,7 @@ def test_metrics_belong_to_the_last_step_also_if_it_is_recorded_already(run_dire
     assert steps.values("loss") == [8.0, 7.0]
     assert steps.values("step_s") == [3.0]  # two steps in the 6 s since step 2
     assert read_json(attempt.heartbeat)["steps_per_s"] == pytest.approx(2 / 6, rel=1e-3)
-    assert ABSENT < 0
+    assert read_json(attempt.heartbeat)["step"] == 4
 
 
 def test_the_programs_own_steps_win(run_directory, log):

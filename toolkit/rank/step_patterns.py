@@ -13,7 +13,6 @@ from types import FrameType
 __all__ = ["LIMIT_S", "OWN_PATTERN", "Report", "StepCount", "StepPatterns"]
 
 LIMIT_S = 0.05  # processor time of all patterns for one line
-MOST_CUTS = 3  # lines after which a pattern that exceeds the limit is no longer searched
 OWN_PATTERN = r"toolkit: step (?P<step>\d{1,15})(?: ?/ ?(?P<total>\d{1,15}))?\s*$"
 _INTEGER = re.compile(r"\d{1,15}", re.ASCII)
 
@@ -37,7 +36,6 @@ class StepPatterns:
     def __init__(self, patterns: Sequence[str], tell: Callable[[str], object]) -> None:
         self._patterns = [re.compile(one) for one in (*patterns, OWN_PATTERN)]
         self._tell = tell
-        self._cuts: dict[str, int] = {}
         self._is_searching = False
         self.was_cut = False
         signal.signal(signal.SIGVTALRM, self._cut)
@@ -67,19 +65,17 @@ class StepPatterns:
                 break
             except _CutError:
                 self._is_searching = False
-                self._blame(pending[at].pattern, len(line))
+                self._drop(pending[at].pattern, len(line))
                 pending = pending[at + 1 :]
         return found
 
-    def _blame(self, pattern: str, length: int) -> None:
-        self._cuts[pattern] = cuts = self._cuts.get(pattern, 0) + 1
-        limit = f"observe.step_line: {pattern!r} needed more than {1e3 * LIMIT_S:.0f} ms"
-        if cuts == 1:
-            self._tell(f"{limit} on a line of {length} characters; avoid nested repetitions such as (a+)+")
-        elif cuts == MOST_CUTS:
-            self._tell(f"{limit} on {cuts} lines, so it is no longer searched")
-            self.was_cut = True
-            self._patterns = [one for one in self._patterns if one.pattern != pattern]
+    def _drop(self, pattern: str, length: int) -> None:
+        self._tell(
+            f"observe.step_line: {pattern!r} needed more than {1e3 * LIMIT_S:.0f} ms on a line of {length} characters, so it is no "
+            "longer searched; avoid nested repetitions such as (a+)+"
+        )
+        self.was_cut = True
+        self._patterns = [one for one in self._patterns if one.pattern != pattern]
 
     def _add(self, report: Report, groups: dict[str, str | None]) -> None:
         step, total = self._integer("step", groups), self._integer("total", groups)
