@@ -104,8 +104,11 @@ def test_values_that_are_no_numbers_are_ignored_and_named(log):
     patterns = StepPatterns([r"s (?P<step>\S+) l (?P<loss>\S+)"], told.append)
     assert patterns.read("s 1,200 l n/a") == Report(1200, None, {})
     assert patterns.read("s 12k l 1E-3") == Report(None, None, {"loss": 1e-3})
-    assert "the value of loss is not a number: 'n/a'" in told[0]
-    assert "the value of step is not a whole number: '12k'" in told[1]
+    assert patterns.read("s 7; l 2.31, lr 1") == Report(7, None, {"loss": 2.31})
+    assert patterns.read("s 13k l none") == Report()
+    loss, step = told
+    assert "the value of loss is not a number: 'n/a'" in loss
+    assert "the value of step is not a whole number of up to 15 digits: '12k'" in step
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,12 @@ class Report:
 
 
 class StepPatterns:
-    """Searches lines with all patterns; `tell` receives a message, each once. `was_cut` tells that a pattern was dropped."""
+    """Searches lines with all patterns; `tell` gets one message per group and pattern. `was_cut`: a pattern was dropped."""
 
     def __init__(self, patterns: Sequence[str], tell: Callable[[str], object]) -> None:
         self._patterns = [re.compile(one) for one in (*patterns, OWN_PATTERN)]
         self._tell = tell
+        self._refused: set[str] = set()  # groups with a reported value
         self._is_searching = False
         self.was_cut = False
         signal.signal(signal.SIGVTALRM, self._cut)
@@ -88,17 +89,23 @@ class StepPatterns:
             if text is None or name in ("step", "total"):
                 continue
             try:
-                report.metrics[name] = float(text)
+                report.metrics[name] = float(text.rstrip(",;"))
             except ValueError:
-                self._tell(f"observe.step_line: the value of {name} is not a number: {text[:100]!r}")
+                self._refuse(name, text, "a number")
 
     def _integer(self, name: str, groups: dict[str, str | None]) -> int | None:
         text = groups.get(name)
-        digits = (text or "").replace(",", "").strip()  # 1,000 is a thousand
-        if text is None or _INTEGER.fullmatch(digits):
-            return int(digits) if text is not None else None
-        self._tell(f"observe.step_line: the value of {name} is not a whole number: {text[:100]!r}")
+        if text is None:
+            return None
+        if _INTEGER.fullmatch(digits := text.replace(",", "").strip(" \t;")):  # 1,000 is a thousand
+            return int(digits)
+        self._refuse(name, text, "a whole number of up to 15 digits")
         return None
+
+    def _refuse(self, name: str, text: str, expected: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            self._tell(f"observe.step_line: the value of {name} is not {expected}: {text[:100]!r}")
 
 
 class StepCount:
