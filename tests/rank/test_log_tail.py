@@ -166,6 +166,32 @@ def test_the_programs_own_steps_win(run_directory, log):
     own.path.unlink()
 
 
+def test_a_write_that_fails_after_it_took_effect_does_not_end_the_reader(run_directory, log, monkeypatch, capsys):
+    attempt = claim_attempt(run_directory)
+    records = StepRecords(attempt, log, {"step_line": [STEP], "record": False})
+
+    def late(*arguments, **more):
+        write_json(*arguments, **more)
+        raise TimeoutError("timed out")
+
+    for step, write in enumerate((late, late, write_json)):
+        monkeypatch.setattr("toolkit.rank.step_lines.write_json", write)
+        append(log, b"step %d\n" % step)
+        records.read(is_over=True)
+    assert not records.has_other_writer
+    assert read_json(attempt.heartbeat)["step"] == 2
+    assert "cannot record the steps of rank 0: timed out" in capsys.readouterr().err
+
+
+def test_a_step_of_too_many_epochs_is_refused(run_directory, log, capsys):
+    attempt = claim_attempt(run_directory)
+    pattern = r"Epoch (?P<epoch>\d+): (?P<step>\d+)/(?P<total>\d+)"
+    append(log, b"Epoch 2: 45/100\nEpoch 900000000000000: 1/900000000000000\n")
+    StepRecords(attempt, log, {"step_line": [pattern], "record": False}).read(is_over=True)
+    assert read_json(attempt.heartbeat)["step"] == 245
+    assert "the value of step is not a whole number of up to 15 digits: '81" in capsys.readouterr().err
+
+
 def test_patterns_without_a_match_are_reported(run_directory, log, capsys):
     records = StepRecords(claim_attempt(run_directory), log, {"step_line": [STEP]})
     append(log, b"a\nb\n")

@@ -132,7 +132,7 @@ class StepRecords:
         self._step_s, self._rate = _Pace(STEP_SPAN_S), _Pace(RATE_SPAN_S)
         self._waiting: list[_Step] = []
         self._ring: Ring | None = None
-        self._beat: dict[str, object] | None = None  # the last one of this process
+        self._own_beats: list[object] = [None]  # what the heartbeat may contain if no other process writes it
         self._beat_at = -math.inf
         self._step_at: float | None = None  # when the last line with a step was read that the heartbeat lacks
         self._seconds = math.nan
@@ -172,7 +172,7 @@ class StepRecords:
                 step.seconds = seconds
         while self._waiting and (len(self._waiting) > 1 or is_over or now - self._waiting[0].at_s >= LATE_S):
             self._record(self._waiting.pop(0))
-        if lines and self._patterns.was_cut and self._beat is not None:  # it runs, although its steps are unknown
+        if lines and self._patterns.was_cut and self._count.step is not None:  # it runs, although its steps are unknown
             self._step_at = now
         if self._step_at is not None and (is_over or now - self._beat_at >= BEAT_PERIOD_S):
             self._write_beat(self._step_at)
@@ -216,7 +216,8 @@ class StepRecords:
         self._ring.append(step.at_s, step.number, values)
 
     def _write_beat(self, at_s: float) -> None:
-        if read_json_or_none(self._attempt.heartbeat) != self._beat:
+        current = read_json_or_none(self._attempt.heartbeat)
+        if current not in self._own_beats:
             self.has_other_writer = True
             return
         beat: dict[str, object] = {"step": self._count.step, "time": utc_of(at_s), "saves": False}
@@ -224,9 +225,9 @@ class StepRecords:
             beat["total"] = self._count.total
         if not math.isnan(self._seconds):
             beat["steps_per_s"] = float(f"{1 / self._seconds:.4g}")
+        self._own_beats = [current, beat]  # a write that fails by a time-out may still take effect
         try:
             write_json(self._attempt.heartbeat, beat, durable=False)
-            self._beat = beat
         except OSError:  # for example a full disk; the rank still runs and must not count as stalled
             with suppress(FileNotFoundError):
                 os.utime(self._attempt.heartbeat)

@@ -82,7 +82,7 @@ class StepPatterns:
         step, total = self._integer("step", groups), self._integer("total", groups)
         epoch = groups.get("epoch") or ""
         if step is not None and total is not None and _INTEGER.fullmatch(epoch):  # the step is one of an epoch, from 0
-            step, total = int(epoch) * total + step, None
+            step, total = self._integer("step", {"step": str(int(epoch) * total + step)}), None
         report.step = step if step is not None else report.step
         report.total = total if total is not None else report.total
         for name, text in groups.items():
