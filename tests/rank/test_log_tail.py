@@ -192,6 +192,20 @@ def test_a_step_of_too_many_epochs_is_refused(run_directory, log, capsys):
     assert "the value of step is not a whole number of up to 15 digits: '81" in capsys.readouterr().err
 
 
+def test_a_reader_that_hangs_does_not_detain_the_guard(run_directory, monkeypatch):
+    attempt = claim_attempt(run_directory)
+    attempt.log_file(0).touch()
+    lines = StepLines(attempt, attempt.log_file(0))
+    lines.start()
+    kill = os.kill
+    kill(lines._process, signal.SIGSTOP)
+    monkeypatch.setattr("toolkit.rank.step_lines.END_S", 0.2)
+    monkeypatch.setattr(os, "kill", lambda *_: None)  # as if it hung in the kernel
+    lines.finish()
+    kill(lines._process, signal.SIGKILL)
+    os.waitpid(lines._process, 0)
+
+
 def test_patterns_without_a_match_are_reported(run_directory, log, capsys):
     records = StepRecords(claim_attempt(run_directory), log, {"step_line": [STEP]})
     append(log, b"a\nb\n")

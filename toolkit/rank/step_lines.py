@@ -75,6 +75,7 @@ class StepLines:
             while not os.waitpid(self._process, os.WNOHANG)[0]:
                 if time.monotonic() > deadline:
                     os.kill(self._process, signal.SIGKILL)
+                    return  # it may hang in the kernel
                 time.sleep(0.01)
 
     def _follow(self, over: int) -> None:
