@@ -148,6 +148,17 @@ def test_metrics_belong_to_the_last_step_also_if_it_is_recorded_already(run_dire
     assert read_json(attempt.heartbeat)["step"] == 4
 
 
+def test_a_metric_of_the_last_rank_does_not_hide_the_steps_of_rank_0(run_directory, log, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_WORLD_SIZE", "4")
+    attempt = claim_attempt(run_directory)
+    append(attempt.log_file(3), b"lr 0.1\n")
+    records = StepRecords(attempt, log, {"step_line": [STEP, r"lr (?P<lr>\S+)"], "record": False})
+    records._read(records._began_at + 40, is_over=False)
+    append(log, b"step 9\n")
+    records._read(records._began_at + 60, is_over=True)
+    assert read_json(attempt.heartbeat)["step"] == 9
+
+
 def test_the_programs_own_steps_win(run_directory, log):
     attempt = claim_attempt(run_directory)
     records = StepRecords(attempt, log, {"step_line": [STEP]})
@@ -233,9 +244,9 @@ def test_the_process_is_not_one_of_the_program_ignores_its_signals_and_ends_at_o
 def test_the_last_rank_is_read_if_rank_0_prints_no_steps(run_directory, log, monkeypatch):
     monkeypatch.setenv("TOOLKIT_WORLD_SIZE", "4")
     attempt = claim_attempt(run_directory)
-    append(log, b"hello\n")
+    append(log, b"lr 0.1\n")
     append(attempt.log_file(3), b"step 5\n")
-    records = StepRecords(attempt, log, {"step_line": [STEP]})
+    records = StepRecords(attempt, log, {"step_line": [STEP, r"lr (?P<lr>\S+)"]})
     records._read(records._began_at + 20, is_over=False)
     assert not attempt.heartbeat.exists()
     records._read(records._began_at + 40, is_over=False)

@@ -31,7 +31,7 @@ __all__ = ["StepLines", "StepRecords"]
 BEAT_PERIOD_S = 1.0
 STEP_SPAN_S, RATE_SPAN_S = 2.0, 60.0  # lines are read every 0.1 s, so shorter spans would be inexact
 LATE_S = 1.0  # how long a step waits for metrics that follow its line
-OTHER_RANK_S = 30.0  # after which the last rank is read, too, if no line of rank 0 has matched: Megatron prints there
+OTHER_RANK_S = 30.0  # after which the last rank is read, too, if rank 0 has printed no step: Megatron prints there
 END_S = 2.0  # maximum wait for the last lines, since the file system may hang
 _STEP = COLUMNS.index(STEP)
 
@@ -154,7 +154,7 @@ class StepRecords:
 
     def _read(self, now: float, *, is_over: bool) -> None:
         is_late = self._has_patterns and now - self._began_at > OTHER_RANK_S
-        if is_late and self._last_rank and not self._matches and len(self._tails) == 1:
+        if is_late and self._last_rank and self._count.step is None and len(self._tails) == 1:
             with suppress(FileNotFoundError):
                 self._tails.append(LogTail(find_log(self._attempt, self._last_rank), self._last_rank))
         lines, new = [], []
@@ -164,7 +164,7 @@ class StepRecords:
             if tail.skipped and self._has_patterns:
                 limit = f"{TICK_BYTES / PERIOD_S / 1e3:.0f} kB/s"
                 self._tell(f"a rank prints more than {limit}: only the newest lines of each {PERIOD_S} s are read")
-            if self._matches:
+            if self._count.step is not None:
                 self._tails = [tail]
                 break
         if new:
