@@ -25,18 +25,18 @@ attempt = AttemptDirectory(Path(sys.argv[1]))
 {more}
 def body():
 {body}
-sys.exit(guard_module.guard(attempt, 2, body, foreign={foreign}))
+sys.exit(guard_module.guard(attempt, {rank}, body, foreign={foreign}))
 """
 
 
 @pytest.fixture
 def guarded(run_directory):
-    """Run `body` as rank 2 under a guard; returns (its exit code, the attempt)."""
+    """Run `body` as a rank under a guard; returns (its exit code, the attempt)."""
     attempt = claim_attempt(run_directory)
 
-    def run(body, more="", foreign=False):
+    def run(body, more="", foreign=False, rank=2):
         indented = "\n".join("    " + line for line in body.splitlines())
-        program = PROGRAM.format(body=indented, more=more, foreign=foreign)
+        program = PROGRAM.format(body=indented, more=more, foreign=foreign, rank=rank)
         done = subprocess.run(
             [sys.executable, "-c", program, str(attempt.path)], timeout=240, check=False, start_new_session=True,
         )  # fmt: skip
@@ -111,10 +111,24 @@ def test_a_guard_collects_the_orphans_of_its_rank(guarded, tmp_path):
     assert guarded(f"{orphan}\n{wait}\nreturn 0")[0] == 0
 
 
+def test_the_heartbeat_says_that_the_reader_of_steps_has_died(guarded):
+    body = """
+print("toolkit: step 7", flush=True)
+while not attempt.heartbeat.exists(): time.sleep(0.05)
+guard = os.getppid()
+for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split():
+    if int(pid) != os.getpid(): os.kill(int(pid), 9)
+while '"steps_per_s": null' not in attempt.heartbeat.read_text(): time.sleep(0.05)
+return 0"""
+    code, attempt = guarded(body, foreign=True, rank=0)
+    assert (code, read_json(attempt.heartbeat)["step"]) == (0, 7)
+    assert "the process that reads the steps of rank 0 ended with status 9" in attempt.log_file(0).read_text()
+
+
 def test_no_daemon_outlives_the_kill_of_its_rank(run_directory, tmp_path, wait_until):
     attempt, file = claim_attempt(run_directory), tmp_path / "pid"
     body = "\n".join("    " + line for line in f"{daemon(file)}\ntime.sleep(600)".splitlines())
-    program = PROGRAM.format(body=body, more="", foreign=True)
+    program = PROGRAM.format(body=body, more="", foreign=True, rank=2)
     ranks = LocalRanks([subprocess.Popen([sys.executable, "-c", program, str(attempt.path)], start_new_session=True)])
     wait_until(lambda: file.exists() and file.read_text().strip())
     ranks.kill()

@@ -8,6 +8,7 @@ import pytest
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import write_json
 from toolkit.rundir.states import Cause
 from toolkit.supervise.attempt import AttemptWatch
 from toolkit.supervise.requests import StopRequest
@@ -40,6 +41,50 @@ def test_a_hang_before_the_first_step_is_a_stall(run_directory, foreign, cause):
     timer.start()
     assert watch.follow(FakeRanks()).cause is cause
     timer.cancel()
+
+
+PRINTED = {"step": 7, "time": "2026-01-01T00:00:00Z", "saves": False}
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [
+        ({"total": 9, "steps_per_s": 2.0}, Cause.STALLED),
+        ({"total": 7, "steps_per_s": 2.0}, Cause.WALLTIME),  # after its last step it tests or uploads
+        ({"steps_per_s": None}, Cause.WALLTIME),  # the reader has failed
+    ],
+)
+def test_printed_steps_stall_while_more_are_expected(run_directory, monkeypatch, is_set, more, cause):
+    monkeypatch.setattr("toolkit.supervise.attempt.LONGEST_PAUSES", 0)
+    attempt, request = claim_attempt(run_directory), StopRequest()
+    write_json(attempt.heartbeat, PRINTED | more)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(), stall_s=0.5, is_unmanaged=True,
+        is_stall_set=is_set, reads_steps=True,
+    )  # fmt: skip
+    timer = threading.Timer(1.5, request.ask, [Cause.WALLTIME])
+    timer.start()
+    end = watch.follow(FakeRanks())
+    timer.cancel()
+    assert end.cause is cause
+    assert ("read from the output of one rank" in end.reason) is (cause is Cause.STALLED)
+
+
+@pytest.mark.parametrize(("is_set", "cause"), [(False, Cause.WALLTIME), (True, Cause.STALLED)])
+def test_steps_that_a_program_reports_itself_stall_only_if_stall_s_is_set(run_directory, is_set, cause):
+    attempt, request = claim_attempt(run_directory), StopRequest()
+    write_json(attempt.heartbeat, PRINTED)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(), stall_s=0.5, is_unmanaged=True,
+        is_stall_set=is_set, reads_steps=True,
+    )  # fmt: skip
+    timer = threading.Timer(1.5, request.ask, [Cause.WALLTIME])
+    timer.start()
+    end = watch.follow(FakeRanks())
+    timer.cancel()
+    assert end.cause is cause
+    assert "read from the output" not in end.reason
 
 
 def test_a_pause_of_the_file_system_is_waited_out(run_directory, capsys):

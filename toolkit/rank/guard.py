@@ -127,7 +127,9 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         collection.start()
     # The rank remains a zombie for now, so that the kernel does not reuse its PID.
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != child:
-        os.waitpid(ended.si_pid, 0)  # an orphan
+        os.waitpid(ended.si_pid, 0)  # an orphan, or the reader of steps
+        if steps is not None:
+            steps.note_end(ended.si_pid, ended.si_status)
     if foreign and received:  # a shell exits at once, while the programs that it has started still save
         forward.tree.await_exit()
     _, status = os.waitpid(child, 0)

@@ -62,10 +62,23 @@ class StepLines:
             os.dup2(log, 2)
             if os.getppid() == guard:
                 self._follow(over)
+            os._exit(0)
         except Exception as error:  # noqa: BLE001  the outermost frame of this process
             say_beside(f"steps are no longer read from the output of rank 0: {error!r}")
         finally:
-            os._exit(0)
+            os._exit(1)
+
+    def note_end(self, pid: int, status: int) -> None:
+        """If a child that ended with `status` is the process, and it failed, write that steps are no longer read."""
+        if pid != self._process or not status:
+            return
+        say_beside(f"the process that reads the steps of rank 0 ended with status {status}")
+        try:
+            beat = read_json_or_none(self._attempt.heartbeat)
+            if beat is not None:
+                write_json(self._attempt.heartbeat, beat | {"steps_per_s": None}, durable=False)
+        except (OSError, ToolkitError) as error:
+            say_beside(f"cannot write that steps are no longer read: {error}")
 
     def finish(self) -> None:
         """Have the last lines of the exited rank read."""
@@ -135,7 +148,7 @@ class StepRecords:
         self._ring: Ring | None = None
         self._own_beats: list[object] = [None]  # what the heartbeat may contain if no other process writes it
         self._beat_at = -math.inf
-        self._step_at: float | None = None  # when the last line with a step was read that the heartbeat lacks
+        self._step_at: float | None = None  # when the last line was read that the heartbeat lacks
         self._seconds = math.nan
         self._lines = self._matches = 0
         self._told: set[str] = set()
@@ -189,11 +202,11 @@ class StepRecords:
             return None
         self._matches += 1
         new = None
+        if report.step is not None and self._count.is_new(report) and self._count.step is not None:
+            new = _Step(self._count.step, now)
+            self._waiting.append(new)
         if report.step is not None:
             self._step_at = now
-            if self._count.is_new(report) and self._count.step is not None:
-                new = _Step(self._count.step, now)
-                self._waiting.append(new)
         if report.metrics and self._count.step is not None:
             if not self._waiting:
                 self._waiting.append(_Step(self._count.step, now))

@@ -68,6 +68,7 @@ class AttemptWatch:
     programs without toolkit's signal handlers, so they receive SIGTERM instead of a stop request. A script that only reports
     its steps may do so rarely, so `stall_s` applies to it only if the user set it. Steps that are read from the output of a
     program also stop while it validates or saves, so they may be absent for `LONGEST_PAUSES` times the longest such pause.
+    They do not stall after the last step, or if the process that reads them has failed.
     """
 
     run: RunDirectory
@@ -262,7 +263,7 @@ class AttemptWatch:
         ranks.kill()
         found = self._retrying(lambda: self._culprit(where or []))
         reason, step = f"no step for {self._limit_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
-        reason += f" ({ONE_RANK_READ})" if self.reads_steps else ""
+        reason += f" ({ONE_RANK_READ})" if "steps_per_s" in (self._retrying(self._heartbeat) or {}) else ""
         reason += f": {found.sentence}" if found is not None else ""
         fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
         rank = found.ranks[0] if found is not None and len(found.ranks) == 1 else None
@@ -347,22 +348,30 @@ class AttemptWatch:
             self._longest_pause_s = max(self._longest_pause_s, now - self._beat_seen_at)
         if beat != self._last_beat:
             self._last_beat, self._beat_seen_at = beat, now
-            accepts = not self.is_unmanaged or self._accepts_stops()
-            self._may_stall = self.is_stall_set or self.reads_steps or accepts
-            if self.reads_steps and not accepts:
+            step = self._heartbeat()
+            accepts, is_read = (
+                not self.is_unmanaged or step.get("saves", True),
+                self.reads_steps and "steps_per_s" in step,
+            )
+            # After its last step a program may still test or upload, and a failed reader leaves no rate.
+            is_last = step.get("step", -1) >= step.get("total", math.inf) or step.get("steps_per_s", 0) is None
+            self._may_stall = bool(accepts or ((self.is_stall_set or is_read) and not is_last))
+            if is_read:
                 self._limit_s = max(self.stall_s, LONGEST_PAUSES * (self._longest_pause_s + BEAT_PERIOD_S))
 
     def _stalled(self, now: float) -> bool:
         may_stall = self._may_stall and (self._last_beat or not self.is_unmanaged)  # not all programs write heartbeats
         return bool(may_stall) and now - self._beat_seen_at > self._limit_s
 
+    def _heartbeat(self) -> dict[str, Any]:
+        try:
+            return read_json_or_none(self.attempt.heartbeat) or {}
+        except ToolkitError:  # a damaged heartbeat does not exempt a rank from `stall_s`
+            return {}
+
     def _accepts_stops(self) -> bool:
         """Return whether the heartbeat is that of a loop with `world.should_stop`, which reaches every step soon."""
-        try:
-            beat = read_json_or_none(self.attempt.heartbeat) or {}
-        except ToolkitError:  # a damaged heartbeat does not exempt a rank from `stall_s`
-            return True
-        return bool(beat.get("saves", True))
+        return bool(self._heartbeat().get("saves", True))
 
     def _classify(self, code: int) -> AttemptEnd:
         deadline = time.monotonic() + MARKER_PATIENCE_S
