@@ -62,6 +62,28 @@ def test_the_steps_and_metrics_of_a_program_are_read(run_directory, capsys, name
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "bar", ["Validation DataLoader 0:  40%|##   | 4/10 [00:09<", "Testing DataLoader 1: | 4/? [00:09<"]
+)
+def test_the_bar_of_a_validation_shows_that_the_program_runs(run_directory, bar):
+    attempt = claim_attempt(run_directory)
+    log = attempt.log_file(0)
+    log.write_text(
+        "Sanity Checking DataLoader 0:  50%|##   | 1/2 [00:01<\nValidation DataLoader 0:  50%|##   | 1/2 [00:01<\n"
+    )
+    records = StepRecords(attempt, log, {"step_line": presets()["lightning"].step_line, "record": False})
+    records._read(100.0, is_over=False)
+    assert not attempt.heartbeat.exists()
+    times = []
+    for now, line in ((200.0, "Epoch 0:  15%|#   | 3/20 [00:01<"), (300.0, bar), (400.0, "saved")):
+        with log.open("a") as stream:
+            stream.write(line + "\n")
+        records._read(now, is_over=False)
+        times.append(read_json(attempt.heartbeat)["time"])
+    assert [times.count(time) for time in times] == [1, 2, 2]
+    assert read_json(attempt.heartbeat)["step"] == 3
+
+
 def test_numbers_that_are_not_finite_reach_the_ring(run_directory):
     attempt = claim_attempt(run_directory)
     log = attempt.log_file(0)

@@ -205,7 +205,7 @@ class StepRecords:
         if report.step is not None and self._count.is_new(report) and self._count.step is not None:
             new = _Step(self._count.step, now)
             self._waiting.append(new)
-        if report.step is not None:
+        if self._count.step is not None:  # also the bar of a validation shows that the program runs
             self._step_at = now
         if report.metrics and self._count.step is not None:
             if not self._waiting:
