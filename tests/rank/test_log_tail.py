@@ -177,7 +177,9 @@ def test_the_programs_own_steps_win(run_directory, log):
     own.path.unlink()
 
 
-def test_a_write_that_fails_after_it_took_effect_does_not_end_the_reader(run_directory, log, monkeypatch, capsys):
+def test_a_write_that_fails_before_or_after_it_took_effect_does_not_end_the_reader(
+    run_directory, log, monkeypatch, capsys
+):
     attempt = claim_attempt(run_directory)
     records = StepRecords(attempt, log, {"step_line": [STEP], "record": False})
 
@@ -185,12 +187,15 @@ def test_a_write_that_fails_after_it_took_effect_does_not_end_the_reader(run_dir
         write_json(*arguments, **more)
         raise TimeoutError("timed out")
 
-    for step, write in enumerate((late, late, write_json)):
+    def fail(*_arguments, **_more):
+        raise OSError("full")
+
+    for step, write in enumerate((late, fail, late, write_json)):
         monkeypatch.setattr("toolkit.rank.step_lines.write_json", write)
         append(log, b"step %d\n" % step)
         records.read(is_over=True)
     assert not records.has_other_writer
-    assert read_json(attempt.heartbeat)["step"] == 2
+    assert read_json(attempt.heartbeat)["step"] == 3
     assert "cannot record the steps of rank 0: timed out" in capsys.readouterr().err
 
 

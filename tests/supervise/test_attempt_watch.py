@@ -57,6 +57,7 @@ PRINTED = {"step": 7, "time": "2026-01-01T00:00:00Z", "saves": False}
 )
 def test_printed_steps_stall_while_more_are_expected(run_directory, monkeypatch, is_set, more, cause):
     monkeypatch.setattr("toolkit.supervise.attempt.LONGEST_PAUSES", 0)
+    monkeypatch.setattr("toolkit.supervise.stacks.PATIENCE_S", 0.1)
     attempt, request = claim_attempt(run_directory), StopRequest()
     write_json(attempt.heartbeat, PRINTED | more)
     watch = AttemptWatch(
@@ -72,7 +73,9 @@ def test_printed_steps_stall_while_more_are_expected(run_directory, monkeypatch,
 
 
 @pytest.mark.parametrize(("is_set", "cause"), [(False, Cause.WALLTIME), (True, Cause.STALLED)])
-def test_steps_that_a_program_reports_itself_stall_only_if_stall_s_is_set(run_directory, is_set, cause):
+def test_steps_that_a_program_reports_itself_stall_only_if_stall_s_is_set(run_directory, monkeypatch, is_set, cause):
+    monkeypatch.setattr("toolkit.supervise.attempt.LONGEST_PAUSES", 0)
+    monkeypatch.setattr("toolkit.supervise.stacks.PATIENCE_S", 0.1)
     attempt, request = claim_attempt(run_directory), StopRequest()
     write_json(attempt.heartbeat, PRINTED)
     watch = AttemptWatch(
