@@ -406,6 +406,8 @@ def test_the_tasks_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.sweep == ["--sweep", "argv.lr=unused0,0.1,0.2,0.3", "-a", "1-3%2"]
     job = tomllib.loads(found.text)["job"]
     assert (job["entry"], job["argv"]) == (["./a.out"], ["--lr", "0.1"])
+    launch = "srun ./a.out $(sed -n '${SLURM_ARRAY_TASK_ID}p' lrs)"  # bash expands no variable within '
+    assert imported(tmp_path, f"#SBATCH --array=1-3\n{launch}")[0]["job"]["once"]
 
 
 def test_several_values_of_a_task_are_a_grid_and_the_printed_command_runs(toolkit, tmp_path: Path) -> None:
@@ -438,6 +440,20 @@ def test_several_values_of_a_task_are_a_grid_and_the_printed_command_runs(toolki
 def test_values_that_only_the_shell_knows_keep_the_script(tmp_path: Path, lines: str) -> None:
     tables, notes = imported(tmp_path, TASKS + lines)
     assert tables["job"]["once"] and tables["job"]["array"] == "0-2" and "line " in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "argument"),
+    [
+        ("srun bash -c 'python a.py --seed $SLURM_ARRAY_TASK_ID'", "python a.py --seed $SLURM_ARRAY_TASK_ID"),
+        ("python a.py --tag '$SLURM_ARRAY_TASK_ID'", "$SLURM_ARRAY_TASK_ID"),
+        ("python a.py \\$SLURM_ARRAY_TASK_ID", "$SLURM_ARRAY_TASK_ID"),
+        ("python a.py \"it's\" '$SLURM_ARRAY_TASK_ID'", "$SLURM_ARRAY_TASK_ID"),
+    ],
+)
+def test_what_the_shell_of_the_script_does_not_expand_is_kept(tmp_path: Path, lines: str, argument: str) -> None:
+    job = imported(tmp_path, TASKS + lines)[0]["job"]
+    assert (job["array"], [*job["entry"], *job.get("argv", ())][-1], "once" in job) == ("0-2", argument, False)
 
 
 def test_a_value_that_is_exported_stays_with_the_shell(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ __all__ = ["ArrayValues"]
 
 _ID = r"\$(?:SLURM_ARRAY_TASK_ID\b|\{SLURM_ARRAY_TASK_ID\})"
 _LOOKUP = re.compile(
-    rf"\$\{{(?P<array>\w+)\[(?:{_ID}|SLURM_ARRAY_TASK_ID)\]\}}"
-    r"|\$\(sed -n (?P<quote>[\"']?)\$\{SLURM_ARRAY_TASK_ID\}p(?P=quote) (?P<file>[\w./-]+)\)"
+    rf"(?P<kept>\\.)|\$\{{(?P<array>\w+)\[(?:{_ID}|SLURM_ARRAY_TASK_ID)\]\}}"
+    r"|\$\(sed -n (?P<quote>\"?)\$\{SLURM_ARRAY_TASK_ID\}p(?P=quote) (?P<file>[\w./-]+)\)"
     rf"|(?P<number>{_ID})"
 )
+# The parts of a command; the shell leaves the first kind as it is.
+_PARTS = re.compile(r"""'[^']*'|"(?:\$\([^)]*\)|\\.|[^"\\])*"|(?:\$\([^)]*\)|\\.|[^'"\\])+""", re.DOTALL)
 _PLAIN = re.compile(r"[\w.+:/@=-]+")  # as an unquoted value of --sweep
 _MOST = 20  # the most values in a command; more of them are in a grid file
 _SPLIT_BY_SHELL = re.compile(r"[\s*?\[\\]")
@@ -54,9 +56,13 @@ class ArrayValues:
 
     def replaced(self, command: str) -> str:
         """Return the command with each lookup that has a value for every task as a variable in `known`."""
-        return _LOOKUP.sub(self._variable, command) if self._tasks else command
+        if not self._tasks:
+            return command
+        return _PARTS.sub(lambda part: part[0] if part[0][0] == "'" else _LOOKUP.sub(self._variable, part[0]), command)
 
     def _variable(self, match: re.Match[str]) -> str:
+        if match["kept"]:
+            return match[0]
         if match["number"]:
             values = {number: str(number) for number in self._tasks}
         elif match["array"]:
