@@ -396,6 +396,12 @@ def test_values_by_the_number_of_a_task_become_a_sweep(tmp_path: Path, lines: st
     assert (found.sweep, found.grid) == (["--sweep", sweep], "")
 
 
+def test_variables_of_a_swept_shell_command_are_passed(tmp_path: Path) -> None:
+    launch = 'srun bash -c "python t.py --seed $SLURM_ARRAY_TASK_ID --data \\$DATA"'
+    tables, _ = imported(tmp_path, f"{TASKS}{launch}")
+    assert tables["env"]["pass"] == ["DATA"] and "array" not in tables["job"]
+
+
 def test_the_tasks_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lrs").write_text("0.1\n0.2\n0.3\n")

@@ -200,9 +200,9 @@ class ScriptBody:
             command = self._array.replaced(command)
             known = self._known | self._array.known
             keys = keys_of_launch(command, known, job, self.notes, where, self._activation)
+            if "-c" in [*keys["entry"]]:  # another shell evaluates an argument
+                self._use(" ".join(keys["entry"]), where)
             self._launch, self.sweep, self.grid = self._array.swept(keys, where)
-            if "-c" in [*self._launch["entry"]]:  # another shell evaluates an argument
-                self._use(" ".join(self._launch["entry"]), where)
 
     def _line(self, line: str, where: str) -> None:
         """Add a line of the environment."""
