@@ -393,7 +393,7 @@ def test_values_by_the_number_of_a_task_become_a_sweep(tmp_path: Path, lines: st
     job = tomllib.loads(found.text)["job"]
     assert "array" not in job and "once" not in job
     assert {key: job[key] for key in keys} == keys
-    assert (found.sweep, found.grid) == (["--sweep", sweep], "")
+    assert found.sweep == ["--sweep", sweep]
 
 
 def test_variables_of_a_swept_shell_command_are_passed(tmp_path: Path) -> None:
@@ -402,33 +402,46 @@ def test_variables_of_a_swept_shell_command_are_passed(tmp_path: Path) -> None:
     assert tables["env"]["pass"] == ["DATA"] and "array" not in tables["job"]
 
 
-def test_the_tasks_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_with_other_numbers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lrs").write_text("0.1\n0.2\n0.3\n")
     (tmp_path / "job.sh").write_text(
         '#!/bin/bash\n#SBATCH --array=1-3%2\nLR=$(sed -n "${SLURM_ARRAY_TASK_ID}p" lrs)\nsrun ./a.out --lr $LR\n'
     )
     found = import_script(tmp_path / "job.sh", tmp_path)
-    assert found.sweep == ["--sweep", "argv.lr=unused0,0.1,0.2,0.3", "-a", "1-3%2"]
+    assert found.sweep == ["--sweep", "argv.lr=0.1,0.2,0.3", "-a", "0-2%2"]
+    assert "line 4: the tasks 1-3%2 have the numbers 0-2 in the sweep" in found.notes
     job = tomllib.loads(found.text)["job"]
     assert (job["entry"], job["argv"]) == (["./a.out"], ["--lr", "0.1"])
     launch = "srun ./a.out $(sed -n '${SLURM_ARRAY_TASK_ID}p' lrs)"  # bash expands no variable within '
     assert imported(tmp_path, f"#SBATCH --array=1-3\n{launch}")[0]["job"]["once"]
 
 
-def test_several_values_of_a_task_are_a_grid_and_the_printed_command_runs(toolkit, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("print(1)\n")
+def test_the_printed_options_are_those_of_a_sweep(toolkit, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    script.write_text(
-        f"#!/bin/bash\n{TASKS}NAMES=('a b' c d)\nI=$SLURM_ARRAY_TASK_ID\n"
-        'python a.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --name "${NAMES[$SLURM_ARRAY_TASK_ID]}" --seed $I\n'
-    )
-    said = toolkit("import", script, "-o", tmp_path / "job.toml")
-    assert f"the array becomes a sweep: toolkit submit {tmp_path}/job.toml --grid {tmp_path}/job.csv\n" in said.err
-    assert (tmp_path / "job.csv").read_text() == "argv.lr,argv.name,argv.seed\n0.1,a b,0\n3e-4,c,1\n1e-5,d,2\n"
-    from toolkit.submission.sweep.sweep import array_of, read_sweep_options
+    launch = 'python a.py --name "${NAMES[$SLURM_ARRAY_TASK_ID]}"'
+    script.write_text(f"#!/bin/bash\n{TASKS}NAMES=('a b' c d)\n{launch}\n")
+    said = toolkit("import", script)
+    assert "the array becomes a sweep: toolkit submit FILE.toml --sweep 'argv.name=a b,c,d'\n" in said.err
+    from toolkit.submission.sweep.sweep import read_sweep_options
 
-    assert array_of(read_sweep_options([], tmp_path / "job.csv"), None) == "0-2"
+    rows = read_sweep_options(["argv.name=a b,c,d"], None)
+    assert [row["argv.name"].value for row in rows] == ["a b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "arguments"),
+    [
+        ("0-2", "${LRS[$SLURM_ARRAY_TASK_ID]} --seed $SLURM_ARRAY_TASK_ID"),
+        ("0-1", "${TWICE[$SLURM_ARRAY_TASK_ID]}"),
+        ("0-20", "$SLURM_ARRAY_TASK_ID"),
+        ("0-2", "a,$SLURM_ARRAY_TASK_ID"),
+    ],
+)
+def test_values_that_no_option_sweeps_keep_the_script(tmp_path: Path, tasks: str, arguments: str) -> None:
+    lines = f"#SBATCH --array={tasks}\nLRS=(0.1 3e-4 1e-5)\nTWICE=(1 1)\nsrun ./a.out --lr {arguments}"
+    tables, notes = imported(tmp_path, lines)
+    assert tables["job"]["once"] and "Fix: write a job file and a --grid file" in notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -129,16 +129,9 @@ def import_script(script: Path, output: Path | None) -> None:
     imported = translate(script, (output.parent if output is not None else Path()).absolute())
     for note in imported.notes:
         say(note)
-    grid = (output or Path("FILE.toml")).with_suffix(".csv")
-    if imported.grid and output is not None:
-        require_new_file(grid, "-o")
-        write_text(grid, imported.grid, mode=0o644)
-        click.echo(f"wrote {grid}")
-    if imported.sweep or imported.grid:
-        options = ["--grid", str(grid)] if imported.grid else []
-        command = shlex.join(["toolkit", "submit", str(output or "FILE.toml"), *imported.sweep, *options])
-        files = "" if output else ", with the files that -o FILE.toml writes"
-        say(f"the array becomes a sweep{files}: {command}")
+    if imported.sweep:
+        command = shlex.join(["toolkit", "submit", str(output or "FILE.toml"), *imported.sweep])
+        say(f"the array becomes a sweep: {command}")
     if output is None:
         click.echo(imported.text, nl=False)
     else:

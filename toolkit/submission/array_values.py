@@ -1,7 +1,5 @@
 """Turn the values that the tasks of an array look up by their number into a sweep: `${LRS[$SLURM_ARRAY_TASK_ID]}`."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +20,8 @@ _LOOKUP = re.compile(
 )
 # The parts of a command; the shell leaves the first kind as it is.
 _PARTS = re.compile(r"""'[^']*'|"(?:\$\([^)]*\)|\\.|[^"\\])*"|(?:\$\([^)]*\)|\\.|[^'"\\])+""", re.DOTALL)
-_PLAIN = re.compile(r"[\w.+:/@=-]+")  # as an unquoted value of --sweep
-_MOST = 20  # the most values in a command; more of them are in a grid file
+_PLAIN = re.compile(r"""[^,"'\[\]{}\n]+""")  # as an unquoted value of --sweep
+_MOST = 20  # the most values in a command
 _SPLIT_BY_SHELL = re.compile(r"[\s*?\[\\]")
 
 
@@ -78,40 +76,39 @@ class ArrayValues:
         self._values[self.known[name]] = values
         return f"${{{name}}}"
 
-    def swept(self, keys: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str], str]:
-        """Return the keys of a launch with the values of the first task, and the options and the grid file of the sweep.
+    def swept(self, keys: Mapping[str, Any], notes: list[str], where: str) -> tuple[dict[str, Any], list[str]]:
+        """Return the keys of a launch with the value of the first task, and the options of the sweep.
 
         Raises:
-            NoTranslationError: the program itself depends on the task.
+            NoTranslationError: the program itself depends on the task, or no `--sweep` sets the values.
         """
         program = [keys["entry"]] if isinstance(keys["entry"], str) else [*keys["entry"]]
         own, arguments = len(program), [*program, *keys.get("argv", [])]
         marked = [at for at, one in enumerate(arguments) if self.is_swept(one)]
         if not marked:
-            return dict(keys), [], ""
+            return dict(keys), []
         if marked[0] == 0:
             raise NoTranslationError(f"{where}: the program depends on the task", "submit a run for each program")
         begin = min(own, marked[0] - arguments[marked[0] - 1].startswith("-"))
-        lines = {number: [self._filled(one, number) for one in arguments[begin:]] for number in self._tasks}
-        first = lines[self._tasks[0]]
-        names = [_name_of(arguments[begin:], at - begin) for at in marked]
-        rows: dict[int, list[str]] = {}
-        for number, line in lines.items():
-            values = [line[at - begin] for at in marked]
-            rows[number] = [
-                one if name.isdecimal() else one.removeprefix(f"{arguments[at].partition('=')[0]}=")
-                for name, at, one in zip(names, marked, values, strict=True)
-            ]
-            if _swept(first, names, rows[number]) != line or any(one.strip() != one for one in rows[number]):
-                raise NoTranslationError(
-                    f"{where}: no sweep sets the arguments of task {number}", "write a --grid file"
-                )
-        last = self._tasks[-1]
-        table = [rows.get(number) or [f"unused{number}"] * len(names) for number in range(last + 1)]
-        options, grid = _as_options([f"{SWEPT_ARGUMENT}{name}" for name in names], table)
-        options += [] if self._array in (f"0-{last}", "0") else ["-a", self._array]
+        at, arguments = marked[0] - begin, arguments[begin:]
+        lines = [[self._filled(one, number) for one in arguments] for number in self._tasks]
+        name, option = _name_of(arguments, at), f"{arguments[at].partition('=')[0]}="
+        values = [line[at] if name.isdecimal() else line[at].removeprefix(option) for line in lines]
+        if (
+            len(values) > min(_MOST, len({*values}))
+            or any(not _PLAIN.fullmatch(one) or one.strip() != one for one in values)
+            or any(_swept(lines[0], name, one) != line for one, line in zip(values, lines, strict=True))
+        ):
+            raise NoTranslationError(
+                f"{where}: no --sweep sets the arguments of all tasks", "write a job file and a --grid file"
+            )
+        numbers, percent, limit = f"0-{len(values) - 1}", *self._array.partition("%")[1:]
+        if self._tasks != [*range(len(values))]:
+            notes.append(f"{where}: the tasks {self._array} have the numbers {numbers} in the sweep")
+        options = ["--sweep", f"{SWEPT_ARGUMENT}{name}={','.join(values)}"]
+        options += ["-a", f"{numbers}{percent}{limit}"] if limit else []
         entry = keys["entry"] if isinstance(keys["entry"], str) else program[:begin]
-        return {**keys, "entry": entry, "argv": first}, options, grid
+        return {**keys, "entry": entry, "argv": lines[0]}, options
 
     def _filled(self, argument: str, number: int) -> str:
         for mark, values in self._values.items():
@@ -129,22 +126,9 @@ def _name_of(arguments: Sequence[str], at: int) -> str:
     return name if re.fullmatch(r"[A-Za-z][\w-]*", name) and len(alike) == 1 else str(at + 1)
 
 
-def _swept(arguments: Sequence[str], names: Sequence[str], values: Sequence[str]) -> list[str]:
+def _swept(arguments: Sequence[str], name: str, value: str) -> list[str]:
     """Return the arguments as a task of the sweep gets them; [] if the sweep would be refused."""
-    replaced = list(arguments)
     try:
-        for name, value in zip(names, values, strict=True):
-            replaced = replace_argument(replaced, name, value, where="")
+        return replace_argument(arguments, name, value, where="")
     except ToolkitError:
         return []
-    return replaced
-
-
-def _as_options(keys: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
-    """Return the options of a sweep and the contents of its grid file, "" without one."""
-    values = [row[0] for row in rows]
-    if len(keys) == 1 and len({*values}) == len(values) <= _MOST and all(map(_PLAIN.fullmatch, values)):
-        return ["--sweep", f"{keys[0]}={','.join(values)}"], ""
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows([keys, *rows])
-    return [], stream.getvalue()

@@ -36,15 +36,11 @@ _BYTE = re.compile(r"[\ud800-\udfff]")
 
 
 class Imported(NamedTuple):
-    """A translated script: the job file, what it lacks (one line each), and how its array is submitted as a sweep.
-
-    `sweep` has the options of `toolkit submit` for that, and `grid` the contents of the file for --grid, "" without one.
-    """
+    """A translated script: the job file, what it lacks (one line each), and the options that submit its array as a sweep."""
 
     text: str
     notes: list[str]
     sweep: list[str]
-    grid: str
 
 
 def import_script(path: Path, folder: Path) -> Imported:
@@ -85,9 +81,9 @@ def import_script(path: Path, folder: Path) -> Imported:
         notes += [note for one, note in warnings.items() if one.check == "torchrun"]  # else toolkit replaces torchrun
         begin = "the script stays the entry of the job"
         notes += [f"{'also' if number else begin}: {one}" for number, one in enumerate(body.obstacles)]
-        body.sweep, body.grid = [], ""
+        body.sweep = []
     text = tomlkit.dumps({name: table for name, table in tables.items() if table})
-    return Imported(text, notes if body.obstacles else body.notes, body.sweep, body.grid)
+    return Imported(text, notes if body.obstacles else body.notes, body.sweep)
 
 
 def _whole_obstacles(path: Path, values: Mapping[str, Any], *, is_refused: bool) -> list[NoTranslationError]:
@@ -108,7 +104,7 @@ def _translated(
     defaults = {"ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}
     job = job | {key: value for key, value in defaults.items() if key not in job} | keys
     job["entry"] = moved_entry(keys["entry"], Path.cwd(), folder)
-    if body.sweep or body.grid:
+    if body.sweep:
         job.pop("array")
     return {"job": job, "env": body.environment(), **_others(values, places, body.notes)}
 

@@ -60,7 +60,6 @@ class ScriptBody:
         self.notes = notes
         self.obstacles: list[NoTranslationError] = []  # in the order of the script
         self.sweep: list[str] = []  # the options that sweep the values of the tasks of an array
-        self.grid = ""
         self._array = ArrayValues(array)
         self.env: dict[str, Any] = {}
         self._known: dict[str, str] = {}
@@ -202,7 +201,7 @@ class ScriptBody:
             keys = keys_of_launch(command, known, job, self.notes, where, self._activation)
             if "-c" in [*keys["entry"]]:  # another shell evaluates an argument
                 self._use(" ".join(keys["entry"]), where)
-            self._launch, self.sweep, self.grid = self._array.swept(keys, where)
+            self._launch, self.sweep = self._array.swept(keys, self.notes, where)
 
     def _line(self, line: str, where: str) -> None:
         """Add a line of the environment."""
