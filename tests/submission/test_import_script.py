@@ -402,6 +402,20 @@ def test_variables_of_a_swept_shell_command_are_passed(tmp_path: Path) -> None:
     assert tables["env"]["pass"] == ["DATA"] and "array" not in tables["job"]
 
 
+@pytest.mark.parametrize(
+    ("launch", "note"),
+    [
+        ("srun --output=log_$SLURM_ARRAY_TASK_ID.txt ./a.out", "omitted --output=log_$SLURM_ARRAY_TASK_ID.txt of srun"),
+        ("srun ./a.out ${LRS[$SLURM_ARRAY_TASK_ID]}*", "uses ${LRS[$SLURM_ARRAY_TASK_ID]}*, which only"),
+        ("N=$SLURM_ARRAY_TASK_ID\nsrun --nodelist=$N ./a.out", "--nodelist of srun has no key"),
+        ("./a.out --a-long-option-of-this-program 12345 $SLURM_ARRAY_TASK_ID", "translation: ./a.out --a-long-option-of-this-program 12345 $SLURM"),
+    ],
+)  # fmt: skip
+def test_messages_show_the_lines_of_the_script(tmp_path: Path, launch: str, note: str) -> None:
+    text = "\n".join(imported(tmp_path, TASKS + launch)[1])
+    assert note in text and "TOOLKIT" not in text and "\ue000" not in text
+
+
 def test_tasks_with_other_numbers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lrs").write_text("0.1\n0.2\n0.3\n")

@@ -36,6 +36,7 @@ class ArrayValues:
         self._tasks = sorted(parse_array(array)) if array else []
         self._arrays: dict[str, list[str]] = {}
         self._values: dict[str, dict[int, str]] = {}  # by mark
+        self._originals: dict[str, str] = {}  # by the text that replaces it
         self.known: dict[str, str] = {}
 
     def define(self, name: str, values: Sequence[str | None]) -> None:
@@ -56,7 +57,17 @@ class ArrayValues:
         """Return the command with each lookup that has a value for every task as a variable in `known`."""
         if not self._tasks:
             return command
-        return _PARTS.sub(lambda part: part[0] if part[0][0] == "'" else _LOOKUP.sub(self._variable, part[0]), command)
+        result = _PARTS.sub(
+            lambda part: part[0] if part[0][0] == "'" else _LOOKUP.sub(self._variable, part[0]), command
+        )
+        self._originals[result[:60]] = command[:60]  # as obstacles show a command
+        return result
+
+    def original(self, text: str) -> str:
+        """Return a text about a replaced command as it is in the script."""
+        for replaced in reversed(self._originals):  # a command before its variables
+            text = text.replace(replaced, self._originals[replaced])
+        return text
 
     def _variable(self, match: re.Match[str]) -> str:
         if match["kept"]:
@@ -74,6 +85,7 @@ class ArrayValues:
         name = f"TOOLKIT_VALUE_{len(self.known)}"
         self.known[name] = f"\ue000{splits}{len(self.known)}\ue001"  # a backslash, as the value is not one argument
         self._values[self.known[name]] = values
+        self._originals |= dict.fromkeys((f"${{{name}}}", self.known[name]), match[0])
         return f"${{{name}}}"
 
     def swept(self, keys: Mapping[str, Any], notes: list[str], where: str) -> tuple[dict[str, Any], list[str]]:

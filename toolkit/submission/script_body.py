@@ -134,6 +134,7 @@ class ScriptBody:
             try:
                 self._command(command, job, f"line {first}")
             except NoTranslationError as obstacle:
+                obstacle.args = (self._array.original(str(obstacle)),)
                 self.obstacles.append(obstacle)
                 if WORD.sub("", command).strip():
                     break  # a quote ends on a later line, so that the next ones are not commands
@@ -144,6 +145,7 @@ class ScriptBody:
                     self._launch = {"entry": command}  # for the lines after it
         if not self._launch and not self.obstacles:
             self.refuse("it starts no ranks with srun, mpirun, torchrun or python", "add such a line")
+        self.notes[:] = map(self._array.original, self.notes)
         return self._launch
 
     def _command(self, command: str, job: dict[str, Any], where: str) -> None:
