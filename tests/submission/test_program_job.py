@@ -164,6 +164,23 @@ def test_a_python_script_that_starts_like_a_batch_script_remains_one_and_is_expl
     assert "starts with `#!`" not in toolkit("submit", "train.py", "--dry-run").err
 
 
+@pytest.mark.parametrize(
+    ("job", "setting", "table"),
+    [
+        ("train.py:main", "args.lr=0.1", {"job": {"name": "train", "entry": "train.py:main"}, "args": {"lr": 0.1}}),
+        ("train.py", "job.once=false", {"job": {"name": "train.py", "entry": "train.py", "once": False}}),
+    ],
+)
+def test_ranks_run_a_file_that_starts_like_a_batch_script(
+    toolkit, train: Path, job: str, setting: str, table: dict
+) -> None:  # fmt: skip
+    train.write_text("#!/usr/bin/env python3\ndef main(world, config):\n    print(config.args['lr'])\nprint('ran')\n")
+    assert "ran\n" in toolkit.ok("run", job, "--set", setting)
+    run = newest(toolkit)
+    assert tomllib.loads(run.job_file.read_text()) == table
+    toolkit.ok("rerun", run.run_id, "--set", "job.ranks_per_node=2", "--wait")
+
+
 @pytest.mark.parametrize("tables", ["nodes = 2", "nodes = 3\nranks_per_node = 4", "nodes = '2-3'\nranks_per_node = 2"])
 def test_the_ranks_of_several_nodes_run_here(toolkit, tables: str) -> None:
     path = toolkit.folder / "two.toml"

@@ -10,7 +10,7 @@ from toolkit.config.job import valid_job_name
 from toolkit.errors import ToolkitError
 from toolkit.slurm.batch_script import is_batch_script
 
-__all__ = ["NOT_A_JOB", "document_of_program", "is_program", "split_function"]
+__all__ = ["NOT_A_JOB", "document_of_program", "is_not_job_file", "is_program", "split_function"]
 
 # What runs a file with this ending; "" for a file that toolkit itself starts as a Python script.
 _INTERPRETERS = {".py": "", ".R": "Rscript", ".r": "Rscript", ".jl": "julia"}
@@ -23,6 +23,11 @@ def is_program(path: Path) -> bool:
     if function or not path.is_file():
         return bool(function) and path.is_file()
     return (path.suffix in _INTERPRETERS and not is_batch_script(path)) or _is_executable(path)
+
+
+def is_not_job_file(path: Path, *, once: bool) -> bool:
+    """Return whether ranks run the file that was submitted as JOB, or a function of it, even if it starts with `#!`."""
+    return is_program(path) or (not once and path.suffix != ".toml" and is_batch_script(path))
 
 
 def split_function(path: Path) -> tuple[Path, str]:

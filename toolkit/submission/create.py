@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.config.document import Flag, no_line
 from toolkit.config.found_micro_batch import with_found_micro_batch
 from toolkit.config.job_file_text import job_file_text
-from toolkit.config.program_document import is_program
+from toolkit.config.program_document import is_not_job_file
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob, shown_arguments
 from toolkit.config.script_document import WITHOUT_EFFECT
@@ -294,7 +294,7 @@ def _copy_job_files(job: ResolvedJob, run: RunDirectory, repeats: RunDirectory |
         for one in (one for part in read_batch_script(entry).components for one in part if one.name in WITHOUT_EFFECT):
             say(f"{one.where}: {one.option} has no effect in a run of toolkit")
     mode = mode_of_files_in(run.path) & 0o640
-    if repeats is None and is_program(job.job_file):
+    if repeats is None and is_not_job_file(job.job_file, once=job.job.once):
         write_text(run.job_file, job_file_text(job), mode=mode)
     elif not (job.job.once and job.job_file == entry):
         source = job.job_file if repeats is None else repeats.job_file

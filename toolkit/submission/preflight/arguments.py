@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toolkit.config.document import leaves, read_document
 from toolkit.config.entry import files_of_entry
-from toolkit.config.program_document import is_program
+from toolkit.config.program_document import is_not_job_file
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.config.table import nearest
@@ -31,7 +31,8 @@ def check_set_arguments(
     files = [job.code_folder / name for name in files_of_entry(job)]
     if not given or is_unmanaged(job.job.entry) or not files or not job_file.is_file() or _declares(files[0]):
         return
-    stated = {} if is_program(job_file) else read_document(job_file).values.get("args", {})
+    is_program = is_not_job_file(job_file, once=job.job.once)
+    stated = {} if is_program else read_document(job_file).values.get("args", {})
     paths = [path for path, _ in leaves(stated)]
     known = {".".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
     read = _names_in(files[0])
