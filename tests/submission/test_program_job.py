@@ -148,6 +148,18 @@ def test_no_file_is_overwritten_and_only_a_program_is_written(toolkit, train: Pa
     assert not toolkit.runs.exists() and not (toolkit.folder / "new.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("entry", "written"), [("json:dumps", "json:dumps"), ("train.py:main", "../train.py:main"), ("./train.py", "../train.py")]
+)  # fmt: skip
+def test_only_an_entry_that_is_a_file_is_written_relative_to_the_job_file(
+    toolkit, train: Path, entry: str, written: str
+) -> None:  # fmt: skip
+    (toolkit.folder / "sub").mkdir()
+    train.write_text("def main(world, config):\n    pass\nprint(main)\n")
+    toolkit.ok("submit", "train.py", "--set", f"job.entry={entry}", "--dry-run", "--save-as", "sub/m.toml")
+    assert tomllib.loads((toolkit.folder / "sub" / "m.toml").read_text())["job"]["entry"] == written
+
+
 def test_options_that_are_not_keys_are_named(toolkit, train: Path) -> None:
     said = toolkit("submit", "train.py", "--dry-run", "--site", "local", "--runs", "my runs", "--save-as", "m.toml")
     assert "the same job: toolkit submit m.toml --site=local '--runs=my runs'\n" in said.err

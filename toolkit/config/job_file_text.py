@@ -34,7 +34,8 @@ def job_file_text(job: ResolvedJob, folder: Path | None = None) -> str:
 def moved_entry(entry: str | list[str], before: Path, folder: Path) -> str | list[str]:
     """Return the entry of a job file in `before` for a job file in `folder`."""
     if isinstance(entry, str):
-        return entry if entry.startswith("/") else os.path.relpath(before / entry, folder)
+        is_file = "/" in entry or entry.partition(":")[0].endswith(".py")  # else a module
+        return os.path.relpath(before / entry, folder) if is_file and not entry.startswith("/") else entry
     if "/" not in entry[0] or entry[0].startswith("/"):
         return entry
     return [f"./{os.path.relpath(before / entry[0], folder)}", *entry[1:]]
