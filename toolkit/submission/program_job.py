@@ -25,13 +25,16 @@ def show_job_file(request: JobRequest, save_as: Path | None) -> None:
     """
     if save_as is not None:
         require_new_file(save_as, "--save-as")
-    if not is_program(find_job(request.job)):
+    path = find_job(request.job)
+    if not is_program(path):
+        if save_as is None and path.suffix != ".py":
+            return
         job = resolve(replace(request, ranks=None), None)
         if save_as is not None:
             fix = f"`toolkit import {job.job_file}`" if job.job.once else f"cp {job.job_file} {save_as}"
             raise ToolkitError("--save-as expects a program as JOB", where=str(job.job_file), fix=fix)
         ranks = max(request.ranks or 1, job.job.max_nodes * job.job.ranks_per_node)
-        if job.job.once and job.job_file.suffix == ".py" and ranks > 1:
+        if job.job.once and ranks > 1:
             say(
                 f"{job.job_file.name} starts with `#!`, so it runs once, as with sbatch. "
                 f"Fix: remove that line, or add --set job.once=false, to start {ranks} ranks"

@@ -36,27 +36,27 @@ def resolve_here(
     `inside` is the site of the session that this process has entered; `fix_for_several` is the fix for a job of several
     components.
     """
-    refuse_shapes(resolve(replace(request, ranks=None), None), fix_for_several)  # on any site
+    stated = resolve(replace(request, ranks=None), None)
+    refuse_shapes(stated, fix_for_several)  # on any site
     has_choice = os.environ.get("SLURM_JOB_ID") or os.environ.get("TOOLKIT_SITE")
     default = None if has_choice else "local"
     site = inside if inside is not None and request.site is None else choose_site(request.site or default).site
     if site.scheduler.kind == "slurm":
         request = request.with_flags(flags_of_allocation(request.flags, request.ranks, request.settings))
     else:
-        request = _on_one_node(request)
+        request = _on_one_node(request, stated)
     job = resolve_in_allocation(request, site)
     check_here(job, os.environ)
     check_sbatch_options(request.sbatch_options, for_sbatch=False)
     return job
 
 
-def _on_one_node(request: JobRequest) -> JobRequest:
-    """Return the request with all ranks of a job of several nodes on this machine, unless the user typed -N.
+def _on_one_node(request: JobRequest, job: ResolvedJob) -> JobRequest:
+    """Return the request with all ranks of `job`, its job without -n, on this machine, unless the user typed -N.
 
     Raises:
         ToolkitError: the job has more ranks than this machine has CPUs, and -n does not state their number.
     """
-    job = resolve(replace(request, ranks=None), None)
     if job.job.min_nodes == 1 or "job.nodes" in request.flags:
         return request
     ranks, cpus = request.ranks or min(job.rank_counts), len(os.sched_getaffinity(0))
