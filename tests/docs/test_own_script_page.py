@@ -35,7 +35,8 @@ def test_its_job_file_accepts_the_keys_of_the_page(toolkit, script: Path) -> Non
     toolkit.ok("submit", "train.py", "-n", "2", "--dry-run", "--save-as", "train.toml", "--", "--lr", "0.1")
     written = Path("train.toml").read_text()
     keys = [text for text in re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "[job]" not in text]
-    assert len(keys) == 2
+    assert len(keys) == 2 and " --dry-run --save-as train.toml -- --lr 0.1 --epochs 8 " in PAGE
+    assert not list(toolkit.runs.glob("train/2*"))
     Path("train.toml").write_text(written + "\n".join(keys))
     job = resolve(JobRequest("train.toml"), None, environ={})
     assert (job.restart.progress, job.restart.argv) == ("out/epoch-*.pt", ["--resume", "{newest}"])
