@@ -132,3 +132,19 @@ def test_a_running_program_has_a_rate_and_its_last_values(toolkit, wait_until):
     assert 0.1 < found[-1].steps_per_s < 4
     assert re.fullmatch(r"work running: step \d+, [\d.]+ steps/s, loss [\d.]+, gap 0, val_acc 0.25", line_of(found[-1]))
     toolkit.ok("cancel", run.run_id)
+
+
+def test_a_metric_without_a_step_hides_no_printed_steps(toolkit):
+    (toolkit.folder / "p.py").write_text("""
+import time, toolkit
+for n in range(1, 6):
+    print(f"iter {n} loss {9 / n}", flush=True)
+    time.sleep(0.6)
+toolkit.record("temp", 5)
+""")
+    more = "[observe]\nstep_line = ['iter (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)']\n"
+    run = toolkit.submit(toolkit.job(f"exec {sys.executable} {toolkit.folder}/p.py", more=more), "--wait")
+    status = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert (status["step"], status["metrics"]) == (5, {"loss": 1.8})
+    rows = Run(run.path).metrics()
+    assert rows[-1]["step"] == 5 and len(rows) > 2

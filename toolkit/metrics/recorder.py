@@ -140,7 +140,7 @@ class Recorder:
         """Write the finished steps to the ring, the last ones also if the device has not reached their phases."""
         if self._ended:
             self._write_ended(is_last=is_last)
-        if is_last:
+        if is_last and (self._reported is not None or self.is_driven):  # else another process may record the steps
             self._write_noted()
 
     def _write_noted(self) -> None:
