@@ -12,6 +12,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from toolkit.metrics.window_file import WindowReader
+from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.runs.follow.pages import Pages
 from toolkit.runs.follow.progress import progress_of
 from toolkit.runs.follow.rendering import line_of
@@ -148,3 +150,20 @@ toolkit.record("temp", 5)
     assert (status["step"], status["metrics"]) == (5, {"loss": 1.8})
     rows = Run(run.path).metrics()
     assert rows[-1]["step"] == 5 and len(rows) > 2
+
+
+def test_metrics_that_cannot_be_written_cost_no_windows(toolkit, wait_until):
+    (toolkit.folder / "p.py").write_text(f"""
+import os
+for name in "own", "means":
+    os.makedirs(os.environ["TOOLKIT_RUN_DIR"] + f"/metrics/{{name}}.jsonl", exist_ok=True)
+{PROGRAM}""")
+    more = "ranks_per_node = 2\n[observe]\nmetrics = ['gap:mean']\n"
+    run = toolkit.submit(toolkit.job(f"exec {sys.executable} {toolkit.folder}/p.py", more=more))
+    wait_until(lambda: run.attempt_numbers() and AttemptRecord.read(run.attempt(0)))
+    windows = WindowReader(run.attempt(0).windows_file(0)).new()
+    assert {one.rank: one.last_step for one in windows} == {0: 9, 1: 9}
+    (log,) = run.path.glob("slurm-*.out")
+    for path, name in (log, "means.jsonl"), (run.attempt(0).log_file(0), "own.jsonl"):
+        (problem,) = (line for line in path.read_text().splitlines() if "Is a directory" in line)
+        assert name in problem

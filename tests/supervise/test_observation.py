@@ -14,6 +14,7 @@ import pytest
 
 from toolkit.metrics.detectors import disk
 from toolkit.metrics.memory_limits import requested_bytes
+from toolkit.metrics.own import MeanLog
 from toolkit.metrics.samples import MemorySample
 from toolkit.metrics.verdicts import VerdictKind, read_verdicts
 from toolkit.metrics.window_file import WindowFile
@@ -63,6 +64,18 @@ def test_a_slow_rank_is_named_once_with_its_node_and_a_change(attempt):
     (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
     assert (verdict.kind, verdict.ranks, verdict.host, verdict.attempt) == (VerdictKind.STRAGGLER, (3,), "n1", 0)
     assert verdict.change and verdict.cost_s_per_hour > 600
+
+
+def test_means_that_cannot_be_written_hide_no_fault(attempt, capsys):
+    record(attempt, slow=3)
+    (attempt.run.metrics / "means.jsonl").mkdir()
+    observation = Observation(attempt, lambda: 3600.0, means=MeanLog(attempt.run.metrics, 0, {STEP: True}))
+    observation.start()
+    observation.close()
+    (verdict,) = read_verdicts(attempt.run.metrics / "verdicts.jsonl")
+    assert verdict.ranks == (3,)
+    said = capsys.readouterr().out
+    assert said.count("means.jsonl") == 1 and "Traceback" not in said
 
 
 def test_ranks_of_another_pipeline_stage_are_no_standard(attempt):

@@ -2,12 +2,11 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.own import OwnLog
 from toolkit.metrics.ring import RingReader, Steps
 from toolkit.metrics.windows import LOSS, NOT_FINITE_AFTER, Statistics, Window, statistics_of
 from toolkit.terminal.talk import say_beside
@@ -31,7 +30,7 @@ class Collector:
     """Turns new steps into windows. It reads no clock and writes no file. `own` gets the steps of rank 0."""
 
     host: str
-    own: OwnLog | None = None
+    own: Callable[[Steps], None] | None = None
     _open: dict[int, _Open] = field(default_factory=dict)
     _damaged: set[Path] = field(default_factory=set)
 
@@ -56,7 +55,7 @@ class Collector:
         if steps:
             own.parts.append(steps)
             if rank == 0 and self.own is not None:
-                self.own.add(steps)
+                self.own(steps)
         found: list[Window] = []
         while own.parts and (window := self._cut(rank, own, now)):
             found.append(window)

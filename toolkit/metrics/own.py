@@ -120,12 +120,12 @@ class OwnLog:
         """Write a line if there are new steps."""
         if self._line is None or self._newest is None:
             return
-        newest, (first, step, time_s), self._line = self._newest, self._line, None
+        newest, (first, step, time_s) = self._newest, self._line
         if (self._folder / "train.jsonl").exists():
             newest = {name: one for name, one in newest.items() if name not in COLUMNS}
             if not newest:
                 return
-        self._log = self._log or RecordLog(self._folder / self._file)
+        self._log, self._line = self._log or RecordLog(self._folder / self._file), None
         values = {name: _short(value) for name, (_, value) in newest.items()}
         at = {name: number for name, (number, _) in newest.items() if number != step}
         self._log.write(OwnRecord(first, step, utc_of(time_s), self._attempt, values, at))

@@ -45,6 +45,7 @@ class NodeCollection:
     _rings: dict[tuple[Path, int], RingReader | None] = field(default_factory=dict)  # None: damaged, or of another node
     _collector: Collector = field(default_factory=lambda: Collector(socket.gethostname()))
     _file: WindowFile | None = None
+    _own: OwnLog | None = None
     _stacks_asked_ns: int = 0
     _request_at: float = 0.0  # when to check for a request of stacks
     _stepped_at: float = -math.inf  # when the last windows were written
@@ -86,8 +87,8 @@ class NodeCollection:
                 state_at += STATE_PERIOD_S
                 self._trying(lambda: state.write(gpus))
         self._trying(lambda: self.collect(math.inf))
-        if self._collector.own is not None:
-            self._trying(self._collector.own.close)
+        if self._own is not None:
+            self._trying(self._own.close)
         self._usage.finish()
 
     def _trying(self, part: Callable[[], None]) -> None:
@@ -103,20 +104,22 @@ class NodeCollection:
         """Write the windows of the slots that are over at `now`."""
         self._find_rings()
         windows = self._collector.collect([ring for ring in self._rings.values() if ring is not None], now)
-        if self._collector.own is not None:
-            self._collector.own.flush()
         self._stepped_at = time.monotonic() if windows else self._stepped_at
         if windows and self._file is None:
             self._file = WindowFile(self.attempt.windows_file(self.first_rank), socket.gethostname())
         if self._file is not None:
             self._file.append(windows)
+        if self._own is not None:
+            self._trying(self._own.flush)
 
     def _begin_own(self) -> None:
         """Record the metrics of the program itself, except those whose means the supervisor writes; on rank 0's node."""
         if self.first_rank == 0:
             job = read_json(Path(self.resolved_job)) if self.resolved_job else {}
             means = [name for name, is_mean in declared_metrics(job).items() if is_mean]
-            self._collector.own = OwnLog(self.attempt.run.metrics, self.attempt.number, means)
+            own = self._own = OwnLog(self.attempt.run.metrics, self.attempt.number, means)
+            # The windows must not depend on it.
+            self._collector.own = lambda steps: self._trying(lambda: own.add(steps))
 
     def _ask_for_stacks(self, state: NodeState) -> None:
         """Make the guards of this node keep the stacks of their ranks if the supervisor, on another node, requests it."""

@@ -81,9 +81,9 @@ class Observation:
             self.look()
         self.look()
         if self._log is not None:
-            self._log.close()
+            self._trying(self._log.close)
         if self.means is not None:
-            self.means.close()
+            self._trying(self.means.close)
 
     def look(self) -> None:
         """Judge what is new, and record who requested what."""
@@ -106,8 +106,8 @@ class Observation:
         self._trying(lambda: samples.append(self._disk_sample()))
         samples += self._new_samples()
         windows = self._new_windows()
-        if self.means is not None:
-            self.means.add_windows(windows)
+        if (means := self.means) is not None:
+            self._trying(lambda: means.add_windows(windows))
         if windows and not self._peers:
             self._trying(self._read_stages)
         verdicts = self._detectors.observe(
