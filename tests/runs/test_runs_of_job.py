@@ -27,7 +27,7 @@ def test_a_name_is_its_newest_submitted_run(toolkit, two_runs) -> None:
     newest = max(two_runs, key=lambda run: run.run_id)
     said = toolkit("status", "--json", "work")
     assert json.loads(said.out)["run_id"] == newest.run_id
-    assert f"work is {newest.run_id}, the newest of 2 runs" in said.err
+    assert f"work is {newest.run_id}, its newest run" in said.err
     assert "has completed" in toolkit.ok("explain", "work")
     again = toolkit.ok("rerun", "work", "--parsable", "--wait").partition(";")[2]
     assert path_of(toolkit, "work").endswith(again.split()[0])
@@ -49,13 +49,33 @@ def test_every_other_form_comes_first(toolkit, two_runs) -> None:
 
 def test_other_folders_are_searched_last(toolkit, two_runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOOLKIT_RUNS")
-    (toolkit.folder / "elsewhere").mkdir()
+    for name in "elsewhere", "third":
+        (toolkit.folder / name).mkdir()
     monkeypatch.chdir(toolkit.folder / "elsewhere")
     assert Path(path_of(toolkit, "work")).parent == toolkit.runs / "work"
+    job, second = toolkit.job("sleep 100"), toolkit.folder / "second"
+    for folder in (toolkit.runs, second):
+        toolkit.ok("submit", job, "--runs", folder)
+    running = {folder: RunDirectory(max(folder.glob("work/2*"))) for folder in (toolkit.runs, second)}
+    monkeypatch.chdir(toolkit.folder / "third")
+    refused = toolkit("cancel", "work")
+    assert refused.code == 2 and "work: 2 runs of this name are unfinished" in refused.err
+    assert all(run.run_id in refused.err for run in running.values())
+    toolkit.ok("cancel", running[toolkit.runs].run_id)
+    toolkit("wait", running[toolkit.runs].run_id)
+    for command in "status", "cancel":
+        refused = toolkit(command, "work")
+        assert refused.code == 2 and "work: runs in 2 folders match. Fix: choose one by its path: " in refused.err
+        assert all(str(run.path) in refused.err for run in running.values())
+    # RUNS comes first.
+    monkeypatch.chdir(toolkit.folder)
+    assert path_of(toolkit, "work") == str(running[toolkit.runs].path)
+    toolkit.ok("cancel", running[second].run_id)
 
 
 @pytest.mark.parametrize(
-    "command", ["stop work", "cancel work", "requeue work", "save work", "resume work", "rehearse work kill-rank 0", "ckpt prune work"]
+    "command", ["stop work", "cancel work", "requeue work", "save work", "resume work", "rehearse work kill-rank 0", "ckpt prune work",
+     "alerts ack slow work", "alerts silence slow work --for 2h"]
 )  # fmt: skip
 def test_what_changes_a_run_refuses_several_unfinished_ones(toolkit, two_runs, command: str) -> None:
     job = toolkit.job("sleep 600")

@@ -22,7 +22,7 @@ from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.terminal.talk import say
 
 __all__ = [
-    "MOST_ALIKE", "NoRunError", "array_in", "find_run", "has_begun", "has_ended", "home_of", "listed", "newest_record", "parse_run_name",
+    "MOST_ALIKE", "MOST_NAMED", "NoRunError", "array_in", "find_run", "has_begun", "has_ended", "home_of", "listed", "newest_record", "parse_run_name",
     "refuse_part", "run_named", "state_on_disk",
 ]  # fmt: skip
 

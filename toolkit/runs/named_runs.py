@@ -11,7 +11,7 @@ from toolkit.rundir.files import permissions_in_words, runs_folder
 from toolkit.rundir.find import NoRunError, find_run, parse_run_name, refuse_part
 from toolkit.rundir.known_folders import known_folders
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.runs_of_job import newest_of_job
+from toolkit.runs.runs_of_job import newest_of_job, refuse_several_folders
 from toolkit.terminal.talk import say
 
 __all__ = [
@@ -86,9 +86,7 @@ def _find_in_known(run: str, folders: Sequence[Path]) -> Path | None:
         newest = max(found, key=lambda folder: found[folder].name)
         say(f"last is {found[newest].name} of {found[newest].parent.name} in {newest}")
         return find_run(run, newest)
-    if len(found) > 1:
-        each = ", ".join(map(str, list(found.values())[:_MOST_FOLDERS]))
-        raise ToolkitError(f"runs in {len(found)} folders match", where=run, fix=f"choose one by its path: {each}")
+    refuse_several_folders(run, list(found.values()))
     return next(iter(found.values()), None)
 
 
