@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from toolkit.metrics.records import RecordLog, RecordTail, last_of, read_records
+from toolkit.metrics.records import RecordLog, RecordTail, last_of, read_records, records_from_end
 from toolkit.metrics.ring import Steps
 from toolkit.metrics.windows import COLUMNS, GRAD_NORM, LOSS, TOKENS, Window
 from toolkit.rundir.files import utc_of
@@ -105,16 +105,25 @@ class OwnLog:
         self._note(min(numbers), numbers[-1], steps.ended_s()[-1], found)
 
     def _note(self, first: int, step: int, time_s: float, found: Mapping[str, tuple[int, float]]) -> None:
-        if self._newest is None:  # of earlier attempts, up to the step at which this one continues
-            before = OwnTail(self._folder, (self._file,))
-            before.update()
-            earlier = {name: [one for one in points if one.step < first] for name, points in before.points.items()}
-            self._newest = {name: (points[-1].step, points[-1].value) for name, points in earlier.items() if points}
+        if self._newest is None:
+            self._newest = self._newest_before(first)
         if first != self._step:  # a program may record further values of its last step
             self._newest = {name: one for name, one in self._newest.items() if one[0] < first}
         self._newest |= found
         self._line = min(first, self._line[0] if self._line else first), step, time_s
         self._step = step
+
+    def _newest_before(self, first: int) -> dict[str, tuple[int, float]]:
+        """Return the values of earlier attempts up to the step at which this one continues."""
+        found: dict[str, tuple[int, float]] = {}
+        for record in records_from_end(self._folder / self._file, OwnRecord.from_line):
+            for name, value in record.values.items():
+                if (step := record.step_of(name)) < first:
+                    found.setdefault(name, (step, value))
+            if record.step < first or first <= 0:  # this line has all metrics, or no step is earlier
+                break
+            first = min(first, record.first)  # the line replaces earlier values of later steps
+        return found
 
     def flush(self) -> None:
         """Write a line if there are new steps."""

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import is_unwritable, json_reason, mode_of_files_in, tail_text
+from toolkit.rundir.files import is_unwritable, json_reason, mode_of_files_in
 from toolkit.terminal.talk import say_beside
 
-__all__ = ["RecordLog", "RecordTail", "last_of", "read_records"]
+__all__ = ["RecordLog", "RecordTail", "last_of", "read_records", "records_from_end"]
 
 
 class Record(Protocol):
@@ -23,6 +23,7 @@ class Record(Protocol):
 
 MOST_WAITING = 10_000  # lines kept while the disk is full; the oldest are dropped first
 _MOST_NEW = 1 << 22  # bytes that a tail reads at once
+_BLOCK = 1 << 16  # bytes that are read at once from the end of a file
 
 
 class OfStep(Protocol):
@@ -143,10 +144,25 @@ def read_steps(path: Path, from_line: Callable[[str], S], *, what: str) -> list[
 
 def last_of(path: Path, from_line: Callable[[str], T]) -> T | None:
     """Return the newest record, or None; reads the file from its end, and skips an incomplete last line."""
-    for line in reversed(tail_text(path, 2)):
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            return from_line(line)
-    return None
+    return next(records_from_end(path, from_line), None)
+
+
+def records_from_end(path: Path, from_line: Callable[[str], T]) -> Iterator[T]:
+    """Yield the records of a file, the newest first; skips lines that are not records. Yields nothing if there is no file."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return
+    with stream:
+        end, rest = stream.seek(0, os.SEEK_END), b""
+        while end:
+            begin = max(0, end - _BLOCK)
+            stream.seek(begin)
+            lines = (stream.read(end - begin) + rest).split(b"\n")
+            rest, end = lines.pop(0) if begin else b"", begin  # the first line begins in an earlier block
+            for line in reversed(lines):
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    yield from_line(line.decode())
 
 
 @dataclass
