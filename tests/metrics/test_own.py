@@ -134,6 +134,17 @@ def test_means_are_those_of_all_ranks_and_rank_0_does_not_write_them(tmp_path, r
     assert last_own(tmp_path).values == {"loss": 2.0, "acc": 3.0}
 
 
+def test_a_late_window_does_not_move_the_means_back(tmp_path):
+    means = MeanLog(tmp_path, 0, {"acc": True, "late": True})
+    means.add_windows([window(0, 1, acc=1.0)])
+    means.add_windows([window(0, 2, acc=3.0)])
+    means.add_windows([window(1, 1, acc=5.0, late=2.0)])
+    means.add_windows([window(1, 2, steps=49, acc=7.0)])  # step 147, while rank 0 is at 150
+    means.add_windows([window(0, 3, acc=5.0)])
+    means.close()
+    assert series(tmp_path) == {"acc": [(100, 1.0), (150, 5.0), (200, 6.0)], "late": [(150, 2.0)]}
+
+
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"first": 1}\n')
     with pytest.raises(ToolkitError, match="not a metric record") as error:

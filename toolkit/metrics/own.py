@@ -152,18 +152,25 @@ class MeanLog(OwnLog):
     def __init__(self, folder: Path, attempt: int, declared: Mapping[str, bool]) -> None:
         super().__init__(folder, attempt, file=MEANS)
         self._means: dict[str, dict[int, float]] = {name: {} for name, is_mean in declared.items() if is_mean}
+        self._began_s = -math.inf  # of the newest windows
+        self._changed: set[str] = set()  # the metrics that the next line has
 
     def add_windows(self, windows: Iterable[Window]) -> None:
         """Take new windows, in any order, and write a line for each interval in which a rank has a declared metric."""
         known = [one for one in windows if self._means.keys() & one.metrics.keys()]
         for began_s in sorted({one.began_s for one in known}):
             alike = [one for one in known if one.began_s == began_s]
-            step, found = max(one.last_step for one in alike), dict[str, tuple[int, float]]()
             for name, means in self._means.items():
                 new = {one.rank: one.metrics[name].mean for one in alike if name in one.metrics}
                 means |= new
                 if new:
-                    found[name] = (step, sum(means.values()) / len(means))
+                    self._changed.add(name)
+            if began_s < self._began_s:  # of a late rank, whose values count in the next line
+                continue
+            step = max(one.last_step for one in alike)
+            step, self._began_s = max(step, self._step) if began_s == self._began_s else step, began_s
+            found = {one: (step, sum(self._means[one].values()) / len(self._means[one])) for one in self._changed}
+            self._changed.clear()
             # Windows of other nodes may be late, so only the first ones show that the attempt repeats steps.
             first = min(one.first_step for one in alike) if self._step < 0 else step
             self._note(first, step, began_s + alike[0].seconds, found)
