@@ -13,7 +13,7 @@ from step_windows import window
 from toolkit.errors import ToolkitError
 from toolkit.metrics.own import MeanLog, OwnLog, OwnRecord, OwnTail, last_own, read_own
 from toolkit.metrics.ring import ABSENT, WIDTH, Ring, RingReader
-from toolkit.metrics.run_metrics import in_words, newest_metrics, with_own
+from toolkit.metrics.run_metrics import in_words, losses_of, newest_metrics, with_own
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/run-directory.schema.json").read_text())
 
@@ -132,6 +132,16 @@ def test_means_are_those_of_all_ranks_and_rank_0_does_not_write_them(tmp_path, r
     means.close()
     assert series(tmp_path) == {"loss": [(100, 2.0)], "acc": [(50, 2.3333333), (100, 3.0)]}
     assert last_own(tmp_path).values == {"loss": 2.0, "acc": 3.0}
+
+
+def test_the_curve_of_a_mean_loss_is_that_of_all_ranks(tmp_path, rank):
+    own = OwnLog(tmp_path, 0, ["loss"])
+    rank(own, 100, loss=9.0, acc=1.0)
+    own.close()
+    means = MeanLog(tmp_path, 0, {"loss": True})
+    means.add_windows([window(0, 0, loss=1.0), window(1, 0, loss=2.0), window(0, 1, loss=0.5)])
+    means.close()
+    assert losses_of(tmp_path, 9) == [1.5, 1.25]
 
 
 def test_a_late_window_does_not_move_the_means_back(tmp_path):

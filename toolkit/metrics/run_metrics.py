@@ -68,8 +68,10 @@ def recent_records(folder: Path, count: int) -> Sequence[TrainRecord | OwnRecord
 def losses_of(folder: Path, count: int) -> list[float]:
     """Return at most `count` samples of the loss, over the whole run."""
     losses = [one.loss for one in samples_of(folder / "train.jsonl", TrainRecord.from_line, count)]
-    own = samples_of(folder / FILES[0], OwnRecord.from_line, count) if not losses else []
-    return losses or [one.values[LOSS] for one in own if LOSS in one.values]
+    for path in (folder / name for name in FILES):
+        own = samples_of(path, OwnRecord.from_line, count) if not losses else []
+        losses += [one.values[LOSS] for one in own if LOSS in one.values]
+    return losses
 
 
 def with_own(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
