@@ -11,7 +11,8 @@ import pytest
 from step_windows import window
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.own import MeanLog, OwnLog, OwnRecord, OwnTail, last_own, read_own
+from toolkit.metrics.own import MOST_POINTS, MeanLog, OwnLog, OwnRecord, OwnTail, last_own, read_own
+from toolkit.metrics.records import RecordLog
 from toolkit.metrics.ring import ABSENT, WIDTH, Ring, RingReader
 from toolkit.metrics.run_metrics import in_words, losses_of, newest_metrics, with_own
 
@@ -153,6 +154,24 @@ def test_a_late_window_does_not_move_the_means_back(tmp_path):
     means.add_windows([window(0, 3, acc=5.0)])
     means.close()
     assert series(tmp_path) == {"acc": [(100, 1.0), (150, 5.0), (200, 6.0)], "late": [(150, 2.0)]}
+
+
+def test_a_page_that_follows_a_long_run_keeps_some_points_of_all_its_steps(tmp_path):
+    tail = OwnTail(tmp_path)
+    with RecordLog(tmp_path / "own.jsonl") as log:
+        for begin in range(1, 40_000, 4_000):
+            for step in range(begin, begin + 4_000):
+                log.write(
+                    OwnRecord(
+                        step, step, "2026-11-28T00:00:00.000Z", 0, {"loss": float(step), "once": 1.0}, {"once": 1}
+                    )
+                )
+            tail.update()
+    steps = [one.step for one in tail.points["loss"]]
+    assert MOST_POINTS / 4 < len(steps) <= MOST_POINTS and steps[-1] == 40_000 and steps == sorted(steps)
+    tenths = [sum(begin < step <= begin + 4_000 for step in steps) for begin in range(0, 40_000, 4_000)]
+    assert min(tenths[:8]) > max(tenths[:8]) / 2 > 50
+    assert [one.step for one in tail.points["once"]] == [1]
 
 
 def test_a_damaged_line_is_named(tmp_path):

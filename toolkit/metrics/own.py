@@ -22,6 +22,7 @@ from toolkit.rundir.files import utc_of
 
 __all__ = ["FILES", "MeanLog", "OwnLog", "OwnRecord", "OwnTail", "as_number", "last_own", "read_own"]
 
+MOST_POINTS = 8192  # of a metric on a page that follows a run
 FILES = OWN, MEANS = "own.jsonl", "means.jsonl"
 _ALSO = (LOSS, GRAD_NORM, TOKENS)  # names in every ring that a program may record, besides names of its own
 
@@ -178,7 +179,7 @@ class MeanLog(OwnLog):
 
 
 class OwnTail:
-    """The values of a run by metric, in the order of their steps; each `update` reads only what is new."""
+    """The values of a run by metric, at most about `MOST_POINTS`, in the order of their steps; each `update` reads only what is new."""
 
     def __init__(self, folder: Path, names: Sequence[str] = FILES) -> None:
         self._tails = [(RecordTail(folder / name, OwnRecord.from_line), dict[str, list[Point]]()) for name in names]
@@ -192,6 +193,19 @@ class OwnTail:
             while records := tail.new():
                 for record in records:
                     _fold(found, record)
+                for name, points in found.items():
+                    if len(points) > MOST_POINTS:
+                        found[name] = _thinned(points)
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    """Return at most half of `MOST_POINTS` points with about equal distances in steps, and the newest one."""
+    least = (points[-1].step - points[0].step) / (MOST_POINTS // 2 - 1)
+    kept = [points[-1]]
+    for one in reversed(points):
+        if kept[-1].step - one.step >= least:
+            kept.append(one)
+    return kept[::-1]
 
 
 def _fold(points: dict[str, list[Point]], record: OwnRecord) -> None:
