@@ -160,6 +160,7 @@ def test_an_injected_script_is_blocked(browser, url, pages):
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.injected = 1'}))"
     )
+    assert page.evaluate("[number(2e-6, 's'), number(-3e-7)]") == ["2.00e-6 s", "-3.00e-7"]
     assert page.evaluate("window.injected") is None and "Content Security Policy" in problems[0]
     context.close()
 

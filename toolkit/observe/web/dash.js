@@ -12,7 +12,7 @@ const has = (value) => value !== null && value !== undefined;
 
 function number(value, unit = "") {
   const [size, shown] = unit === "B" ? [2 ** 30, "GiB"] : unit === "s" && value < 0.1 ? [1e-3, "ms"] : [1, unit];
-  if (value && Math.abs(value) < 1e-5) return value.toExponential(2);
+  if (value && Math.abs(value) < 1e-5) return `${value.toExponential(2)} ${unit}`.trim();
   return has(value) ? value.$float ?? `${compact.format(value / size)} ${shown}`.trim() : "–";
 }
 
