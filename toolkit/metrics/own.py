@@ -87,7 +87,7 @@ def _short(value: float) -> float:
 
 
 class OwnLog:
-    """Writes the newest values of rank 0, except metrics in `without`. A run without such values gets no file.
+    """Writes the newest values of rank 0, except metrics in `without`.
 
     If toolkit's loop writes `train.jsonl`, only names of the program itself count.
     """

@@ -18,11 +18,11 @@ from toolkit.metrics.windows import LOSS
 from toolkit.rundir.files import tail_text
 
 __all__ = [
-    "Newest", "in_words", "losses_of", "metrics_as_json", "newest_metrics", "own_name", "rate_of", "recent_records", "scalars_of",
+    "SCALARS", "Newest", "in_words", "losses_of", "metrics_as_json", "newest_metrics", "own_name", "rate_of", "recent_records", "scalars_of",
     "with_own",
 ]  # fmt: skip
 
-_SCALARS = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")  # of `train.jsonl`
+SCALARS = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")  # of `train.jsonl`
 _SHOWN = 4
 _COLUMNS = frozenset(one.name for one in fields(TrainRecord))
 
@@ -95,7 +95,7 @@ def own_name(name: str, taken: Collection[str]) -> str:
 
 def scalars_of(row: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics in a row of `with_own`."""
-    others = _COLUMNS.difference(_SCALARS) if "loss_hex" in row else ("step", "time", "attempt")
+    others = _COLUMNS.difference(SCALARS) if "loss_hex" in row else ("step", "time", "attempt")
     return [name for name, value in row.items() if name not in others and value is not None]
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from toolkit.metrics.own import FILES, OwnRecord
 from toolkit.metrics.records import RecordTail
+from toolkit.metrics.run_metrics import SCALARS
 from toolkit.metrics.training import TrainRecord
 from toolkit.metrics.validation import ValidationRecord
 from toolkit.rundir.files import read_json_or_none, write_json
 
 __all__ = ["Row", "Unsent"]
-
-_TRAINING = ("loss", "lr", "grad_norm", "tokens_per_s", "seconds", "mfu")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Row:
 
 
 def _row_of_training(record: TrainRecord) -> Row:
-    values = {f"train/{name}": getattr(record, name) for name in _TRAINING}
+    values = {f"train/{name}": getattr(record, name) for name in SCALARS}
     return _row(record, {name: value for name, value in values.items() if value is not None})
 
 
