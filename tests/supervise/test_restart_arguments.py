@@ -51,6 +51,8 @@ def test_arguments_follow_the_first_changed_file(told, tmp_path):
     ]
     assert f"toolkit: attempt 2 continues with --from={newest[0]} --more\n" in log
     assert "attempt 1 continues" not in log
+    why = f"restart.progress = '{tmp_path}/step-*.pt' matches no new file"
+    assert f"toolkit: attempt 1 starts without restart.argv: {why}\n" in log
 
 
 def test_an_option_may_be_added_more_than_once(told):

@@ -24,12 +24,16 @@ def restart_variables(
 
     `files` is the present state of what `restart.progress` matches.
     """
-    if not _follows_progress(attempt, files, by_files=bool(restart.get("progress"))):
+    more: Sequence[str] = restart.get("argv") or ()
+    pattern = restart.get("progress")
+    if not _follows_progress(attempt, files, by_files=bool(pattern)):
+        if more and attempt.number:
+            why = f"restart.progress = {pattern!r} matches no new file" if pattern else "no attempt has reported a step"
+            say(f"attempt {attempt.number} starts without restart.argv: {why}")
         return {"TOOLKIT_RESTART": "0"}
     latest = max(files, key=lambda path: (_written_ns(path, files[path][0]), files[path]), default=None)
     newest = os.path.abspath(latest) if latest is not None else None  # noqa: PTH100
     variables = {"TOOLKIT_RESTART": "1"} | ({"TOOLKIT_LAST_PROGRESS": newest} if newest is not None else {})
-    more: Sequence[str] = restart.get("argv") or ()
     added = expanded(more, newest)
     if added:
         say(f"attempt {attempt.number} continues with {shlex.join(added)}")
