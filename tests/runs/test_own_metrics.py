@@ -167,3 +167,15 @@ for name in "own", "means":
     for path, name in (log, "means.jsonl"), (run.attempt(0).log_file(0), "own.jsonl"):
         (problem,) = (line for line in path.read_text().splitlines() if "Is a directory" in line)
         assert name in problem
+
+
+def test_a_program_that_starts_again_keeps_its_last_step_until_the_next_one(toolkit):
+    (toolkit.folder / "again.py").write_text(
+        "import os, sys, toolkit\nif os.environ['TOOLKIT_ATTEMPT'] == '1': sys.exit(4)\n"
+        "for n in range(4):\n    toolkit.record('loss', 6 - n)\n    toolkit.step(n)\nsys.exit(3)\n"
+    )
+    command = f"exec {sys.executable} {toolkit.folder}/again.py"
+    run = toolkit.submit(toolkit.job(command, name="again", more="[restart]\ncrashes = 1\n"))
+    toolkit("wait", run.run_id)
+    status = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert (status["attempts"], status["step"], status["loss"]) == (2, 3, 3.0)

@@ -289,7 +289,7 @@ def read_progress(files: RunFiles) -> Progress:
     """Return the last step and validation of a run; the step is None before the first attempt.
 
     The metrics may be ahead of the heartbeat, which is written at most once per second. An attempt without a step is at
-    the newest checkpoint.
+    the newest checkpoint, or at the newest metrics of a program whose checkpoints are its own.
     """
     attempt, metrics = files.folder.attempt, files.run.metrics
     if attempt is None:
@@ -302,6 +302,8 @@ def read_progress(files: RunFiles) -> Progress:
     ]
     known = [step for step in steps if step is not None]
     known = known or [step_of(path) for path in files.run.committed_checkpoints()[-1:]]
+    if newest is not None and newest.steps is None:  # of a program with its own loop and checkpoints
+        known = known or [newest.step]
     step = max(known, default=None)
     last = last_validation(metrics / "validation.jsonl")
     validation = last if last is not None and step is not None and last.step <= step else None
