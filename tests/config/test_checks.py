@@ -222,7 +222,8 @@ def test_a_possible_request(resolve, site, job, more):
 def test_a_short_walltime_moves_the_default_warning(resolve, site):
     job = resolve('account = "a"\ntime = "0:01:30"', site=site)
     assert (job.restart.warn_s, job.origin("restart.warn_s").layer) == (22, "derived")
-    assert resolve('account = "a"\ntime = "0:02:01"', site=site).restart.warn_s == 120
+    assert resolve('account = "a"\ntime = "0:03:00"', site=site).restart.warn_s == 45
+    assert resolve('account = "a"\ntime = "0:08:00"', site=site).restart.warn_s == 120
 
 
 def test_gpus_on_a_partition_without(tmp_path, resolve, site):

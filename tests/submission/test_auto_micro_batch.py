@@ -89,6 +89,6 @@ def test_ctrl_c_in_the_search_leaves_no_run(toolkit, terminal, job):
     while not list(toolkit.folder.glob("runs/job/*/trials/job/*/attempts/000/start.json")):
         window.until("")
     window.interrupt()
-    assert window.wait() == 130
+    assert window.wait(timeout_s=240) == 130  # a rank that has started has 120 s to save
     assert "search interrupted; removed run" in window.screen
     assert not list(toolkit.folder.rglob("record.json"))

@@ -72,8 +72,8 @@ class StepPatterns:
 
     def _drop(self, pattern: str, length: int) -> None:
         self._tell(
-            f"observe.step_line: {pattern!r} needed more than {1e3 * LIMIT_S:.0f} ms on a line of {length} characters, so it is no "
-            "longer searched; avoid nested repetitions such as (a+)+"
+            f"observe.step_line: {pattern!r} needed more than {1e3 * LIMIT_S:.0f} ms on a line of {length} characters, so it is not "
+            "searched any more; avoid nested repetitions such as (a+)+"
         )
         self.was_cut = True
         self._patterns = [one for one in self._patterns if one.pattern != pattern]

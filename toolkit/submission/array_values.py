@@ -64,7 +64,7 @@ class ArrayValues:
         return result
 
     def original(self, text: str) -> str:
-        """Return a text about a replaced command as it is in the script."""
+        """Return what is written of a replaced command, as it is in the script."""
         for replaced in reversed(self._originals):  # a command before its variables
             text = text.replace(replaced, self._originals[replaced])
         return text
