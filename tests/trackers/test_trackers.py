@@ -25,7 +25,9 @@ def main(world, config):
             log.write(TrainRecord(step, 5, loss, loss.hex(), 0.1, 1.0, step, step, 1.0, 1.0, utc_now(), attempt, 1))
             if (attempt, step) == (0, 3):
                 raise ValueError("a crash")
-    time.sleep(3)
+    files = lambda: [*world.run_dir.glob("trackers/*.json"), *world.run_dir.glob("slurm-*.out")]
+    while not any(os.environ["AWAITED"] in path.read_text() for path in files()):  # importing a package takes long
+        time.sleep(0.1)
 """
 LOSSES = [(1, 6.0), (2, 3.0), (3, 2.0), (3, 2.0), (4, math.nan), (5, 1.2)]  # the second attempt repeats step 3
 
@@ -36,7 +38,8 @@ def trains(toolkit, monkeypatch):
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a real store without a server
 
-    def submit(*trackers: str, **variables: str):
+    def submit(*trackers: str, awaited: str = "sent", **variables: str):
+        variables["AWAITED"] = awaited
         (toolkit.folder / "trains.py").write_text(TRAINS)
         job, lines = (
             toolkit.folder / "trains.toml",
@@ -111,12 +114,14 @@ def test_a_cancelled_run_tells_its_tracker_so(toolkit, wait_until, monkeypatch):
 
 
 def test_a_password_in_a_url_is_not_logged(trains):
-    _, log = trains("mlflow", MLFLOW_TRACKING_URI="http://me:hunter2secret@127.0.0.1:9")
+    _, log = trains("mlflow", awaited="does not accept", MLFLOW_TRACKING_URI="http://me:hunter2secret@127.0.0.1:9")
     assert "mlflow does not accept metrics" in log and "hunter2secret" not in log
 
 
 def test_a_dead_service_costs_the_run_nothing_and_receives_the_metrics_later(trains, toolkit, monkeypatch):
-    run, log = trains("mlflow", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_ALLOW_FILE_STORE="true")
+    run, log = trains(
+        "mlflow", awaited="does not accept", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_ALLOW_FILE_STORE="true"
+    )
     assert toolkit("wait", run.run_id).code == 0
     assert "mlflow does not accept metrics" in log and f"`toolkit metrics send {run.run_id}` sends the rest" in log
     assert toolkit("metrics", "send", run.run_id).code == 1
@@ -132,7 +137,7 @@ def test_a_dead_service_costs_the_run_nothing_and_receives_the_metrics_later(tra
 def test_a_tracker_that_is_not_installed_is_named_once(trains, toolkit):
     (toolkit.folder / "shadow").mkdir()
     (toolkit.folder / "shadow" / "wandb.py").write_text("raise ImportError('no module')\n")
-    run, log = trains("wandb", PYTHONPATH=str(toolkit.folder / "shadow"))
+    run, log = trains("wandb", awaited="is not installed", PYTHONPATH=str(toolkit.folder / "shadow"))
     assert toolkit("wait", run.run_id).code == 0
     assert log.count('wandb: wandb is not installed; fix: pip install "toolkit[wandb]"') == 1
     assert "starting it again" not in log
