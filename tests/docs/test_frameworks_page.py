@@ -1,4 +1,4 @@
-"""The loop of docs/frameworks.md, run as it stands there."""
+"""The loop of docs/frameworks.md, run unchanged."""
 
 from __future__ import annotations
 

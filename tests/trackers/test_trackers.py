@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from toolkit.rundir.claims import read_claim
+from toolkit.trackers.sender import LONGEST_REASON, reason_of
 
 TRAINS = """
 import os, time
@@ -116,6 +117,12 @@ def test_a_cancelled_run_tells_its_tracker_so(toolkit, wait_until, monkeypatch):
 def test_a_password_in_a_url_is_not_logged(trains):
     _, log = trains("mlflow", awaited="does not accept", MLFLOW_TRACKING_URI="http://me:hunter2secret@127.0.0.1:9")
     assert "mlflow does not accept metrics" in log and "hunter2secret" not in log
+
+
+def test_every_message_of_a_tracker_hides_addresses_and_secrets():
+    error = ValueError("https://me:pa:ss@host/api and http://host:5000/x failed with key-12345\nand more")
+    assert reason_of(error, ["key-12345"]) == "https://***@host/api and http://host:5000/x failed with ***"
+    assert "key" not in reason_of(ValueError("x" * (LONGEST_REASON - 3) + "key-12345"), ["key-12345"])
 
 
 def test_a_dead_service_costs_the_run_nothing_and_receives_the_metrics_later(trains, toolkit, monkeypatch):

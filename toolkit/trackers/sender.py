@@ -18,6 +18,7 @@ __all__ = ["PERIOD_S", "send_metrics"]
 
 PERIOD_S = 2.0
 LONGEST_PAUSE_S = 60.0  # after failures
+LONGEST_REASON = 200  # characters of an error of a package
 _TABLES = ("job", "train", "parallel", "args")
 
 
@@ -35,11 +36,12 @@ def send_metrics(
     """
     try:
         unsent = Unsent(run.metrics, run.trackers / f"{name}.json")
+        secrets = [os.environ[variable] for variable in job["env"].get("secrets") or () if variable in os.environ]
         described = Described(
-            run.run_id, run.job_name, parameters_of(job), run.trackers / name, unsent.kept, unsent.keep, is_live
-        )
-        secrets = [os.environ[one] for one in job["env"].get("secrets") or () if one in os.environ]
-        return Sender(name, described, unsent, secrets).send_all(states)
+            run.run_id, run.job_name, parameters_of(job), run.trackers / name, unsent.kept, unsent.keep, is_live,
+            lambda error: reason_of(error, secrets),
+        )  # fmt: skip
+        return Sender(name, described, unsent).send_all(states)
     except ToolkitError as error:
         say_beside(f"{name}: {error.message}; fix: {error.fix}")
         return GIVES_UP
@@ -48,8 +50,8 @@ def send_metrics(
 class Sender:
     """Sends to one tracker, which may not respond for any time."""
 
-    def __init__(self, name: str, run: Described, unsent: Unsent, secrets: list[str]) -> None:
-        self._name, self._run, self._unsent, self._secrets = name, run, unsent, secrets
+    def __init__(self, name: str, run: Described, unsent: Unsent) -> None:
+        self._name, self._run, self._unsent = name, run, unsent
         self._tracker: Tracker | None = None
         self._problem, self._pause_s, self._retry_at = "", PERIOD_S, 0.0
 
@@ -84,15 +86,20 @@ class Sender:
         self._tracker.send(rows)
 
     def _report(self, error: Exception, *, is_over: bool) -> None:
-        text = hide(str(error).strip().partition("\n")[0] or type(error).__name__, self._secrets)
-        text = re.sub(r"://[^/\s@]+@", "://***@", text)
+        text = self._run.reason_of(error)
         follows = "trying again; the run does not wait for it"
         if is_over:
             follows = f"`toolkit metrics send {self._run.run_id}` sends the rest"
         if is_over or text != self._problem:
-            say_beside(f"{self._name} does not accept metrics: {text[:160]}; {follows}")
+            say_beside(f"{self._name} does not accept metrics: {text}; {follows}")
         self._problem, self._pause_s = text, min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._retry_at = time.monotonic() + self._pause_s
+
+
+def reason_of(error: Exception, secrets: list[str]) -> str:
+    """Return the first line of an error without secrets: packages quote the address of a server with its password."""
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    return hide(re.sub(r"://[^/\s]+@", "://***@", text), secrets)[:LONGEST_REASON]  # a cut secret would not be found
 
 
 def parameters_of(job: Mapping[str, Any]) -> dict[str, Any]:

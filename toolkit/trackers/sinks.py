@@ -24,6 +24,7 @@ class Described:
     """The run: its names, its parameters, a folder for files of the tracker, and what the tracker kept of it so far.
 
     `keep` writes `kept` to its file. `is_live` is whether the run is active, so that a tracker may record offline.
+    `reason_of` returns what an error says, without secrets of the job.
     """
 
     run_id: str
@@ -33,6 +34,7 @@ class Described:
     kept: dict[str, Any]
     keep: Callable[[], None]
     is_live: bool
+    reason_of: Callable[[Exception], str]
 
 
 class Tracker(Protocol):
@@ -89,7 +91,7 @@ class Wandb:
             if not run.is_live:
                 raise
             say_beside(
-                f"wandb: recording offline, since its server cannot be used: {error}; send it with `wandb sync {run.folder}/wandb/offline-*`"
+                f"wandb: recording offline, since its server cannot be used: {run.reason_of(error)}; send it with `wandb sync {run.folder}/wandb/offline-*`"
             )
             self._run = wandb.init(**options, mode="offline")
         self._run.define_metric("*", step_metric="step")  # a resumed run repeats steps
@@ -137,7 +139,7 @@ class MLflow:
             try:
                 self._client.log_batch(created.info.run_id, params=values[at : at + 100])
             except MlflowException as error:  # metrics do not depend on parameters
-                say_beside(f"mlflow does not accept parameters: {str(error)[:160]}")
+                say_beside(f"mlflow does not accept parameters: {run.reason_of(error)}")
 
     def send(self, rows: list[Row]) -> None:
         metrics = [
