@@ -425,11 +425,10 @@ class AttemptWatch:
     def _has_asked_since(self) -> bool:
         """Return whether the last step in the heartbeat came after the stop request. It may be written a second later."""
         try:
-            beat = read_json_or_none(self.attempt.heartbeat) or {}
             asked_at = time.time() - (time.monotonic() - self._asked_at)
             # Rank 0 runs on the supervisor's node, with the same clock.
-            return datetime.fromisoformat(beat["time"]).timestamp() >= asked_at
-        except (ToolkitError, KeyError, TypeError, ValueError):  # a damaged heartbeat
+            return datetime.fromisoformat(self._heartbeat()["time"]).timestamp() >= asked_at
+        except (KeyError, TypeError, ValueError):  # a damaged heartbeat
             return self._beat_seen_at >= self._asked_at
 
     def _marked(self) -> dict[int, Path]:
